@@ -1,0 +1,137 @@
+"""Compare what was committed with what is in Kafka, in bounded memory whatever the size.
+
+Both streams go into a temporary SQLite database on disk, which vanishes when it is closed, and with the process if
+that is killed; window functions find the anomalies. What is held in memory is SQLite's page cache and a few examples,
+never something per record. Knows neither Kafka nor Postgres.
+
+A record is one id. Within a key, in one partition of one topic, ids must ascend: writers lock the key before they
+insert, and the sequence has CACHE 1.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from harvest_lib.audit import queries
+from harvest_lib.audit.records import CommittedRecord, ObservedRecord
+from harvest_lib.audit.report import AuditReport, Example, Explanation, LeaderStatistics
+
+_PAGE_CACHE_KIB = 16_384
+
+ANOMALIES = {
+    "pending": queries.PENDING,
+    "lost": queries.LOST,
+    "unknown": queries.UNKNOWN,
+    "wrong_keys": queries.WRONG_KEY,
+    "adjacent_duplicates": queries.ADJACENT_DUPLICATES,
+    "separated_duplicates": queries.SEPARATED_DUPLICATES,
+    "unexplained_duplicates": queries.UNEXPLAINED_DUPLICATES,
+    "reordered": queries.REORDERED,
+    "order_violations": queries.ORDER_VIOLATIONS,
+    "split_keys": queries.SPLIT_KEYS,
+}
+
+
+def audit(
+    committed: Iterable[CommittedRecord],
+    observed: Iterable[ObservedRecord],
+    *,
+    pending: Iterable[int] = (),
+    committed_again: Callable[[], Iterable[CommittedRecord]] | None = None,
+    purged_when_delivered: bool = False,
+    examples: int = 20,
+    show_keys: bool = False,
+    spill_directory: Path | None = None,
+) -> AuditReport:
+    """Read each stream once, in the order committed, pending, observed, and report how they differ.
+
+    `observed` must give each partition's records with their offsets; the order of the stream itself does not matter.
+    `pending` are the ids that still wait in the outbox. `committed_again` is asked once, and only when ids were found
+    that `committed` did not have: they may have been committed since. With `purged_when_delivered`, `committed` is an
+    outbox from which delivered rows are deleted: ids it does not have are counted as purged, not as unknown.
+    `examples` of each anomaly are kept. `spill_directory` is where the temporary database goes (default: the
+    system's folder for temporary files); it takes about 150 bytes a record.
+    """
+    with _temporary_database(spill_directory) as database:
+        database.executemany(queries.ADD_COMMITTED, committed)
+        database.executemany(queries.ADD_PENDING, ((record_id,) for record_id in pending))
+        database.executemany(queries.ADD_OBSERVED, observed)
+        database.execute(queries.INDEX_IDS)
+        database.execute(queries.INDEX_SEQUENCES)
+        if committed_again is not None and database.execute(queries.UNKNOWN).fetchone():
+            database.executemany(queries.ADD_ARRIVALS, committed_again())
+            database.execute(queries.KEEP_ARRIVALS_SEEN)
+        for statement in (queries.CREATE_STEPS, queries.INDEX_STEPS, queries.CREATE_COPIES, queries.INDEX_COPIES):
+            database.execute(statement)
+        return _report(database, examples=examples, show_keys=show_keys, purged_when_delivered=purged_when_delivered)
+
+
+def _report(
+    database: sqlite3.Connection, *, examples: int, show_keys: bool, purged_when_delivered: bool
+) -> AuditReport:
+    counts: dict[str, int] = {}
+    found: dict[str, tuple[Example, ...]] = {}
+    for name, query in ANOMALIES.items():
+        counts[name], kept = _count_and_keep(database, query, examples=examples, show_keys=show_keys)
+        if kept:
+            found[name] = kept
+    purged = 0
+    if purged_when_delivered:
+        purged, counts["unknown"] = counts["unknown"], 0
+        found.pop("unknown", None)
+    return AuditReport(
+        records=_number(database, queries.COUNT_RECORDS),
+        committed=_number(database, queries.COUNT_COMMITTED),
+        delivered=_number(database, queries.COUNT_DELIVERED),
+        foreign=_number(database, queries.COUNT_FOREIGN),
+        purged=purged,
+        duplicates=counts["adjacent_duplicates"] + counts["separated_duplicates"],
+        **counts,
+        explanations=tuple(
+            Explanation(old_leader=UUID(bytes=old), new_leader=UUID(bytes=new), count=count)
+            for old, new, count in database.execute(queries.EXPLANATIONS)
+        ),
+        leaders=tuple(
+            LeaderStatistics(leader=UUID(bytes=leader), records=records, first_ms=first_ms, last_ms=last_ms)
+            for leader, records, first_ms, last_ms in database.execute(queries.LEADERS)
+        ),
+        examples=found,
+    )
+
+
+def _count_and_keep(
+    database: sqlite3.Connection, query: str, *, examples: int, show_keys: bool
+) -> tuple[int, tuple[Example, ...]]:
+    """Run the query once: count its rows, keep the first few."""
+    count = 0
+    kept: list[Example] = []
+    for count, (topic, partition, offset, record_id, key) in enumerate(database.execute(query), start=1):  # noqa: B007
+        if len(kept) < examples:
+            shown = key.decode("utf-8", "backslashreplace") if show_keys and key is not None else None
+            kept.append(Example(id=record_id, topic=topic, partition=partition, offset=offset, key=shown))
+    return count, tuple(kept)
+
+
+def _number(database: sqlite3.Connection, query: str) -> int:
+    (number,) = database.execute(query).fetchone()
+    return int(number)
+
+
+@contextmanager
+def _temporary_database(directory: Path | None) -> Iterator[sqlite3.Connection]:
+    """Open a database without a name: SQLite unlinks its file as soon as it is made."""
+    database = sqlite3.connect("", isolation_level=None)
+    try:
+        if directory is not None:
+            database.execute(f"PRAGMA temp_store_directory = '{str(directory).replace(chr(39), chr(39) * 2)}'")
+        database.execute("PRAGMA temp_store = FILE")
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
+        database.executescript(queries.CREATE_TABLES)
+        database.execute("BEGIN")
+        yield database
+    finally:
+        database.close()

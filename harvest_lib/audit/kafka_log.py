@@ -1,0 +1,200 @@
+"""Read topics of Kafka once, each partition from its beginning to the end it had when the reading began.
+
+Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
+record, so a partition is done when a record at or past its end arrives or the broker says that its end is reached.
+What is held in memory is bounded by bytes: the client's queue, and one batch.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, Literal
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaError as ClientError
+
+from harvest_lib.audit.records import ObservedRecord
+from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
+from harvest_lib.provenance import HEADER_NAME, split
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+_REACH_TIMEOUT_SECONDS = 8.0
+_SILENCE_TIMEOUT_SECONDS = 20.0
+_BATCH_RECORDS = 2_000
+_BATCH_BYTES = 8 * 1024 * 1024
+_QUEUE_KIB = 8 * 1024
+_FETCH_BYTES = 256 * 1024
+
+_DENIED = {
+    ClientError._AUTHENTICATION,  # noqa: SLF001  (librdkafka's own codes begin with an underscore)
+    ClientError.SASL_AUTHENTICATION_FAILED,
+    ClientError.TOPIC_AUTHORIZATION_FAILED,
+    ClientError.GROUP_AUTHORIZATION_FAILED,
+    ClientError.CLUSTER_AUTHORIZATION_FAILED,
+}
+_INT64 = range(-(2**63), 2**63)
+
+
+def read_topics(
+    settings: Mapping[str, object],
+    topics: Sequence[str],
+    *,
+    isolation: Isolation = "read_committed",
+    id_header: str | None = None,
+) -> Iterator[list[ObservedRecord]]:
+    """Yield the records of `topics` in batches, each partition's in the order of its log.
+
+    `settings` are librdkafka's, `bootstrap.servers` among them. A record's id is the outbox id of its `harvest`
+    header, or else the integer written as text in the header `id_header`. Raises KafkaUnavailable
+    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, or ConfigError for a setting.
+    """
+    said: list[ClientError] = []
+    consumer = _consumer(settings, isolation, said)
+    try:
+        ends = _ends(consumer, topics)
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in ends])
+        yield from _read(consumer, ends, id_header)
+    except KafkaException as error:
+        raise _translate(error.args[0], said, settings) from error
+    finally:
+        consumer.close()
+
+
+def _consumer(settings: Mapping[str, object], isolation: Isolation, said: list[ClientError]) -> Consumer:
+    try:
+        return Consumer(
+            {
+                **settings,
+                "group.id": "harvest-audit",  # asked for by the client; no offset is ever committed under it
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "isolation.level": isolation,
+                "allow.auto.create.topics": False,
+                "queued.min.messages": _BATCH_RECORDS,  # of each partition; a queued record takes 1 KB beside itself
+                "queued.max.messages.kbytes": _QUEUE_KIB,
+                "fetch.queue.backoff.ms": 5,  # default 1000: 340,000 records took 70 s instead of 3 (seen)
+                "max.partition.fetch.bytes": _FETCH_BYTES,  # compressed: much more may come out of it
+                "error_cb": said.append,
+                "logger": logging.getLogger("harvest_lib.librdkafka"),
+            }
+        )
+    except KafkaException as error:
+        raise ConfigError(
+            f"librdkafka does not take the settings: {error.args[0].str()}",
+            field="baseKafkaConfig",
+            next_step="correct the setting that it names",
+        ) from error
+
+
+def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Return the end offset of every partition that is not empty."""
+    ends: dict[tuple[str, int], int] = {}
+    deadline = monotonic() + _REACH_TIMEOUT_SECONDS
+    for topic in dict.fromkeys(topics):
+        metadata = consumer.list_topics(topic, timeout=max(0.1, deadline - monotonic())).topics[topic]
+        if metadata.error is not None and metadata.error.code() == ClientError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(
+                f"the topic {topic!r} does not exist",
+                evidence=metadata.error.str(),
+                next_step="name a topic that the harvester delivers to with --topic",
+            )
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        for partition in metadata.partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_REACH_TIMEOUT_SECONDS)
+            if high > low:
+                ends[topic, partition] = high
+    return ends
+
+
+def _read(
+    consumer: Consumer, ends: Mapping[tuple[str, int], int], id_header: str | None
+) -> Iterator[list[ObservedRecord]]:
+    unfinished = set(ends)
+    batch_records = 10
+    heard = monotonic()
+    while unfinished:
+        messages: list[Any] = consumer.consume(batch_records, timeout=0.2)  # typed as if any field could be missing
+        if messages:
+            heard = monotonic()
+        elif monotonic() - heard > _SILENCE_TIMEOUT_SECONDS:
+            raise KafkaException(ClientError(ClientError._TIMED_OUT, "nothing came before the log's end"))  # noqa: SLF001
+        records: list[ObservedRecord] = []
+        size_bytes = 0
+        for message in messages:
+            place = message.topic(), message.partition()
+            error = message.error()
+            if error is not None:
+                if error.code() != ClientError._PARTITION_EOF:  # noqa: SLF001
+                    raise KafkaException(error)
+                _finish(consumer, unfinished, place)
+                continue
+            offset = message.offset()
+            end = ends[place]
+            if offset < end:
+                records.append(_observe(message, *place, offset, id_header))
+                size_bytes += len(message)
+            if offset >= end - 1:
+                _finish(consumer, unfinished, place)
+        if records:
+            yield records
+            mean_bytes = size_bytes / len(records)
+            batch_records = max(1, min(_BATCH_RECORDS, batch_records * 4, int(_BATCH_BYTES / (mean_bytes + 1))))
+
+
+def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[str, int]) -> None:
+    """Stop fetching a partition that is done, so that others' new records do not keep us."""
+    if place in unfinished:
+        unfinished.discard(place)
+        consumer.pause([TopicPartition(*place)])
+
+
+def _observe(message: Any, topic: str, partition: int, offset: int, id_header: str | None) -> ObservedRecord:
+    record_id: int | None = None
+    leader: bytes | None = None
+    for name, value in message.headers() or ():
+        if name == HEADER_NAME and value is not None:
+            try:
+                leader, outbox_id = split(value)
+            except ValueError:  # another program's header of the same name
+                continue
+            if id_header is None:
+                record_id = outbox_id
+        elif name == id_header:
+            record_id = _integer(value)
+    return ObservedRecord(topic, partition, offset, message.timestamp()[1], message.key(), record_id, leader)
+
+
+def _integer(text: bytes | None) -> int | None:
+    try:
+        number = int(text or b"")
+    except ValueError:
+        return None
+    return number if number in _INT64 else None
+
+
+def _translate(error: ClientError, said: Sequence[ClientError], settings: Mapping[str, object]) -> KafkaError:
+    """Say what a client's error means; what librdkafka said meanwhile tells why a call timed out."""
+    servers = settings.get("bootstrap.servers", "")
+    denied = next((each for each in (error, *said) if each.code() in _DENIED), None)
+    if denied is not None:
+        return KafkaAccessDenied(
+            f"Kafka at {servers} refused us",
+            evidence=denied.str(),
+            next_step="check the `sasl.*` and `ssl.*` settings, and the ACLs: an audit needs DESCRIBE and READ",
+        )
+    if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001
+        return KafkaError(
+            "the log was cut while it was read",
+            evidence=error.str(),
+            next_step="run the audit again; if it repeats, check the topic's retention",
+        )
+    last_words = [each.str() for each in said if each.code() != ClientError._ALL_BROKERS_DOWN][-1:]  # noqa: SLF001
+    return KafkaUnavailable(
+        f"Kafka at {servers} does not answer",
+        evidence="; ".join(dict.fromkeys([error.str(), *last_words])),
+        next_step="check that the brokers run, and `bootstrap.servers`",
+    )

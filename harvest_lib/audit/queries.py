@@ -1,0 +1,127 @@
+"""The SQL of the comparison (SQLite), one named query for each thing the audit tells.
+
+Each query of an anomaly returns rows of (topic, partition, offset, id, key), one row for each anomaly.
+"""
+
+CREATE_TABLES = """
+CREATE TABLE committed (id INTEGER PRIMARY KEY, key BLOB);
+CREATE TABLE pending (id INTEGER PRIMARY KEY);
+CREATE TABLE arrivals (id INTEGER PRIMARY KEY, key BLOB);
+CREATE TABLE observed (
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, timestamp_ms INTEGER NOT NULL,
+    key BLOB, id INTEGER, leader BLOB
+);
+"""
+
+ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?)"
+ADD_PENDING = "INSERT OR IGNORE INTO pending VALUES (?)"
+ADD_ARRIVALS = "INSERT OR IGNORE INTO arrivals VALUES (?, ?)"
+ADD_OBSERVED = "INSERT INTO observed VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+# Two sorts, done once: by id, and every key's sequence. The windows below read the second in its order.
+INDEX_IDS = "CREATE INDEX ids ON observed (id) WHERE id IS NOT NULL"
+INDEX_SEQUENCES = """
+CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id IS NOT NULL
+"""
+
+# What was committed while the audit read is known from a second look; only what Kafka already has counts.
+KEEP_ARRIVALS_SEEN = """
+INSERT OR IGNORE INTO committed
+SELECT id, key FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
+"""
+
+# Every record whose id is not above that of the record before it in its key's sequence: a step back, or a repeat.
+CREATE_STEPS = """
+CREATE TABLE steps AS
+SELECT * FROM (
+    SELECT
+        rowid AS record, topic, partition, offset, id, key,
+        lag(id) OVER (PARTITION BY topic, key, partition ORDER BY offset) AS id_before
+    FROM observed
+    WHERE id IS NOT NULL
+)
+WHERE id <= id_before
+"""
+INDEX_STEPS = "CREATE UNIQUE INDEX steps_by_record ON steps (record)"
+
+# All copies of every record that is in Kafka more than once, the first of each among them.
+# Explained: one term sent it, then another did. The same term twice, or no header on either: unexplained.
+CREATE_COPIES = """
+CREATE TABLE copies AS
+SELECT
+    record, topic, partition, offset, id, key, leader_before, leader, copy, copy_in_sequence,
+    leader IS NOT NULL AND leader_before IS NOT NULL AND copy_of_leader = 1 AS explained,
+    EXISTS (SELECT 1 FROM steps WHERE steps.record = numbered.record AND steps.id_before = steps.id) AS adjacent
+FROM (
+    SELECT
+        rowid AS record, topic, partition, offset, id, key, leader,
+        row_number() OVER in_log AS copy,
+        lag(leader) OVER in_log AS leader_before,
+        row_number() OVER (PARTITION BY id, leader ORDER BY topic, partition, offset) AS copy_of_leader,
+        row_number() OVER (PARTITION BY topic, key, partition, id ORDER BY offset) AS copy_in_sequence
+    FROM observed
+    WHERE id IN (SELECT id FROM observed WHERE id IS NOT NULL GROUP BY id HAVING count(*) > 1)
+    WINDOW in_log AS (PARTITION BY id ORDER BY topic, partition, offset)
+) AS numbered
+"""
+INDEX_COPIES = "CREATE UNIQUE INDEX copies_by_record ON copies (record)"
+
+LOST = """
+SELECT NULL, NULL, NULL, id, key FROM committed
+WHERE NOT EXISTS (SELECT 1 FROM observed WHERE observed.id = committed.id)
+  AND NOT EXISTS (SELECT 1 FROM pending WHERE pending.id = committed.id)
+"""
+PENDING = """
+SELECT NULL, NULL, NULL, id, NULL FROM pending
+WHERE NOT EXISTS (SELECT 1 FROM observed WHERE observed.id = pending.id)
+"""
+UNKNOWN = """
+SELECT topic, partition, offset, id, key FROM observed
+WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM committed WHERE committed.id = observed.id)
+GROUP BY id
+"""
+WRONG_KEY = """
+SELECT topic, partition, offset, observed.id, observed.key
+FROM observed NOT INDEXED JOIN committed ON committed.id = observed.id
+WHERE committed.key IS NOT NULL AND observed.key IS NOT committed.key
+"""
+ADJACENT_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE adjacent"
+SEPARATED_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE copy > 1 AND NOT adjacent"
+UNEXPLAINED_DUPLICATES = "SELECT topic, partition, offset, id, key FROM copies WHERE copy > 1 AND NOT explained"
+REORDERED = """
+SELECT topic, partition, offset, id, key FROM (
+    SELECT
+        topic, partition, offset, id, key,
+        lag(id) OVER (PARTITION BY topic, key, partition ORDER BY offset) AS id_before
+    FROM observed
+    WHERE id IS NOT NULL AND key IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM copies WHERE copies.record = observed.rowid AND copy_in_sequence > 1)
+)
+WHERE id < id_before
+"""
+ORDER_VIOLATIONS = "SELECT topic, partition, offset, id, key FROM steps WHERE id < id_before AND key IS NOT NULL"
+SPLIT_KEYS = """
+SELECT topic, partition, offset, id, key FROM observed
+WHERE id IS NOT NULL AND key IS NOT NULL
+GROUP BY topic, key HAVING min(partition) <> max(partition)
+"""
+
+COUNT_COMMITTED = "SELECT count(*) FROM committed"
+COUNT_DELIVERED = (
+    "SELECT count(*) FROM committed WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = committed.id)"
+)
+COUNT_FOREIGN = "SELECT count(*) FROM observed WHERE id IS NULL"
+COUNT_RECORDS = "SELECT count(*) FROM observed"
+
+EXPLANATIONS = """
+SELECT leader_before, leader, count(*) FROM copies
+WHERE copy > 1 AND explained
+GROUP BY leader_before, leader
+ORDER BY min(topic), min(partition), min(offset)
+"""
+LEADERS = """
+SELECT leader, count(*), min(timestamp_ms), max(timestamp_ms) FROM observed
+WHERE leader IS NOT NULL
+GROUP BY leader
+ORDER BY 3, 1
+"""

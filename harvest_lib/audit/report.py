@@ -1,0 +1,121 @@
+"""What an audit found: numbers, a few examples of each anomaly, and what each term sent.
+
+A report never holds a value, and holds keys only when they were asked for: keys may be personal data.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """Where one anomaly is. A record that is not in Kafka (lost, pending) has no place there."""
+
+    id: int
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """`count` records were in Kafka from `old_leader` when `new_leader`, a later term, sent them again."""
+
+    old_leader: UUID
+    new_leader: UUID
+    count: int
+
+    def __str__(self) -> str:
+        records = "record" if self.count == 1 else "records"
+        return f"{self.count} {records} sent by leader {self.old_leader}, again by leader {self.new_leader}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderStatistics:
+    """What one term has in Kafka, and the first and last timestamp of it (Kafka's, milliseconds)."""
+
+    leader: UUID
+    records: int
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """The answer to: of what was committed, what is in Kafka?
+
+    `records == delivered + purged + unknown + duplicates + foreign`, and `committed == delivered + lost` plus those
+    committed that are `pending`.
+    """
+
+    records: int
+    """Records in Kafka, of any kind."""
+    committed: int
+    delivered: int
+    """Committed records that are in Kafka, each counted once."""
+    pending: int
+    """Records that wait in the outbox and are not in Kafka yet."""
+    lost: int
+    """Committed records that neither are in Kafka nor wait in the outbox."""
+    unknown: int
+    """Ids in Kafka that were never committed."""
+    purged: int
+    """Ids in Kafka that the outbox no longer has, where the outbox itself is all that is known of what committed."""
+    foreign: int
+    """Records in Kafka without an id: another program's."""
+    wrong_keys: int
+    """Records in Kafka under another key than was committed."""
+    duplicates: int
+    adjacent_duplicates: int
+    """Copies that directly follow the same record in their key's sequence."""
+    separated_duplicates: int
+    """Copies with other records of their key between."""
+    unexplained_duplicates: int
+    """Copies sent twice by one term, or without a header that says who sent them."""
+    reordered: int
+    """Steps back among the first occurrences of a key's records."""
+    order_violations: int
+    """Steps back of a key in the order of the log, repeats included."""
+    split_keys: int
+    """Keys whose records are in several partitions of one topic, so that they have no order."""
+    explanations: tuple[Explanation, ...] = ()
+    leaders: tuple[LeaderStatistics, ...] = ()
+    """In order of their first record."""
+    examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    """The first few of each anomaly, by the name of its count; anomalies that were not found are not there."""
+
+    @property
+    def explained_duplicates(self) -> int:
+        """Copies that one term sent after another had: in flight when that term ended."""
+        return self.duplicates - self.unexplained_duplicates
+
+    @property
+    def ok(self) -> bool:
+        """Whether every count that must be zero is."""
+        return not any(getattr(self, name) for name in MUST_BE_ZERO)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as values that `json.dumps` takes."""
+        document = asdict(self)
+        for group in ("explanations", "leaders"):
+            document[group] = [
+                {name: str(value) if isinstance(value, UUID) else value for name, value in entry.items()}
+                for entry in document[group]
+            ]
+        document["examples"] = {name: list(found) for name, found in document["examples"].items()}
+        return {"ok": self.ok, "explained_duplicates": self.explained_duplicates, **document}
+
+
+MUST_BE_ZERO = (
+    "lost",
+    "unknown",
+    "wrong_keys",
+    "unexplained_duplicates",
+    "reordered",
+    "order_violations",
+    "split_keys",
+)
+"""The counts of an `AuditReport` that make it not `ok`."""

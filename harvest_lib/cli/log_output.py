@@ -1,0 +1,37 @@
+"""How the command line writes its log: through structlog, to standard error, as lines for people or JSON."""
+
+import enum
+import logging
+import sys
+
+import structlog
+
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.ExtraAdder(),
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+
+class LogFormat(enum.StrEnum):
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def configure_logging(log_format: LogFormat, level: str) -> None:
+    """Send every record of the standard library's logging to standard error."""
+    renderer: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if log_format is LogFormat.JSON
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=24)]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_SHARED,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,26 @@
+"""Options that several commands share, and how they become a configuration."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harvest_lib.config import HarvestConfig, ReaperFile, load
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "--file", "-f", help="YAML, goharvest's reaper.yaml included. Without it: HARVEST_* variables."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def configuration(path: Path | None, *, elects: bool = False) -> ReaperFile:
+    """Read the configuration from a file, or from the environment alone.
+
+    A command that stands in no election (`elects` false) needs no leader group.
+    """
+    if path is not None:
+        return load(path)
+    return ReaperFile(harvest=HarvestConfig() if elects else HarvestConfig(leadership="solo"))

@@ -1,0 +1,47 @@
+"""`harvest run`: goharvest's reaper. One process of a pool, until it is told to stop."""
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from harvest_lib.cli.log_output import LogFormat, configure_logging
+from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
+
+
+def run(
+    config: ConfigFile = None,
+    log_format: Annotated[LogFormat, typer.Option(help="console for people, json for machines.")] = LogFormat.CONSOLE,
+    log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
+) -> None:
+    """Harvest until SIGTERM or Ctrl-C; then let what is in flight land, and hand leadership over.
+
+    Start as many as you like, on as many machines: one of them works, the others stand by.
+
+    Examples:
+
+      harvest run -f reaper.yaml
+
+      harvest run -f reaper.yaml --log-format json --log-level debug
+
+      HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
+    """
+    settings = configuration(config, elects=True)
+    configure_logging(log_format, log_level or settings.logging_level)
+    harvest = Harvest(settings.harvest)
+    if drain:
+        done = harvest.drain()
+        typer.echo(f"{done.records} records in {done.seconds:.1f} s")
+        return
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    harvest.start()
+    # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
+    while not stop.is_set() and not harvest.await_stopped(0.2):
+        pass
+    harvest.stop()
+    harvest.await_stopped(STOP_TIMEOUT_SECONDS)

@@ -1,0 +1,129 @@
+"""`harvest status`: what waits, for how long, who leads, and how fast it goes."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, translated
+from harvest_lib.kafka_client import client_settings
+from harvest_lib.outbox import OutboxTable
+
+_PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
+_GROUP_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One look. `leader` is the client id and host of the group member that owns partition 0, None when nobody does."""
+
+    table: str
+    backlog_records: int
+    oldest_age_seconds: float
+    marked_records: int
+    leader: str | None
+    members: int
+    records_per_second: float
+
+
+def status(
+    config: ConfigFile = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show backlog, age of the oldest record, leader and delivery rate (looks twice, one second apart).
+
+    Examples:
+
+      harvest status -f reaper.yaml
+
+      harvest status -f reaper.yaml --watch
+
+      harvest status -f reaper.yaml --json | jq .backlog_records
+    """
+    harvest = configuration(config).harvest
+    table = OutboxTable.parse(harvest.outbox_table)
+    with connect(harvest.data_source.conninfo()) as connection:
+        table.check(connection)
+        look = _Look(connection, table, harvest)
+        if not watch:
+            current = look.next()
+            if as_json:
+                typer.echo(json.dumps(asdict(current)))
+            else:
+                Console().print(_rendered(current))
+        elif as_json:
+            while True:
+                typer.echo(json.dumps(asdict(look.next())))
+        else:
+            with Live(refresh_per_second=4) as live:
+                while True:
+                    live.update(_rendered(look.next()))
+
+
+class _Look:
+    """Look at an outbox every second; the rate is what was purged since the last look."""
+
+    def __init__(self, connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig) -> None:
+        self._connection = connection
+        self._table = table
+        self._config = config
+        self._purged, self._at = self._count_purged(), time.monotonic()
+
+    def next(self) -> Status:
+        time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
+        purged, at = self._count_purged(), time.monotonic()
+        rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
+        backlog = self._table.backlog(self._connection)
+        leader, members = _leader(self._config)
+        return Status(
+            table=str(self._table),
+            backlog_records=backlog.records,
+            oldest_age_seconds=round(backlog.oldest_age_seconds, 3),
+            marked_records=backlog.marked,
+            leader=leader,
+            members=members,
+            records_per_second=round(max(0.0, rate), 1),
+        )
+
+    def _count_purged(self) -> int:
+        with translated():
+            row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+
+def _leader(config: HarvestConfig) -> tuple[str | None, int]:
+    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many stand by."""
+    if config.leadership == "solo":
+        return None, 0
+    admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
+    group = config.leader_group_id
+    try:
+        description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
+    except KafkaException:
+        return None, 0
+    for member in description.members:
+        for owned in member.assignment.topic_partitions:
+            if owned.topic == config.leader_topic and owned.partition == 0:
+                return f"{member.client_id}@{member.host.lstrip('/')}", len(description.members)
+    return None, len(description.members)
+
+
+def _rendered(status: Status) -> Table:
+    grid = Table(title=f"outbox {status.table}", show_header=False)
+    grid.add_row("backlog", f"{status.backlog_records:,} records, {status.marked_records:,} of them marked")
+    grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
+    grid.add_row("leader", status.leader or "[yellow]nobody[/]")
+    grid.add_row("pool", f"{status.members} processes")
+    grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
+    return grid

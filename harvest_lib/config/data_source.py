@@ -1,0 +1,245 @@
+"""Where Postgres is: goharvest's `dataSource`, read by lib/pq's rules, handed on to libpq.
+
+Both spellings are read: `key=value` pairs (spaces around `=` allowed, values with spaces in single quotes, a backslash
+takes the next character as it is) and `postgres://` URLs. One rule is ours. lib/pq, like libpq, skips spaces after `=`,
+so it reads the default in goharvest's documentation, `password= dbname=postgres`, as the password `dbname=postgres`.
+Here a word after such spaces that begins with a connection keyword and `=` ends an empty value: that text has no
+password and the database `postgres`, while `user = bob` is still bob. A value that looks so has to be quoted.
+
+As in lib/pq, a name that is no connection keyword is a run-time parameter of the session (`search_path=billing`).
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from harvest_lib.errors import ConfigError
+
+_SHOWN_KEYWORDS = (
+    "host hostaddr port dbname user service passfile sslmode sslnegotiation sslcert sslkey sslcertmode sslrootcert"
+    " sslcrl sslcrldir sslsni sslcompression sslkeylogfile channel_binding connect_timeout client_encoding"
+    " application_name fallback_application_name keepalives keepalives_idle keepalives_interval keepalives_count"
+    " tcp_user_timeout requirepeer require_auth min_protocol_version max_protocol_version ssl_min_protocol_version"
+    " ssl_max_protocol_version gssencmode krbsrvname gsslib gssdelegation replication target_session_attrs"
+    " load_balance_hosts oauth_issuer oauth_client_id oauth_scope"
+)
+_SHOWN = frozenset(_SHOWN_KEYWORDS.split())
+_HIDDEN = frozenset(
+    {"password", "sslpassword", "options", "scram_client_key", "scram_server_key", "oauth_client_secret"}
+)
+_DROPPED = frozenset({"binary_parameters", "disable_prepared_binary_result"})
+"""How lib/pq sends its queries; psycopg decides that by itself."""
+_REFUSED = {
+    "sslinline": "name files with `sslcert`, `sslkey` and `sslrootcert`: libpq reads certificates from files only",
+    "krbspn": "set `krbsrvname`, from which libpq makes the principal",
+}
+_KEYWORDS = _SHOWN | _HIDDEN | _DROPPED | _REFUSED.keys()
+
+_NAME = re.compile(r"[^\s=]*")
+_NEXT_PAIR = re.compile(r"(" + "|".join(sorted(_KEYWORDS, key=len, reverse=True)) + r")\s*=")
+_RUN_TIME_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
+_QUOTE_IT = "put a value with spaces in single quotes, with a backslash before each ' and \\ in it"
+
+
+class DataSource:
+    """How to connect to Postgres. Its text form never shows a password; `conninfo()` does.
+
+    Connects for writing (`target_session_attrs=read-write`) and under the name `harvest`, unless told otherwise.
+    """
+
+    __slots__ = ("_parameters",)
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = dict(parameters)
+
+    @classmethod
+    def parse(cls, text: str, *, lib_pq_defaults: bool = False) -> "DataSource":
+        """Read a data source.
+
+        `lib_pq_defaults` completes it as goharvest would: host localhost, port 5432, sslmode require (each unless the
+        environment variable that libpq has for it is set); without it, what is missing is libpq's business.
+        Raises ConfigError.
+        """
+        if "\0" in text:
+            raise _error("contains a NUL character", "remove it")
+        given = _parse_url(text) if re.match(r"postgres(ql)?://", text) else _parse_pairs(text)
+        parameters: dict[str, str] = {}
+        run_time = []
+        for name, value in given.items():
+            if name in _REFUSED:
+                raise _error(f"has `{name}`, which has no counterpart in libpq", _REFUSED[name])
+            if name in _SHOWN | _HIDDEN:
+                parameters[name] = value
+            elif name not in _DROPPED:
+                run_time.append(_run_time_option(name, value))
+        if run_time:
+            parameters["options"] = " ".join([*filter(None, [parameters.get("options")]), *run_time])
+        if lib_pq_defaults:
+            _complete_as_lib_pq(parameters)
+        if not os.environ.get("PGTARGETSESSIONATTRS"):
+            parameters.setdefault("target_session_attrs", "read-write")
+        parameters.setdefault("fallback_application_name", "harvest")
+        source = cls(parameters)
+        source._check()
+        return source
+
+    def conninfo(self) -> str:
+        """Return the connection string for `psycopg.connect`, password in clear."""
+        return make_conninfo("", **self._parameters)
+
+    def __str__(self) -> str:
+        shown = {name: value if name in _SHOWN else "***" for name, value in self._parameters.items() if value}
+        return make_conninfo("", **shown)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._parameters == other._parameters if isinstance(other, DataSource) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._parameters.items()))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validated, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def _validated(cls, value: object) -> "DataSource":
+        if isinstance(value, DataSource):
+            return value
+        if not isinstance(value, str):
+            raise PydanticCustomError("string_type", "not text")
+        try:
+            return cls.parse(value)
+        except ConfigError as error:
+            context = {"message": complaint(error), "remedy": error.next_step}
+        raise PydanticCustomError("harvest", "{message}", context)
+
+    def _check(self) -> None:
+        if not re.fullmatch(r"[0-9,]*", self._parameters.get("port", "")):
+            raise _error("has a port that is not a number", _QUOTE_IT + ", or percent-encode it in a URL")
+        try:
+            self.conninfo()
+        except (psycopg.Error, UnicodeError, ValueError):
+            refused = True  # libpq's words are not repeated: they quote the text
+        else:
+            refused = False
+        if refused:
+            raise _error("uses a connection keyword that this libpq does not know", "remove it, or use a newer libpq")
+
+
+def _parse_pairs(text: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    position = _skip_spaces(text, 0)
+    while position < len(text):
+        name = _NAME.match(text, position)
+        start, position = position, _skip_spaces(text, name.end() if name else position)
+        if not name or not name[0]:
+            raise _error(f"has a `=` without a name before it, at character {start + 1}", _QUOTE_IT)
+        if text[position : position + 1] != "=":
+            raise _error(f"has a word without `=` after it, at character {start + 1}", _QUOTE_IT)
+        value_at = _skip_spaces(text, position + 1)
+        if value_at > position + 1 and _NEXT_PAIR.match(text, value_at):
+            value, position = "", value_at
+        elif text[value_at : value_at + 1] == "'":
+            value, position = _quoted(text, value_at + 1)
+        else:
+            value, position = _unquoted(text, value_at)
+        pairs[name[0]] = value
+        position = _skip_spaces(text, position)
+    return pairs
+
+
+def _skip_spaces(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _quoted(text: str, position: int) -> tuple[str, int]:
+    start = position
+    value: list[str] = []
+    while position < len(text):
+        if text[position] == "'":
+            return "".join(value), position + 1
+        position += text[position] == "\\"
+        value.append(text[position : position + 1])
+        position += 1
+    raise _error(f"has a quote that does not end, at character {start}", "end the value with a single quote")
+
+
+def _unquoted(text: str, position: int) -> tuple[str, int]:
+    value: list[str] = []
+    while position < len(text) and not text[position].isspace():
+        if text[position] == "\\":
+            position += 1
+            if position == len(text):
+                raise _error("ends with a backslash that has nothing to protect", "write `\\\\` for a backslash")
+        value.append(text[position])
+        position += 1
+    return "".join(value), position
+
+
+def _parse_url(text: str) -> dict[str, str]:
+    base, _, query = text.partition("?")
+    scheme, _, rest = base.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    # With a bare / or ? in a password, the rest of it would pass for a database or a setting.
+    malformed = not at and "@" in path + query
+    try:
+        # A bare @ in a password is one for lib/pq; for libpq it would begin the host.
+        base = f"{scheme}://{user.replace('@', '%40')}{at}{host}{slash}{path}"
+        parameters = {name: str(value) for name, value in conninfo_to_dict(base).items()}
+        parameters |= dict(parse_qsl(query, strict_parsing=bool(query), errors="strict"))
+    except (psycopg.Error, ValueError):
+        malformed = True  # no exception of theirs goes on: they quote the text, password included
+    if malformed:
+        raise _error(
+            "is not a URL that libpq understands",
+            "write postgres://user:password@host:5432/dbname?sslmode=require, special characters percent-encoded",
+        )
+    return parameters
+
+
+def _run_time_option(name: str, value: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _KEYWORDS, n=1, cutoff=0.8)
+    if near:
+        raise _error("has a name that is no connection keyword", f"did you mean `{near[0]}`? {_QUOTE_IT}")
+    if not _RUN_TIME_PARAMETER.fullmatch(name):
+        raise _error("has a name that is neither a connection keyword nor a run-time parameter", _QUOTE_IT)
+    escaped = re.sub(r"([\s\\])", r"\\\1", value)
+    return f"-c {name}={escaped}"
+
+
+def _complete_as_lib_pq(parameters: dict[str, str]) -> None:
+    if "service" in parameters:
+        return  # the service's own values, which only libpq can read, come before any default
+    defaults = {"host": "localhost", "port": "5432", "sslmode": "require"}
+    if parameters.get("hostaddr") or os.environ.get("PGHOSTADDR"):
+        del defaults["host"]
+    for name, default in defaults.items():
+        if not parameters.get(name) and not os.environ.get(f"PG{name.upper()}"):
+            parameters[name] = default
+
+
+_SUBJECT = "`dataSource` "
+
+
+def complaint(error: ConfigError) -> str:
+    """Return what `DataSource.parse` complained of, without its subject."""
+    return error.cause.removeprefix(_SUBJECT)
+
+
+def _error(message: str, remedy: str) -> ConfigError:
+    return ConfigError(_SUBJECT + message, field="dataSource", next_step=remedy)

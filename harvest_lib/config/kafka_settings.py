@@ -1,0 +1,193 @@
+"""Raw librdkafka settings: passed through as they are, except those on which a promise of ours rests.
+
+Reading a value (`settings["sasl.password"]`) gives it in clear, as a client needs it. Every form for people (`repr`,
+`str`, `redacted()`, a model's dump) hides what is or may be a secret.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from harvest_lib.config.problems import Problem, raise_in_validator
+
+HIDDEN = "***"
+
+SESSION_TIMEOUT = "session.timeout.ms"
+DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
+TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
+"""Settings that our own, checked ones stand for; clients get those."""
+
+_SECRET_WORDS = re.compile(r"password|passphrase|secret|token|private|credential|key\.pem|ssl_key", re.IGNORECASE)
+_SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.kerberos.kinit.cmd"})
+_SECRET_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_ALIASES = {"metadata.broker.list": "bootstrap.servers"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """Settings that keep one of the `allowed` values (any value breaks the promise if there are none)."""
+
+    names: tuple[str, ...]
+    allowed: frozenset[str] = frozenset()
+    promise: str
+    remedy: str = "remove it"
+
+
+_KEPT = (
+    _Kept(
+        names=("group.id",),
+        promise="all processes of a pool stand in one election, by the name `leaderGroupID`",
+        remedy="set `leaderGroupID` instead",
+    ),
+    _Kept(
+        names=("enable.auto.commit",),
+        promise="the leader topic's offsets belong to the election",
+    ),
+    _Kept(
+        names=("auto.offset.reset",),
+        promise="a leader hears only heartbeats of its own term, so the leader topic is read from its end",
+    ),
+    _Kept(
+        names=("group.protocol",),
+        allowed=frozenset({"classic"}),
+        promise="the session timeout that a leader fences itself by is the client's, as in the classic protocol",
+    ),
+    _Kept(
+        names=("group.instance.id",),
+        promise="leadership passes on at once when a process leaves; a static member keeps it until its session ends",
+    ),
+    _Kept(
+        names=("acks", "request.required.acks"),
+        allowed=frozenset({"all", "-1"}),
+        promise="a record is purged only when every in-sync replica has it",
+        remedy="remove it, or set `all`",
+    ),
+    _Kept(
+        names=("enable.idempotence",),
+        allowed=frozenset({"true", "1", "t"}),
+        promise="the producer's own retries neither repeat nor reorder records",
+    ),
+    _Kept(
+        names=("max.in.flight", "max.in.flight.requests.per.connection"),
+        allowed=frozenset("12345"),
+        promise="an idempotent producer keeps order with at most 5 requests in flight",
+        remedy="set 5 or less",
+    ),
+    _Kept(
+        names=("transactional.id",),
+        promise="this delivery commits no transactions, so records of one would never become visible",
+    ),
+    _Kept(
+        names=("enable.gapless.guarantee",),
+        allowed=frozenset({"false", "0", "f"}),
+        promise="one failed record is sent again by itself and does not end the producer",
+    ),
+    _Kept(
+        names=("delivery.report.only.error",),
+        allowed=frozenset({"false", "0", "f"}),
+        promise="a record is purged when it is reported delivered",
+    ),
+    _Kept(
+        names=("dr_cb", "dr_msg_cb", "on_delivery"),
+        promise="delivery reports come to the harvester, which purges or resets by them",
+        remedy="remove it, and set an event handler on the harvester",
+    ),
+    _Kept(
+        names=("allow.auto.create.topics",),
+        allowed=frozenset({"false", "0", "f"}),
+        promise="a misspelled topic is an error, not a new topic that nobody reads",
+        remedy="remove it, and create the topics beforehand",
+    ),
+)
+_KEPT_BY_NAME = {name: kept for kept in _KEPT for name in kept.names}
+
+
+class KafkaSettings(Mapping[str, object]):
+    """Settings of librdkafka by its own names. Values are text, numbers, truth values or, from Python, callables."""
+
+    __slots__ = ("_settings",)
+
+    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+        self._settings = dict(settings or {})
+
+    def __getitem__(self, name: str) -> object:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._settings))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.redacted()!r})"
+
+    def redacted(self) -> dict[str, object]:
+        """Return the settings with every value hidden that is or may be a secret."""
+        return {name: _shown(name, value) for name, value in self._settings.items()}
+
+    def milliseconds(self, name: str) -> float | None:
+        """Return a setting given in milliseconds as seconds, or None if it is not set."""
+        value = self._settings.get(name)
+        return None if value is None else int(str(value)) / 1000
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validated, serialization=core_schema.plain_serializer_function_ser_schema(cls.redacted)
+        )
+
+    @classmethod
+    def _validated(cls, value: object) -> "KafkaSettings":
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("dict_type", "not a mapping")
+        settings = canonical(value)
+        raise_in_validator(cls.__name__, [problem for name, each in settings.items() for problem in _check(name, each)])
+        return cls(settings)
+
+
+def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
+    """Return settings with one name where librdkafka has two for what we read and merge."""
+    return {_ALIASES.get(name, name): value for name, value in settings.items()}
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a setting's value has to be hidden by its name alone."""
+    return name in _SECRET_NAMES or _SECRET_WORDS.search(name) is not None
+
+
+def _shown(name: str, value: object) -> object:
+    if is_secret(name) or (isinstance(value, str) and _SECRET_IN_URL.search(value)):
+        return HIDDEN
+    return value if isinstance(value, str | int | float | bool) else f"<{type(value).__name__}>"
+
+
+def _check(name: object, value: object) -> Iterator[Problem]:
+    if not isinstance(name, str) or not name:
+        yield Problem(path=(), message="has a name that is not text", remedy="write librdkafka's names, in quotes")
+        return
+    if name.startswith("go."):
+        remedy = "remove it: it steers confluent-kafka-go, goharvest's client, and means nothing to librdkafka itself"
+        yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
+    elif value is None:
+        yield Problem(path=(name,), message="has no value", remedy="write a value, or remove it")
+    elif name != "logger" and not callable(value) and not isinstance(value, str | int | float | bool):
+        remedy = "write one value; librdkafka's settings are flat, also those for topics"
+        yield Problem(path=(name,), message="is not text, a number, true or false", remedy=remedy)
+    elif name in _KEPT_BY_NAME:
+        kept = _KEPT_BY_NAME[name]
+        if str(value).strip().lower() not in kept.allowed:
+            yield Problem(path=(name,), message=f"must not be changed: {kept.promise}", remedy=kept.remedy)
+    elif name in TRANSLATED and not _is_milliseconds(value, least=1 if name == SESSION_TIMEOUT else 0):
+        yield Problem(path=(name,), message="must be a whole number of milliseconds", remedy="write digits only")
+
+
+def _is_milliseconds(value: object, *, least: int) -> bool:
+    text = str(value)
+    return not isinstance(value, bool) and text.isascii() and text.isdigit() and len(text) <= 10 and int(text) >= least  # noqa: PLR2004 - an int32 has 10 digits

@@ -1,0 +1,156 @@
+"""goharvest's limits: how long, how many, how often. Checked one by one and against each other."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from harvest_lib.config.durations import SPELLING, format_duration, to_seconds
+from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
+from harvest_lib.config.report import config_error
+from harvest_lib.config.spelling import goharvest_name, to_field_names
+
+_SHORTEST_SECONDS = 0.001
+
+
+def _seconds(value: object) -> float:
+    try:
+        return to_seconds(value)
+    except ValueError as error:
+        context = {"message": str(error), "remedy": SPELLING}
+        raise PydanticCustomError("harvest", "{message}", context) from None
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):  # which pydantic would take for 0 or 1
+        raise PydanticCustomError("int_type", "not a whole number")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+"""Seconds; also understands a timedelta and Go's spelling, `1m30s`."""
+Count = Annotated[int, BeforeValidator(_no_truth_value)]
+
+
+class Limits(BaseModel):
+    """Limits of the harvest.
+
+    In a file a duration carries its unit (`pollDuration: 1ms`); in Python it is seconds, a timedelta, or that text.
+    Raises ConfigError with everything that is wrong.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        alias_generator=AliasGenerator(serialization_alias=goharvest_name),
+    )
+
+    io_error_backoff_seconds: Seconds = Field(default=0.5, ge=0)
+    """`ioErrorBackoff`: pause after an I/O error before the next attempt. Default 500ms."""
+    poll_duration_seconds: Seconds = Field(default=0.001, ge=_SHORTEST_SECONDS)
+    """`pollDuration`: how long one poll of the leader topic waits for a message. Default 1ms."""
+    min_poll_interval_seconds: Seconds = Field(default=0.1, ge=_SHORTEST_SECONDS)
+    """`minPollInterval`: the leader topic is polled no more often than this. Default 100ms."""
+    heartbeat_timeout_seconds: Seconds = Field(default=5.0, ge=_SHORTEST_SECONDS)
+    """`heartbeatTimeout`, also `receiveDeadline`: a leader that has not heard itself for so long fences itself.
+    Default 5s."""
+    max_poll_interval_seconds: Seconds = Field(
+        default_factory=lambda checked: checked["heartbeat_timeout_seconds"] / 2, ge=_SHORTEST_SECONDS
+    )
+    """`maxPollInterval`: the leader topic is polled at least this often, busy or not.
+    Default half of `heartbeatTimeout`."""
+    queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
+    """`queueTimeout`: how long a marked record may wait to be sent before its batch is given up and marked again.
+    Default 30s."""
+    drain_interval_seconds: Seconds = Field(
+        default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
+        ge=_SHORTEST_SECONDS,
+    )
+    """`drainInterval`: how long one wait for records in flight lasts before other duties are looked after.
+    Default the lesser of `maxPollInterval` and `queueTimeout`."""
+    mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
+    """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
+    max_in_flight_records: Count = Field(default=1000, ge=1)
+    """`maxInFlightRecords`: records sent and not reported yet. Default 1000."""
+    send_concurrency: Count = Field(default=8, ge=1)
+    """`sendConcurrency`: lanes of the send path, each with a producer. Default 8."""
+    send_buffer: Count = Field(default=10, ge=0)
+    """`sendBuffer`: records that may wait in front of one lane. Default 10."""
+    mark_query_records: Count = Field(default=100, ge=1)
+    """`markQueryRecords`: records marked by one query. Default 100."""
+    min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
+    """`minMetricsInterval`: MeterRead is emitted no more often than this. Default 5s."""
+
+    def __init__(self, **values: Any) -> None:
+        failure = None
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            failure = config_error(problems_of(error), Origins())
+        if failure is not None:  # outside, so that pydantic's error and the values it carries are no context of ours
+            raise failure
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse; pydantic's own refusal would show the value."""
+        raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
+
+    @classmethod
+    def checked(cls, values: Mapping[Any, Any]) -> Self:
+        """Make limits inside another model's validator: pydantic's own error, which that model merges with others."""
+        limits = cls.__new__(cls)
+        BaseModel.__init__(limits, **values)
+        return limits
+
+    @model_validator(mode="before")
+    @classmethod
+    def _either_spelling(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        renamed, problems = to_field_names(cls, values)
+        if problems:
+            # What is known is checked now, or it would stay unchecked until these are corrected.
+            try:
+                cls.checked(renamed)
+            except ValidationError as error:
+                problems += problems_of(error)
+        raise_in_validator(cls.__name__, problems)
+        return renamed
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        def problem(field: str, message: str, remedy: str) -> Problem:
+            return Problem(path=(field,), message=message, remedy=remedy)
+
+        longest, shortest = self.max_poll_interval_seconds, self.min_poll_interval_seconds
+        deadline = self.heartbeat_timeout_seconds
+        problems = []
+        if longest < shortest:
+            problems.append(
+                problem(
+                    "max_poll_interval_seconds",
+                    f"is {format_duration(longest)}, less than `minPollInterval` ({format_duration(shortest)})",
+                    "raise `maxPollInterval` (by default half of `heartbeatTimeout`) or lower `minPollInterval`",
+                )
+            )
+        if longest >= deadline:
+            problems.append(
+                problem(
+                    "max_poll_interval_seconds",
+                    f"is {format_duration(longest)}, so that a healthy leader would miss its `heartbeatTimeout` "
+                    f"({format_duration(deadline)}) and fence itself",
+                    "set it below `heartbeatTimeout`, or leave it out (half of `heartbeatTimeout`)",
+                )
+            )
+        if self.poll_duration_seconds >= deadline:
+            problems.append(
+                problem(
+                    "poll_duration_seconds",
+                    f"is {format_duration(self.poll_duration_seconds)}, so that one poll could outlast "
+                    f"`heartbeatTimeout` ({format_duration(deadline)}) and a leader notice too late",
+                    "set it below `heartbeatTimeout`",
+                )
+            )
+        raise_in_validator(type(self).__name__, problems)
+        return self

@@ -1,0 +1,282 @@
+"""The configuration of a harvester: goharvest's fields, and a few of ours.
+
+A value comes from, in falling precedence: a Python argument, an environment variable
+(`harvest_lib.config.environment`), a file (`harvest_lib.config.yaml_file`), the default. The two Kafka mappings and the
+limits are merged entry by entry, the rest is replaced.
+"""
+
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AliasGenerator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from harvest_lib.config.data_source import DataSource
+from harvest_lib.config.durations import format_duration
+from harvest_lib.config.environment import environment_values
+from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
+from harvest_lib.config.limits import Limits, Seconds
+from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
+from harvest_lib.config.report import config_error
+from harvest_lib.config.spelling import goharvest_name, to_field_names
+
+_DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
+_DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"
+_DEFAULT_SESSION_TIMEOUT_SECONDS = 10.0
+_LONGEST_IDENTIFIER_BYTES = 63
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+
+
+def _limits(value: object) -> object:
+    return Limits.checked(value) if isinstance(value, Mapping) else value
+
+
+def _default_session_timeout(checked: Mapping[str, Any]) -> float:
+    configured: float | None = checked["base_kafka_config"].milliseconds(SESSION_TIMEOUT)
+    return configured if configured is not None else _DEFAULT_SESSION_TIMEOUT_SECONDS
+
+
+def _default_leader_topic(checked: Mapping[str, Any]) -> str:
+    group = checked["leader_group_id"]
+    return f"{group}.neli" if group else ""
+
+
+def _default_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname() or "localhost")
+    return f"{host}_{os.getpid()}_{int(time.time())}"
+
+
+class _Environment(PydanticBaseSettingsSource):
+    """pydantic-settings' own reader would take aliases for the names of variables, `NAME` among them."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # asked for by the base class only
+
+    def __call__(self) -> dict[str, Any]:
+        return environment_values(os.environ, self.settings_cls.model_fields)[0]
+
+
+class HarvestConfig(BaseSettings):
+    """What a harvester needs to know. Both spellings of a field are understood, Python's and goharvest's.
+
+    No form of it for people shows a secret: `repr`, `str`, `model_dump`, `redacted()`, errors. Raises ConfigError with
+    everything that is wrong.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        validate_default=False,
+        alias_generator=AliasGenerator(serialization_alias=goharvest_name),
+    )
+
+    base_kafka_config: KafkaSettings = Field(
+        default_factory=lambda: KafkaSettings({"bootstrap.servers": _DEFAULT_BOOTSTRAP_SERVERS})
+    )
+    """`baseKafkaConfig`: librdkafka settings for all clients. Default: bootstrap.servers localhost:9092."""
+    producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
+    """`producerKafkaConfig`: librdkafka settings for the producers, over the base ones. Default none."""
+    leadership: Literal["neli", "solo"] = "neli"
+    """How the one that works is chosen: `neli` elects it through Kafka, `solo` trusts that there is only one."""
+    leader_group_id: str = ""
+    """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
+    leader_topic: str = Field(default_factory=_default_leader_topic)
+    """`leaderTopic`: the topic whose partition 0 the leader owns. Default `<leaderGroupID>.neli`."""
+    data_source: DataSource = Field(default_factory=lambda: DataSource.parse(_DEFAULT_DATA_SOURCE))
+    """`dataSource`: where Postgres is. Default: user postgres, database postgres, on localhost:5432, without TLS."""
+    outbox_table: str = "outbox"
+    """`outboxTable`: `table` or `schema.table`, exactly as the catalogue has it. Default `outbox`."""
+    limits: Annotated[Limits, BeforeValidator(_limits)] = Field(default_factory=Limits)
+    """Times and numbers: see `Limits`."""
+    name: str = Field(default_factory=_default_name, min_length=1)
+    """What this process is called in logs. Default: host, process id and start time."""
+    create_leader_topic: bool = True
+    """`createLeaderTopic`: make the leader topic, with one partition, if it is missing. Default true."""
+    record_header: bool = True
+    """`recordHeader`: put one header of ours on each record (outbox id, term), which audits rely on. Default true."""
+    session_timeout_seconds: Seconds = Field(default_factory=_default_session_timeout, ge=0.001, le=3600)
+    """`sessionTimeout`: after so long without a sign of the leader's process Kafka elects another; more than
+    `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
+
+    def __init__(self, _origins: Origins | None = None, **values: Any) -> None:
+        """Read Python arguments over the environment; `_origins` says where a reader of files found them."""
+        renamed, misnamed = named(values)
+        problems = [*(_origins.problems if _origins else ()), *misnamed]
+        try:
+            super().__init__(**renamed)
+        except ValidationError as error:
+            problems += problems_of(error)
+        origins = _origins or Origins(
+            variables=environment_values(os.environ, type(self).model_fields)[1], arguments=paths(renamed)
+        )
+        if problems:  # outside the handler, so that pydantic's error and the values it carries are no context of ours
+            raise config_error(problems, origins)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse; pydantic's own refusal would show the value."""
+        raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it; ours takes its place
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise, and unused
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise, and unused
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments over environment; the files are merged in by their reader."""
+        return init_settings, _Environment(settings_cls)
+
+    @property
+    def outbox_table_parts(self) -> tuple[str, ...]:
+        """The table's name, or its schema's and its own; each is one identifier, whatever characters it has."""
+        return tuple(self.outbox_table.split(".", 1))
+
+    @property
+    def delivery_timeout_seconds(self) -> float:
+        """How long a record may wait in a producer's queue and be retried, before it is reported failed.
+
+        `delivery.timeout.ms` of the Kafka settings, by default the heartbeat timeout; but at most the session timeout
+        less a second, or half of it if that is more. A leader that was frozen must find its queue expired when it
+        thaws: after the session timeout a successor may be at work, and what the old leader then sent would come out
+        of order.
+        """
+        wanted = self.limits.heartbeat_timeout_seconds
+        for settings in (self.base_kafka_config, self.producer_kafka_config):
+            for name in DELIVERY_TIMEOUTS:
+                configured = settings.milliseconds(name)
+                if configured is not None:
+                    wanted = configured or math.inf  # 0 is librdkafka's "never"
+        longest = max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
+        return min(wanted, longest)
+
+    def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
+        """Return the raw Kafka settings of a client, secrets in clear.
+
+        Without the timeouts for which `session_timeout_seconds` and `delivery_timeout_seconds` stand.
+        """
+        merged = {**self.base_kafka_config, **(self.producer_kafka_config if for_producer else {})}
+        return {name: value for name, value in merged.items() if name not in TRANSLATED}
+
+    def redacted(self) -> dict[str, object]:
+        """Return everything in goharvest's spelling, for display, with secrets hidden."""
+        shown: dict[str, object] = self.model_dump(by_alias=True)
+        limits = {name: getattr(self.limits, name) for name in Limits.model_fields}
+        shown["limits"] = {
+            goharvest_name(name): format_duration(value) if name.endswith("_seconds") else value
+            for name, value in limits.items()
+        }
+        shown["sessionTimeout"] = format_duration(self.session_timeout_seconds)
+        return shown
+
+    @field_validator("base_kafka_config")
+    @classmethod
+    def _with_servers(cls, settings: KafkaSettings) -> KafkaSettings:
+        return KafkaSettings({"bootstrap.servers": _DEFAULT_BOOTSTRAP_SERVERS, **settings})
+
+    @field_validator("producer_kafka_config")
+    @classmethod
+    def _without_session(cls, settings: KafkaSettings) -> KafkaSettings:
+        if SESSION_TIMEOUT in settings:
+            remedy = "move it to `baseKafkaConfig`, or set `sessionTimeout`"
+            problem = Problem(path=(SESSION_TIMEOUT,), message="means nothing to a producer", remedy=remedy)
+            raise_in_validator(cls.__name__, [problem])
+        return settings
+
+    @field_validator("leader_topic")
+    @classmethod
+    def _a_legal_topic(cls, topic: str) -> str:
+        if topic and not _TOPIC.fullmatch(topic):
+            raise _problem(
+                "cannot name a topic", "use 1 to 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, not just dots"
+            )
+        return topic
+
+    @field_validator("outbox_table")
+    @classmethod
+    def _identifiers(cls, table: str) -> str:
+        for part in table.split(".", 1):
+            if not part.strip():
+                raise _problem("has an empty name in it", "write `table` or `schema.table`")
+            if "\0" in part:
+                raise _problem("has a NUL character in it", "remove it")
+            if len(part.encode("utf-8", "surrogatepass")) > _LONGEST_IDENTIFIER_BYTES:
+                raise _problem(
+                    f"has a name of more than {_LONGEST_IDENTIFIER_BYTES} bytes, which Postgres would cut off",
+                    "write the name as Postgres has it",
+                )
+        return table
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        problems = [*self._election_problems(), *self._session_problems()]
+        raise_in_validator(type(self).__name__, problems)
+        return self
+
+    def _election_problems(self) -> list[Problem]:
+        if self.leadership == "solo":
+            return []
+        if not self.leader_group_id.strip():
+            return [
+                Problem(
+                    path=("leader_group_id",),
+                    message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
+                    "then two programs of one name share an election by accident, and a renamed one leaves its pool",
+                    remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
+                    "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
+                )
+            ]
+        if not _TOPIC.fullmatch(self.leader_topic):
+            remedy = "set `leaderTopic` to a legal topic"
+            return [Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)]
+        return []
+
+    def _session_problems(self) -> list[Problem]:
+        configured = self.base_kafka_config.milliseconds(SESSION_TIMEOUT)
+        session, heartbeat = self.session_timeout_seconds, self.limits.heartbeat_timeout_seconds
+        path = ("session_timeout_seconds",) if configured is None else ("base_kafka_config", SESSION_TIMEOUT)
+        problems = []
+        if configured is not None and configured != session:
+            remedy = "keep one of the two"
+            problems.append(Problem(path=path, message="contradicts `sessionTimeout`", remedy=remedy))
+        if session <= heartbeat:
+            message = (
+                f"is {format_duration(session)}, but must be more than `limits.heartbeatTimeout` "
+                f"({format_duration(heartbeat)}): a leader that lost touch has to stop before another is elected"
+            )
+            problems.append(Problem(path=path, message=message, remedy="raise it, or lower `limits.heartbeatTimeout`"))
+        return problems
+
+
+def named(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return Python arguments by the names of fields, those inside mappings as well, and what was misnamed."""
+    elsewhere = {alias: f"limits.{alias}" for name in Limits.model_fields for alias in (name, goharvest_name(name))}
+    renamed, problems = to_field_names(HarvestConfig, arguments, elsewhere=elsewhere)
+    for field in ("base_kafka_config", "producer_kafka_config"):
+        if isinstance(given := renamed.get(field), Mapping):
+            renamed[field] = canonical(given)
+    if isinstance(given := renamed.get("limits"), Mapping):
+        renamed["limits"], misnamed = to_field_names(Limits, given)
+        problems += [problem.under("limits") for problem in misnamed]
+    return renamed, problems
+
+
+def paths(values: Mapping[str, Any]) -> set[tuple[str, ...]]:
+    """Return the paths of everything that values give, entries of mappings one by one."""
+    found: set[tuple[str, ...]] = set()
+    for field, value in values.items():
+        found |= {(field, str(key)) for key in value} if isinstance(value, Mapping) else {(field,)}
+    return found
+
+
+def _problem(message: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("harvest", "{message}", {"message": message, "remedy": remedy})

@@ -1,0 +1,111 @@
+"""What is wrong with a configuration: all of it at once, each with its place, and never with its value.
+
+Values may be secrets, so no problem repeats one: it says the field, the rule, and what to write instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from harvest_lib.config.durations import format_duration
+
+_OURS = "harvest"
+
+_RANGES = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+}
+_WRONG_TYPES = {
+    "bool": ("must be true or false", "write `true` or `false`"),
+    "int": ("must be a whole number", "write digits only"),
+    "string": ("must be text", "write text, in quotes if it looks like something else"),
+    "model": ("must be a mapping of settings", "write its settings as indented `key: value` lines"),
+    "dict": ("must be a mapping of settings", "write its settings as indented `key: value` lines"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong. `path` is made of field names, from the top.
+
+    `line` and `written`, the field as the file has it, are given where the path does not lead to them.
+    """
+
+    path: tuple[str, ...]
+    message: str
+    remedy: str
+    line: int | None = None
+    written: str = ""
+
+    def under(self, *prefix: str) -> "Problem":
+        """The same problem seen from further up."""
+        return replace(self, path=(*prefix, *self.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """Where each value came from. Paths are made of field names."""
+
+    file: str = ""
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    arguments: AbstractSet[tuple[str, ...]] = frozenset()
+    problems: Sequence[Problem] = ()
+    """Found before the values were checked, to be reported with what the check finds."""
+
+    def place(self, path: tuple[str, ...]) -> tuple[str, int | None]:
+        """Return the source and the line of a path, or of the nearest thing around it that has one."""
+        for length in range(len(path), 0, -1):
+            prefix = path[:length]
+            if prefix in self.arguments:
+                return "", None
+            if prefix in self.variables:
+                return f"environment variable {self.variables[prefix]}", None
+            if prefix in self.lines:
+                return self.file, self.lines[prefix]
+        return self.file, self.lines.get(())
+
+
+def raise_in_validator(title: str, problems: Sequence[Problem]) -> None:
+    """Raise problems from inside a pydantic validator, each at its own path; do nothing if there are none."""
+    if not problems:
+        return
+    details = [
+        InitErrorDetails(
+            type=PydanticCustomError(_OURS, "{message}", {"message": each.message, "remedy": each.remedy}),
+            loc=each.path,
+            input=None,
+        )
+        for each in problems
+    ]
+    raise ValidationError.from_exception_data(title, details, hide_input=True)
+
+
+def problems_of(error: ValidationError) -> list[Problem]:
+    """Say a pydantic error in our words, without the inputs it carries."""
+    found = []
+    for each in error.errors(include_url=False, include_input=False):
+        path = tuple(str(part) for part in each["loc"])
+        kind, context = each["type"], each.get("ctx", {})
+        if kind == "default_factory_not_called":
+            continue  # the consequence of another problem in the same list
+        message, remedy = _wording(kind, context, each["msg"], in_seconds=bool(path) and path[-1].endswith("_seconds"))
+        found.append(Problem(path=path, message=message, remedy=remedy))
+    return found
+
+
+def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, *, in_seconds: bool) -> tuple[str, str]:
+    if kind == _OURS:
+        return context["message"], context["remedy"]
+    if kind in _RANGES:
+        comparison, key = _RANGES[kind]
+        bound = format_duration(context[key]) if in_seconds else context[key]
+        return f"is out of range: it must be {comparison} {bound}", "choose a value in range"
+    if kind == "literal_error":
+        return f"must be {context['expected']}", "choose one of them"
+    return _WRONG_TYPES.get(kind.partition("_")[0], (f"is not valid: {pydantic_message}", "correct it"))

@@ -1,0 +1,98 @@
+"""Connections to Postgres, and what its errors mean to a harvester.
+
+Promises: a connection opened here notices a dead server within about 15 s even in the middle of a statement, and every
+error that leaves this module is one of `harvest_lib.errors`, without the password.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
+
+CONNECT_TIMEOUT_SECONDS = 5
+
+_LIVENESS: dict[str, Any] = {
+    # A server that is gone is noticed while we wait for an answer (keepalives) and while we send (tcp_user_timeout).
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+_TRANSIENT = ("08", "40", "53", "55", "57", "58")
+"""Classes of SQLSTATE that pass by themselves: connection, conflict, resources, locks, operator, system."""
+
+_READ_ONLY = "25006"
+"""A server that was demoted; target_session_attrs finds its successor at the next attempt."""
+
+
+def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
+
+    Raises DatabaseUnavailable or DatabaseAccessDenied.
+    """
+    with translated():
+        connection = psycopg.connect(conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
+        connection.execute("SET synchronous_commit = on")
+        return connection
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn psycopg's errors into ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
+    """Say what an error means: unavailable (comes back by itself), denied, or the table is not what it should be."""
+    evidence = _first_line(error)
+    state = error.sqlstate or ""
+    if isinstance(error, pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification) or any(
+        words in evidence
+        for words in ("password authentication failed", "no pg_hba.conf entry", "no password supplied")
+    ):
+        return DatabaseAccessDenied(
+            "Postgres refused us",
+            evidence=evidence,
+            next_step="check user and password in `dataSource`, and the user's grants on the outbox table",
+        )
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.DatatypeMismatch | pg.UndefinedFunction):
+        return OutboxTableError(
+            "the outbox table is not there, or is not an outbox table",
+            evidence=evidence,
+            next_step="create it with `harvest init`, or name another with `outboxTable`",
+        )
+    if isinstance(error, pg.InvalidCatalogName):
+        return DatabaseError(
+            "the database does not exist", evidence=evidence, next_step="create it, or correct `dbname` in `dataSource`"
+        )
+    if (
+        state == _READ_ONLY
+        or state[:2] in _TRANSIENT
+        or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    ):
+        return DatabaseUnavailable(
+            "Postgres does not answer",
+            evidence=evidence,
+            next_step="check that it runs, and host and port in `dataSource`",
+        )
+    return DatabaseError(
+        "Postgres refused a statement", evidence=evidence, next_step="see the server's log for the statement"
+    )
+
+
+def _first_line(error: psycopg.Error) -> str:
+    lines = str(error).strip().splitlines()
+    text = (
+        "; ".join(line.strip() for line in lines if line.strip())
+        if isinstance(error, psycopg.OperationalError)
+        else (lines[0] if lines else "")
+    )
+    return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text or type(error).__name__

@@ -1,0 +1,28 @@
+"""One deadline, shared by all the steps of a shutdown, and the clock everything here reads.
+
+The clock is CLOCK_BOOTTIME: it goes on while the machine sleeps and cannot be set, so a process that was frozen or
+suspended knows that time has passed.
+"""
+
+import time
+
+
+def boot_seconds() -> float:
+    """Return seconds since boot, suspends included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Deadline:
+    """A point in time by which all of several steps have to be done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = boot_seconds() + seconds
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Return what is left, never negative."""
+        return max(0.0, self._at - boot_seconds())
+
+    @property
+    def passed(self) -> bool:
+        return boot_seconds() >= self._at

@@ -1,0 +1,49 @@
+"""What a delivery to Kafka promises to the loop that drives it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from harvest_lib.record import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A record that was not acknowledged. It may be in Kafka all the same: treat it as unknown, send it again."""
+
+    row: Row
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What became of records since the last poll."""
+
+    acknowledged: list[Row] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+
+
+class Delivery(Protocol):
+    """A way into Kafka. Used by one thread; every record handed to `send` comes back exactly once in a report."""
+
+    def begin(self, leader_id: UUID) -> None:
+        """Send under this leader id from now on."""
+        ...
+
+    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
+        """Hand rows to the producer, in order, taking each from `rows` as it goes; stop when `may_send` says no."""
+        ...
+
+    def poll(self, timeout_seconds: float) -> Reports:
+        """Return what has landed, waiting up to `timeout_seconds` for the first report."""
+        ...
+
+    def abandon(self) -> Reports:
+        """Let nothing more leave, and return a report for every record that had none: acknowledged, or failed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the producer; what is still queued is not sent. Safe to repeat."""
+        ...

@@ -1,0 +1,107 @@
+"""The exceptions of the harvester, all of them.
+
+    HarvestError
+    ├── ConfigError            a setting is wrong: names the file, the line and the field
+    ├── RecordError            a record that could never be sent, refused before it reaches the server
+    ├── OutboxTableError       the outbox table is missing, or is not an outbox table
+    ├── DatabaseError
+    │   ├── DatabaseUnavailable    Postgres does not answer
+    │   └── DatabaseAccessDenied   Postgres answers and says no
+    ├── KafkaError
+    │   ├── KafkaUnavailable       no broker answers
+    │   ├── KafkaAccessDenied      a broker answers and says no
+    │   └── TopicMissing           a topic that must exist does not
+    ├── LifecycleError         a call that does not fit the state the harvester is in
+    └── StackError             the local stack could not be brought up or down
+
+Every message has three parts: the cause, the evidence for it, and the next step to take. Expected outcomes (a
+delivery that failed, a term that ended) are values, not exceptions.
+"""
+
+from typing import ClassVar
+
+
+class HarvestError(Exception):
+    """Base of every error this library raises on purpose.
+
+    `cause` says what is wrong, `evidence` how that is known (may be empty), `next_step` what to do about it. None of
+    them ever holds a secret.
+    """
+
+    exit_code: ClassVar[int] = 1
+    """What the command line exits with when this error ends a command."""
+
+    def __init__(self, cause: str, *, evidence: str = "", next_step: str) -> None:
+        self.cause = cause
+        self.evidence = evidence
+        self.next_step = next_step
+        lines = [cause, *([f"evidence: {evidence}"] if evidence else []), f"next step: {next_step}"]
+        super().__init__("\n  ".join(lines))
+
+
+class ConfigError(HarvestError):
+    """A setting is missing, unknown, malformed or contradicts another: correct the named field."""
+
+    exit_code = 3
+
+    def __init__(
+        self, cause: str, *, field: str = "", source: str = "", line: int | None = None, next_step: str
+    ) -> None:
+        self.field = field
+        self.source = source
+        self.line = line
+        place = f"{source}, line {line}" if source and line else source
+        evidence = ", ".join(part for part in (place, f"field `{field}`" if field else "") if part)
+        super().__init__(cause, evidence=evidence, next_step=next_step)
+
+
+class RecordError(HarvestError):
+    """A record that Kafka or the outbox table could never take: correct it where it is written."""
+
+
+class OutboxTableError(HarvestError):
+    """The outbox table is missing or lacks a column: create it with `harvest init`."""
+
+    exit_code = 4
+
+
+class DatabaseError(HarvestError):
+    """Postgres refused or could not be asked."""
+
+    exit_code = 5
+
+
+class DatabaseUnavailable(DatabaseError):
+    """Postgres does not answer: check the host, the port and whether it runs."""
+
+
+class DatabaseAccessDenied(DatabaseError):
+    """Postgres refused the user, the password or a privilege: check the credentials and the grants."""
+
+
+class KafkaError(HarvestError):
+    """Kafka refused or could not be asked."""
+
+    exit_code = 6
+
+
+class KafkaUnavailable(KafkaError):
+    """No broker answers: check `bootstrap.servers` and whether the brokers run."""
+
+
+class KafkaAccessDenied(KafkaError):
+    """Kafka refused the credentials or an operation: check the SASL settings and the ACLs."""
+
+
+class TopicMissing(KafkaError):
+    """A topic that must exist does not, and may not be created: create it with the command given."""
+
+
+class LifecycleError(HarvestError):
+    """The harvester is not in a state that allows this call: see `Harvest.state`."""
+
+
+class StackError(HarvestError):
+    """The local stack could not be brought up or down: see the log named in the message."""
+
+    exit_code = 7

@@ -1,0 +1,114 @@
+"""What every Kafka client of ours has in common: settings that are never left to chance, reachability, errors.
+
+Promises: a broker that cannot be reached or refuses us is reported by `harvest_lib.errors`, with librdkafka's own last
+words as evidence; nothing that this module says holds a secret.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from harvest_lib.deadline import Deadline
+from harvest_lib.errors import KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
+
+REACH_TIMEOUT_SECONDS = 5.0
+
+_QUIET = logging.getLogger("harvest_lib.librdkafka")
+
+_DENIED = {
+    ClientError._AUTHENTICATION,
+    ClientError.SASL_AUTHENTICATION_FAILED,
+    ClientError.TOPIC_AUTHORIZATION_FAILED,
+    ClientError.GROUP_AUTHORIZATION_FAILED,
+    ClientError.CLUSTER_AUTHORIZATION_FAILED,
+    ClientError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+
+class LastError:
+    """Keep what librdkafka said last: calls that time out do not say why."""
+
+    def __init__(self) -> None:
+        self._errors: dict[int, ClientError] = {}
+
+    def __call__(self, error: ClientError) -> None:
+        self._errors[error.code()] = error
+
+    @property
+    def denied(self) -> ClientError | None:
+        """Return the newest error that means that we were refused."""
+        return next((error for code, error in self._errors.items() if code in _DENIED), None)
+
+    @property
+    def text(self) -> str:
+        known = [error.str() for code, error in self._errors.items() if code != ClientError._ALL_BROKERS_DOWN]
+        return known[-1] if known else ""
+
+
+def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, Any]:
+    """Return the settings of a client: the user's, then ours, then a logger that stays out of the way.
+
+    A broker that comes back is tried within a second; librdkafka would wait up to ten.
+    """
+    return {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _QUIET}
+
+
+def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
+    """Say what a client's error means to the person who has to act."""
+    servers = settings.get("bootstrap.servers", "")
+    evidence = "; ".join(part for part in (error.str(), said) if part)
+    if error.code() in _DENIED:
+        return KafkaAccessDenied(
+            f"Kafka at {servers} refused us",
+            evidence=evidence,
+            next_step="check the `sasl.*` and `ssl.*` settings in `baseKafkaConfig`, and the ACLs",
+        )
+    return KafkaUnavailable(
+        f"Kafka at {servers} does not answer",
+        evidence=evidence,
+        next_step="check that the brokers run, and `bootstrap.servers` in `baseKafkaConfig`",
+    )
+
+
+def topic_partitions(
+    settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS
+) -> dict[str, int]:
+    """Return the topics that exist with how many partitions each has; raises KafkaUnavailable or KafkaAccessDenied."""
+    last = LastError()
+    admin = AdminClient(client_settings(settings, error_cb=last))
+    deadline = Deadline(timeout_seconds)
+    while True:
+        try:
+            metadata = admin.list_topics(timeout=min(1.0, timeout_seconds))
+        except KafkaException as error:
+            admin.poll(0)
+            if last.denied or deadline.passed:  # a refusal will not pass by itself, silence may
+                raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
+        else:
+            return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+
+def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+    """Create a topic, or find that it exists; raises TopicMissing when it may not be created."""
+    admin = AdminClient(client_settings(settings))
+    topic = NewTopic(name, num_partitions=partitions, config=dict(config))
+    try:
+        admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name].result(REACH_TIMEOUT_SECONDS * 2)
+    except KafkaException as error:
+        if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
+            return
+        raise topic_missing(name, partitions=partitions, evidence=error.args[0].str()) from error
+
+
+def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
+    """Return the error for a topic that has to be made by hand, with the command that makes it."""
+    return TopicMissing(
+        f"the topic {name!r} does not exist and could not be created",
+        evidence=evidence,
+        next_step=f"kafka-topics.sh --bootstrap-server … --create --topic {name} --partitions {partitions}",
+    )

@@ -1,0 +1,225 @@
+"""NELI: leadership by owning partition 0 of the leader topic, in the consumer group of the pool.
+
+    standby ──assigned partition 0──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
+       ▲                                  │                         │
+       └────────── revoked or lost ───────┴─────────────────────────┘
+
+Two proofs, each as old as the moment it was *sent*, keep a term alive for the heartbeat timeout:
+1. the process hears its own heartbeat, through partition 0: it reaches the leader topic, both ways;
+2. the group's coordinator accepts an offset commit: it is still a member of the present generation. The heartbeat alone
+   cannot tell that, because a member that was expelled while it was frozen goes on fetching until it is told.
+
+A heartbeat carries the random id of its term, so one that was buffered during a freeze proves nothing, nor does one of
+an earlier term. A fenced process leads again under a new id once both proofs are renewed.
+"""
+
+import json
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.kafka_client import LastError, client_settings, create_topic, topic_missing, topic_partitions
+from harvest_lib.leadership.protocol import Term, TermEnd
+
+_log = logging.getLogger(__name__)
+
+_PARTITION = 0
+_NEVER = float("-inf")
+_LEADER_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "3600000"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeliSettings:
+    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`: a leader that lost touch fences
+    itself before another can be elected."""
+
+    topic: str
+    group_id: str
+    create_topic: bool = True
+    heartbeat_timeout_seconds: float = 5.0
+    min_poll_interval_seconds: float = 0.1
+    session_timeout_seconds: float = 10.0
+    quiesce_timeout_seconds: float = 5.0
+    """How long a rebalance waits for what is in flight to land."""
+
+
+class Neli:
+    """`Leadership` over Kafka itself. `client` holds the raw settings of the user, secrets in clear."""
+
+    def __init__(
+        self, settings: NeliSettings, client: Mapping[str, object], clock: Callable[[], float] = boot_seconds
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._clock = clock
+        self._beat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._term: Term | None = None
+        self._assigned = False
+        self._candidate = uuid.uuid4()
+        self._candidate_since = _NEVER
+        self._heard_at = _NEVER
+        self._accepted_at = _NEVER
+        self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
+        self._next_beat = _NEVER
+
+    def start(self) -> None:
+        self._ensure_topic()
+        self._thread = threading.Thread(target=self._run, name="harvest-neli", daemon=True)
+        self._thread.start()
+
+    def term(self, timeout_seconds: float) -> Term | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._live_term() is not None, timeout_seconds)
+            return self._live_term()
+
+    def stop(self, timeout_seconds: float) -> None:
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout_seconds)
+            if thread.is_alive():
+                _log.warning("neli_leave_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
+
+    def _live_term(self) -> Term | None:
+        return self._term if self._term is not None and self._term.is_live() else None
+
+    def _ensure_topic(self) -> None:
+        topic = self._settings.topic
+        if topic in topic_partitions(self._client):
+            return
+        if not self._settings.create_topic:
+            raise topic_missing(topic, partitions=1, evidence="`createLeaderTopic` is false")
+        create_topic(self._client, topic, partitions=1, config=_LEADER_TOPIC_CONFIG)
+        _log.info("leader_topic_created", extra={"topic": topic})
+
+    # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
+
+    def _run(self) -> None:
+        settings, said = self._settings, LastError()
+        consumer = Consumer(
+            client_settings(
+                {"socket.timeout.ms": 10_000, **self._client},
+                **{
+                    "group.id": settings.group_id,
+                    "group.protocol": "classic",
+                    "session.timeout.ms": int(settings.session_timeout_seconds * 1000),
+                    "heartbeat.interval.ms": 250,
+                    "auto.offset.reset": "latest",
+                    "enable.auto.commit": False,
+                    "allow.auto.create.topics": False,
+                    "on_commit": self._on_commit,
+                    "error_cb": said,
+                },
+            )
+        )
+        beats = Producer(
+            client_settings(
+                self._client,
+                **{
+                    "linger.ms": 0,
+                    "message.timeout.ms": int(settings.heartbeat_timeout_seconds * 1000),
+                    "allow.auto.create.topics": False,
+                    "error_cb": said,
+                },
+            )
+        )
+        consumer.subscribe(
+            [settings.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        try:
+            while not self._stopping.is_set():
+                message = consumer.poll(settings.min_poll_interval_seconds)
+                if message is not None and message.error() is None:
+                    self._hear(message)
+                if self._assigned and self._clock() >= self._next_beat:
+                    self._prove(consumer, beats)
+                beats.poll(0)
+                self._judge()
+        finally:
+            beats.purge()
+            consumer.close()
+            self._end_term(TermEnd.REVOKED)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            partition.offset = OFFSET_END  # only what we say from now on can prove anything
+        consumer.assign(partitions)
+        if any(partition.partition == _PARTITION for partition in partitions):
+            self._assigned = True
+            self._stand()
+
+    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if any(partition.partition == _PARTITION for partition in partitions):
+            self._assigned = False
+            term = self._end_term(TermEnd.REVOKED)
+            # The successor is not elected before this returns, so what is in flight may land first.
+            if term is not None and not term.quiesced.wait(self._settings.quiesce_timeout_seconds):
+                _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
+
+    def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self._assigned = False
+        self._end_term(TermEnd.FENCED)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        sent_at = self._commits.popleft() if self._commits else _NEVER
+        if error is None and all(partition.error is None for partition in partitions):
+            self._on_commit_accepted(sent_at)
+
+    def _on_commit_accepted(self, sent_at: float) -> None:
+        self._accepted_at = max(self._accepted_at, sent_at)
+
+    def _stand(self) -> None:
+        """Become a candidate under a new id; proofs count from here."""
+        self._candidate = uuid.uuid4()
+        self._candidate_since = self._clock()
+        self._heard_at = _NEVER
+        self._next_beat = _NEVER
+
+    def _prove(self, consumer: Consumer, beats: Producer) -> None:
+        now = self._clock()
+        self._next_beat = now + (self._beat_interval if self._term else self._settings.min_poll_interval_seconds)
+        beat = json.dumps({"leader_id": str(self._candidate), "boot_seconds": now})
+        try:
+            beats.produce(self._settings.topic, beat, partition=_PARTITION)
+            if not self._commits:
+                position = TopicPartition(self._settings.topic, _PARTITION, 0)
+                consumer.commit(offsets=[position], asynchronous=True)
+                self._commits.append(now)
+        except (BufferError, KafkaException) as error:
+            _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
+
+    def _hear(self, message: Message) -> None:
+        try:
+            beat = json.loads(message.value() or b"")
+            if beat["leader_id"] == str(self._candidate):
+                self._heard_at = max(self._heard_at, float(beat["boot_seconds"]))
+        except (ValueError, TypeError, KeyError):
+            return  # someone else's heartbeat, in someone else's format
+
+    def _judge(self) -> None:
+        proved_until = min(self._heard_at, self._accepted_at) + self._settings.heartbeat_timeout_seconds
+        if self._term is not None:
+            self._term.extend(proved_until)
+            if not self._term.is_live():
+                self._end_term(TermEnd.FENCED)
+                if self._assigned:
+                    self._stand()
+        elif self._assigned and self._accepted_at >= self._candidate_since and proved_until > self._clock():
+            with self._changed:
+                self._term = Term(self._candidate, lease_until=proved_until, clock=self._clock)
+                self._changed.notify_all()
+
+    def _end_term(self, how: TermEnd) -> Term | None:
+        term, self._term = self._term, None
+        if term is not None:
+            term.end(how)
+        return term

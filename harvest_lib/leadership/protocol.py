@@ -1,0 +1,77 @@
+"""What leadership promises: a term, and the knowledge of when it is over.
+
+standby ──elected──► term is live ──revoked (told in time: finish what is in flight, then let go)──► standby
+                          │
+                          └──fenced (no proof of leadership within the heartbeat timeout: stop at once)──► standby
+"""
+
+import enum
+import math
+import threading
+from collections.abc import Callable
+from typing import Protocol
+from uuid import UUID
+
+from harvest_lib.deadline import boot_seconds
+
+
+class TermEnd(enum.Enum):
+    """Why a term is over."""
+
+    REVOKED = "revoked"
+    FENCED = "fenced"
+
+
+class Term:
+    """One uninterrupted spell of leadership, identified by a random UUID that is never used again.
+
+    Live until it is ended or until its lease runs out, whichever comes first. The lease is checked against a clock that
+    cannot be stopped, by whoever is about to act, so a frozen process that thaws knows without being told.
+    """
+
+    def __init__(
+        self, leader_id: UUID, *, lease_until: float = math.inf, clock: Callable[[], float] = boot_seconds
+    ) -> None:
+        self.leader_id = leader_id
+        self.quiesced = threading.Event()
+        """Set by the harvester once nothing of this term is in flight any more."""
+        self._clock = clock
+        self._lease_until = lease_until
+        self._end: TermEnd | None = None
+
+    def is_live(self) -> bool:
+        """Tell whether the holder may act. Cheap: asked before every record."""
+        return self._end is None and self._clock() < self._lease_until
+
+    def extend(self, lease_until: float) -> None:
+        """Move the end of the lease; it never moves back, and a lease that ran out stays so."""
+        if self.is_live():
+            self._lease_until = max(self._lease_until, lease_until)
+
+    def end(self, how: TermEnd) -> None:
+        """End the term; the first reason stays."""
+        if self._end is None:
+            self._end = how
+
+    @property
+    def ended(self) -> TermEnd | None:
+        """Return why the term is over, or None while it is live. A lease that ran out fences."""
+        if self._end is None and self._clock() >= self._lease_until:
+            return TermEnd.FENCED
+        return self._end
+
+
+class Leadership(Protocol):
+    """A way to agree on one leader. `start` and `stop` are called by one thread, `term` by another."""
+
+    def start(self) -> None:
+        """Begin to stand for election; raises KafkaError or DatabaseError when that is not possible at all."""
+        ...
+
+    def term(self, timeout_seconds: float) -> Term | None:
+        """Return the live term of this process; wait up to `timeout_seconds` for one."""
+        ...
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Give leadership up, so that another process can have it at once. Safe to repeat."""
+        ...

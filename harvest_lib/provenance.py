@@ -1,0 +1,50 @@
+"""The packed header that says where a record in Kafka came from.
+
+Every record the harvester sends may carry one header, `harvest`, of 25 bytes, big-endian:
+
+    version (1 byte, 1) | leader id (16 bytes, the UUID of the term that sent it) | outbox id (int64)
+
+All but the id is constant within a term, so `stamp` pays for one pack per record. The audit reads the header back to
+compare Kafka with the outbox and to tell which terms sent a record twice. Pure: no I/O, no clock.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
+from uuid import UUID
+
+HEADER_NAME = "harvest"
+
+VERSION = 1
+
+_PREFIX_AND_ID = Struct(">17sq")
+_WHOLE = Struct(">B16sq")
+
+
+def stamp(leader_id: UUID) -> Callable[[int], bytes]:
+    """Return the function that makes the header's value from an outbox id, for records sent under `leader_id`.
+
+    The function raises `struct.error` for an id outside int64.
+    """
+    return partial(_PREFIX_AND_ID.pack, bytes([VERSION]) + leader_id.bytes)
+
+
+def split(value: bytes) -> tuple[bytes, int]:
+    """Return the leader id as its 16 bytes and the outbox id, for readers of millions of records.
+
+    Raises ValueError when `value` is of another length or version.
+    """
+    try:
+        version, leader, outbox_id = _WHOLE.unpack(value)
+    except StructError:
+        raise ValueError(f"a `{HEADER_NAME}` header has {_WHOLE.size} bytes, this one {len(value)}") from None
+    if version != VERSION:
+        raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this one is of {version}")
+    return leader, outbox_id
+
+
+def unpack(value: bytes) -> tuple[UUID, int]:
+    """Return the leader id and the outbox id. Raises ValueError when `value` is of another length or version."""
+    leader, outbox_id = split(value)
+    return UUID(bytes=leader), outbox_id

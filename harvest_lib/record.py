@@ -1,0 +1,75 @@
+"""What an outbox record is: the public dataclass for writers, and the bare row that moves through the harvester.
+
+Promises: a record that `OutboxRecord.check` lets through can be stored in the outbox table and accepted by Kafka, as
+far as that can be known without asking either.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harvest_lib.errors import RecordError
+
+TOPIC_MAX_CHARS = 249
+"""Kafka's limit, and the width of `kafka_topic`."""
+
+_LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+
+Header = tuple[str, str | None]
+"""Name and value; names may repeat, order is kept."""
+
+Row = tuple[int, str, str, str | None, list[str], list[str | None]]
+"""One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
+an object per record would cost more than everything else done in Python for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """The widths of the outbox table's columns, in characters. Defaults are those of the documented table."""
+
+    key_chars: int = 100
+    value_chars: int | None = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRecord:
+    """One message to be: written to the outbox in the caller's transaction, published to Kafka afterwards.
+
+    `value` None is a tombstone. Records of one `key` reach Kafka in the order in which they were committed, provided
+    the writer locks the key (the aggregate's row) before it inserts.
+    """
+
+    topic: str
+    key: str
+    value: str | None
+    headers: Sequence[Header] = ()
+
+    def check(self, limits: RecordLimits) -> None:
+        """Raise RecordError if Kafka or the table could never take this record."""
+        if self.topic in {".", ".."} or not _LEGAL_TOPIC.fullmatch(self.topic):
+            raise RecordError(
+                f"the topic name {self.topic[:80]!r} is not legal in Kafka",
+                next_step="use letters, digits, '.', '_' and '-' only, and at least one of them",
+            )
+        self._check_length("topic", self.topic, TOPIC_MAX_CHARS)
+        self._check_length("key", self.key, limits.key_chars)
+        if self.value is not None:
+            self._check_length("value", self.value, limits.value_chars)
+        for name, value in self.headers:
+            self._check_length("header name", name, None)
+            if value is not None:
+                self._check_length("header value", value, None)
+
+    def _check_length(self, what: str, text: str, limit: int | None) -> None:
+        if limit is not None and len(text) > limit:
+            raise RecordError(
+                f"the {what} of a record for topic {self.topic[:80]!r} is too long",
+                evidence=f"{len(text)} characters, the column takes {limit}",
+                next_step=f"shorten the {what}, or widen the column and pass matching `limits`",
+            )
+        if "\x00" in text:
+            raise RecordError(
+                f"the {what} of a record for topic {self.topic[:80]!r} holds a NUL character",
+                evidence=f"at position {text.index(chr(0))}",
+                next_step="Postgres text cannot hold NUL: encode the payload (base64, JSON escapes)",
+            )

@@ -1,0 +1,78 @@
+"""The mark source: mark, purge and reset on goharvest's table.
+
+Promises
+- A mark takes the head of the table, by id, that this leader id has not taken: what is new, what failed and was reset,
+  and what another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
+- A purge deletes by id whoever holds the mark: the caller was told by Kafka that these records are there, and a row
+  that a deposed leader marked in between would otherwise be sent a second time, out of order.
+- A reset touches only rows that still carry this leader's id: a deposed leader cannot unmark its successor's rows.
+- All three go by batch, and each is durable (`synchronous_commit=on`) when it returns. The barrier rests on that: the
+  next record of a key may leave only when the one before can never come back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import connect, translated
+from harvest_lib.record import Row
+
+# The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
+# turns into a scan of the whole table once they are stale.
+_MARK = """
+UPDATE {table} SET leader_id = %(leader)s
+WHERE id = ANY(ARRAY(
+  SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> %(leader)s ORDER BY id LIMIT %(limit)s FOR UPDATE
+))
+RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+"""
+
+_PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s)"
+
+_RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s) AND leader_id = %(leader)s"
+
+
+class MarkSource:
+    """`Source` over one table that a leader marks and purges. `table` is the quoted name."""
+
+    def __init__(self, conninfo: str, table: sql.Identifier) -> None:
+        self._conninfo = conninfo
+        self._mark = sql.SQL(_MARK).format(table=table)
+        self._purge = sql.SQL(_PURGE).format(table=table)
+        self._reset = sql.SQL(_RESET).format(table=table)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._leader_id = UUID(int=0)
+
+    def open(self, leader_id: UUID) -> None:
+        self._leader_id = leader_id
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._conninfo)
+
+    def fetch(self, limit: int) -> list[Row]:
+        with translated():
+            rows: list[Row] = (
+                self._cursor().execute(self._mark, {"leader": self._leader_id, "limit": limit}, prepare=True).fetchall()
+            )
+        rows.sort(key=lambda row: row[0])
+        return rows
+
+    def acknowledge(self, ids: Sequence[int]) -> None:
+        with translated():
+            self._cursor().execute(self._purge, {"ids": list(ids)}, prepare=True)
+
+    def reset(self, ids: Sequence[int]) -> None:
+        with translated():
+            self._cursor().execute(self._reset, {"ids": list(ids), "leader": self._leader_id}, prepare=True)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _cursor(self) -> psycopg.Cursor[Any]:
+        if self._connection is None:
+            raise psycopg.OperationalError("not connected")
+        return self._connection.cursor(binary=True)

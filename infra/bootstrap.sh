@@ -1,0 +1,37 @@
+#!/bin/sh
+# Make the environment from the committed lock, with uv; bring uv into our own folder if it is not there.
+#   bootstrap.sh PYTHON STATE_DIR [uv sync options]
+set -eu
+python=$1 state=$2
+shift 2
+
+say() { printf '%s\n' "$*" >&2; }
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || {
+    say "error: Python 3.11, 3.12 or 3.13 is needed"
+    say "  evidence: $("$python" --version 2>&1)"
+    say "  next step: install one, or name it: make PYTHON=/path/to/python3.12 demo"
+    exit 1
+}
+
+uv=$(command -v uv || true)
+if [ -z "$uv" ]; then
+    uv=$state/uv/bin/uv
+    if [ ! -x "$uv" ]; then
+        say "bringing uv into $state/uv"
+        mkdir -p "$state"
+        if "$python" -m venv "$state/uv" >/dev/null 2>&1; then
+            "$state/uv/bin/python" -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+        elif "$python" -m pip --version >/dev/null 2>&1; then
+            "$python" -m pip install --quiet --disable-pip-version-check --target "$state/uv/lib" 'uv>=0.9'
+            mkdir -p "$state/uv/bin"
+            ln -sf ../lib/bin/uv "$uv"
+        else
+            say "error: this Python has neither venv nor pip"
+            say "  next step: install one of them (on Debian and Ubuntu: apt-get install python3-venv), or uv itself"
+            exit 1
+        fi
+    fi
+fi
+
+exec "$uv" sync --quiet --frozen --no-progress --python "$python" "$@"

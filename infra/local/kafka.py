@@ -1,0 +1,251 @@
+"""A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
+
+Every broker listens twice: without authentication (`bootstrap_servers`), and with SASL/PLAIN for one user whose
+password is made once (`sasl_bootstrap_servers`). Topics are never created by mention. Logs are replicated on all
+brokers there are. Data is kept between runs, apart for each version and number of brokers.
+"""
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.errors import StackError
+from infra.local.jars import kafka_jars, resolve
+from infra.local.java import find_java
+from infra.local.ports import accepts, keep_ports
+from infra.local.process import ServerProcess, through_child
+from infra.local.state import make_folder, write_private
+
+VERSIONS = ("4.3.1", "3.9.1")
+
+_READY_SECONDS = 90
+_STOP_SECONDS = 10
+_SASL_USER = "harvest"
+
+_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
+_SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)  # no time for optimizing to pay off
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+    "-Dlog4j2.disable.jmx=true",
+)
+
+
+class KafkaCluster:
+    """A cluster of one version with its data below a state folder; its jars and Java come from `parts`."""
+
+    def __init__(self, state: Path, *, version: str = "4.3.1", brokers: int = 1, parts: Path | None = None) -> None:
+        """Prepare; nothing is written or started yet."""
+        if version not in VERSIONS:
+            raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
+        if brokers not in (1, 3):
+            raise StackError(f"a cluster of {brokers} brokers is not to be had", next_step="choose 1 or 3 brokers")
+        self.version = version
+        self.brokers = [
+            ServerProcess(
+                f"kafka-{number}",
+                log=state / "logs" / f"kafka-{number}.log",
+                stop_signals={signal.SIGTERM: _STOP_SECONDS},
+            )
+            for number in range(1, brokers + 1)
+        ]
+        """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
+        self.ports: dict[str, int] = {}
+        self._parts = parts or state
+        self._folder = state / f"kafka-{version}-{brokers}"
+        self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
+        self._java: list[str | Path] = []
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where clients connect without authentication."""
+        return ",".join(f"127.0.0.1:{self.ports[f'plain-{number}']}" for number in self._numbers)
+
+    @property
+    def sasl_bootstrap_servers(self) -> str:
+        """Where clients connect by SASL/PLAIN."""
+        return ",".join(f"127.0.0.1:{self.ports[f'sasl-{number}']}" for number in self._numbers)
+
+    @property
+    def sasl_settings(self) -> dict[str, str]:
+        """The client settings that the SASL listener accepts, password included."""
+        return {
+            "bootstrap.servers": self.sasl_bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": _SASL_USER,
+            "sasl.password": self._identity()["password"],
+        }
+
+    def start(self) -> None:
+        """Start all brokers and wait until they answer."""
+        self.prepare()
+        self.spawn()
+        self.await_ready()
+
+    def prepare(self) -> None:
+        """Bring jars and configuration, and begin to format new data, which takes a second or so."""
+        java_home = find_java(self._parts)
+        jars = resolve(kafka_jars(self.version), self._parts, java_home)
+        self._java = [java_home / "bin" / "java", *_JVM, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
+        make_folder(self._folder)
+        names = [f"{role}-{number}" for number in self._numbers for role in ("plain", "sasl", "controller")]
+        self.ports = keep_ports(self._folder / "ports.json", names)
+        for number in self._numbers:
+            write_private(self._properties(number), self._configuration(number))
+            data = self._data(number)
+            if not (data / "meta.properties").exists():
+                shutil.rmtree(data, ignore_errors=True)
+                command = [self._java[0], *_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
+                command += ["--config", self._properties(number)]
+                command += ["--cluster-id", self._identity()["cluster"]]
+                formatting = subprocess.Popen(
+                    through_child(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+                self._formatting.append((number, formatting))
+
+    def spawn(self) -> None:
+        """Start all brokers without waiting until they answer; call `prepare` first."""
+        while self._formatting:
+            number, formatting = self._formatting.pop()
+            output, _ = formatting.communicate(timeout=_READY_SECONDS)
+            if formatting.returncode != 0:
+                shutil.rmtree(self._data(number), ignore_errors=True)
+                raise StackError(
+                    f"the data of Kafka broker {number} could not be made",
+                    evidence=" | ".join(output.strip().splitlines()[-3:]),
+                    next_step="remove it with `harvest up --fresh`",
+                )
+        for number in self._numbers:
+            self.start_broker(number)
+
+    def start_broker(self, number: int) -> None:
+        """Start one broker (the first is 1) without waiting until it answers."""
+        command = [*self._java, "kafka.Kafka", self._properties(number)]
+        self.brokers[number - 1].spawn(command, environment=_environment())
+
+    def await_ready(self) -> None:
+        """Wait until every broker has joined and answers clients."""
+        for number, broker in zip(self._numbers, self.brokers, strict=True):
+            port = self.ports[f"plain-{number}"]
+            broker.await_ready(lambda port=port: accepts(port), seconds=_READY_SECONDS)  # type: ignore[misc]
+        self.brokers[0].await_ready(self.answers, seconds=_READY_SECONDS)
+
+    def answers(self) -> bool:
+        """Tell whether all brokers are members of the cluster as a client sees it."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        try:
+            return len(admin.list_topics(timeout=2).brokers) == len(self.brokers)
+        except KafkaException:
+            return False
+
+    def begin_stop(self) -> None:
+        """Ask all brokers to shut down, without waiting."""
+        for broker in self.brokers:
+            broker.begin_stop()
+
+    def stop(self) -> None:
+        """Shut all brokers down, together, then by force."""
+        self.begin_stop()
+        for broker in self.brokers:
+            broker.stop()
+
+    def kill(self) -> None:
+        """End all brokers as a crash would."""
+        for broker in self.brokers:
+            broker.kill()
+
+    def restart(self) -> None:
+        """Stop and start all brokers; the ports stay."""
+        self.stop()
+        self.start()
+
+    def suspend(self) -> None:
+        """Freeze all brokers."""
+        for broker in self.brokers:
+            broker.suspend()
+
+    def resume(self) -> None:
+        """Thaw all brokers."""
+        for broker in self.brokers:
+            broker.resume()
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, len(self.brokers) + 1)
+
+    def _data(self, number: int) -> Path:
+        return self._folder / f"broker-{number}"
+
+    def _properties(self, number: int) -> Path:
+        return self._folder / f"broker-{number}.properties"
+
+    def _identity(self) -> Mapping[str, str]:
+        """The cluster's id and the SASL user's password: made once, then read."""
+        file = self._folder / "identity.json"
+        if not file.exists():
+            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            write_private(file, json.dumps({"cluster": cluster, "password": secrets.token_urlsafe(24)}))
+        identity: Mapping[str, str] = json.loads(file.read_text())
+        return identity
+
+    def _configuration(self, number: int) -> str:
+        ports, replicas = self.ports, len(self.brokers)
+        password = self._identity()["password"]
+        listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in ("plain", "sasl", "controller")}
+        advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
+        voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": number,
+            # Named here and not in the data, so that a port may change between two runs.
+            "controller.quorum.voters": voters,
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAIN",
+            "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
+            "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
+            "listener.security.protocol.map": "PLAIN:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": (
+                f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{_SASL_USER}="{password}";'
+            ),
+            "log.dirs": self._data(number),
+            "auto.create.topics.enable": "false",
+            "default.replication.factor": replicas,
+            "min.insync.replicas": min(2, replicas),
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.num.partitions": 4,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": min(2, replicas),
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": min(2, replicas),
+            "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1000,
+            # A broker that crashed may come back once its old session is over.
+            "broker.session.timeout.ms": 4000,
+            "broker.heartbeat.interval.ms": 500,
+            # By default half of the heap below.
+            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _environment() -> dict[str, str]:
+    # Options meant for other Java programs would end up in the brokers, and a banner about them in their output.
+    foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
+    return {name: value for name, value in os.environ.items() if name not in foreign}

@@ -1,0 +1,60 @@
+"""The state folder: everything the local stack writes is below it, and one stack at a time holds it."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from harvest_lib.errors import StackError
+
+
+def default_state() -> Path:
+    """Name the state folder: `HARVEST_HOME`, else `.harvest` at the root of the project around the current folder."""
+    if home := os.environ.get("HARVEST_HOME"):
+        return Path(home).expanduser().resolve()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if any((folder / mark).exists() for mark in (".harvest", "pyproject.toml", ".git")):
+            return folder / ".harvest"
+    return here / ".harvest"
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and its parents, and return it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StackError(
+            "the state folder cannot be written",
+            evidence=f"{path}: {error.strerror}",
+            next_step="name a folder you may write to in HARVEST_HOME",
+        ) from error
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file for the owner's eyes only, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock between processes while inside; yields whether it was had, always true when waiting."""
+    make_folder(path.parent)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

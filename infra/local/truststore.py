@@ -1,0 +1,41 @@
+"""Hand Java the certificate authorities this machine trusts.
+
+A Java from a wheel knows only the public ones it was built with; behind a company's proxy that is not enough. Written
+in the JKS format, which every Java reads and which needs no tool: a header, one entry per certificate, a digest.
+"""
+
+import hashlib
+import os
+import ssl
+import struct
+from pathlib import Path
+
+_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+
+def write_truststore(file: Path) -> int:
+    """Write what this machine trusts as a Java key store, and return how many certificates that is."""
+    certificates = _trusted()
+    body = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
+    for number, certificate in enumerate(certificates):
+        body += struct.pack(">I", 2) + _text(f"authority-{number}") + struct.pack(">Q", 0)
+        body += _text("X.509") + struct.pack(">I", len(certificate)) + certificate
+    # The digest's key is public knowledge: this store holds no secret, so the password protects nothing.
+    digest = hashlib.sha1("changeit".encode("utf-16-be") + b"Mighty Aphrodite" + body, usedforsecurity=False)
+    file.write_bytes(body + digest.digest())
+    return len(certificates)
+
+
+def _trusted() -> list[bytes]:
+    context = ssl.create_default_context()
+    # The system's bundle in addition: an interpreter built elsewhere may look for it in another place.
+    for bundle in (os.environ.get("SSL_CERT_FILE", ""), *_BUNDLES):
+        if bundle and Path(bundle).is_file():
+            context.load_verify_locations(cafile=bundle)
+            break
+    return context.get_ca_certs(binary_form=True)
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack(">H", len(encoded)) + encoded

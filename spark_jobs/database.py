@@ -1,0 +1,190 @@
+"""Postgres as the jobs see it: connections, table names, and what its refusals are called."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
+from spark_jobs import queries
+
+OUTBOX_COLUMNS = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "leader_id",
+)
+_LONGEST_NAME_BYTES = 63
+
+# libpq gives no SQLSTATE for a connection that failed, only the server's sentence.
+_DENIED = (
+    "authentication failed",
+    "no password supplied",
+    "pg_hba.conf",
+    "is not permitted to log in",
+    "permission denied",
+    "does not exist",
+)
+
+
+# SQLSTATE classes of a connection that broke and of a server that shuts down.
+_LOST = ("08", "57P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The four tables of the job. Staging and ledger stand beside the business table, under its name."""
+
+    business: sql.Identifier
+    outbox: sql.Identifier
+    staging: sql.Identifier
+    ledger: sql.Identifier
+
+    @classmethod
+    def named(cls, *, business: str, outbox: str) -> "Tables":
+        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError."""
+        return cls(
+            business=_identifier(business, option="--table"),
+            outbox=_identifier(outbox, option="--outbox"),
+            staging=_identifier(f"{business}_staging", option="--table"),
+            ledger=_identifier(f"{business}_batches", option="--table"),
+        )
+
+    def fill(self, statement: sql.SQL) -> sql.Composed:
+        """Put the names into a statement's braces."""
+        return statement.format(business=self.business, outbox=self.outbox, staging=self.staging, ledger=self.ledger)
+
+
+def _identifier(text: str, *, option: str) -> sql.Identifier:
+    parts = text.split(".")
+    longest = max(len(part.encode()) for part in parts)
+    if len(parts) > 2 or not all(parts) or "\0" in text or longest > _LONGEST_NAME_BYTES:  # noqa: PLR2004
+        raise ConfigError(
+            f"{text!r} cannot name a table",
+            field=option,
+            next_step=f"use table or schema.table, at most {_LONGEST_NAME_BYTES} bytes each, suffixes included",
+        )
+    return sql.Identifier(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JdbcTarget:
+    """Where Spark writes: a URL without secrets, the quoted table, and the connection's properties."""
+
+    url: str
+    table: str
+    properties: Mapping[str, str] = field(repr=False)
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    """Open an autocommit connection to a server that accepts writes.
+
+    Raises ConfigError, DatabaseUnavailable or DatabaseAccessDenied.
+    """
+    try:
+        host = str(conninfo_to_dict(dsn).get("host") or "")
+    except psycopg.Error:
+        host = "@"
+    if "@" in host:
+        # libpq's own message would repeat a piece of the DSN, which may be the password.
+        raise ConfigError(
+            "the DSN cannot be read",
+            field="--dsn",
+            next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
+        )
+    try:
+        return psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write")
+    except psycopg.Error as error:
+        evidence = " ".join(str(error).split())
+        if any(sentence in evidence for sentence in _DENIED):
+            raise DatabaseAccessDenied(
+                "Postgres refused the connection",
+                evidence=evidence,
+                next_step="check user, password and database of the DSN, and the server's pg_hba.conf",
+            ) from error
+        raise DatabaseUnavailable(
+            "Postgres does not answer",
+            evidence=evidence,
+            next_step="check host and port of the DSN and whether the server runs and accepts writes",
+        ) from error
+
+
+@contextmanager
+def postgres_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg's errors into the harvester's, saying what was being done."""
+    try:
+        yield
+    except psycopg.Error as error:
+        evidence = error.diag.message_primary or " ".join(str(error).split())
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise DatabaseAccessDenied(
+                f"Postgres refused {doing}", evidence=evidence, next_step="grant the user what the message names"
+            ) from error
+        if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST):
+            raise DatabaseUnavailable(
+                f"the connection was lost while {doing}",
+                evidence=evidence,
+                next_step="run the batch again: the ledger knows whether it was promoted",
+            ) from error
+        raise DatabaseError(
+            f"Postgres failed while {doing}",
+            evidence=evidence,
+            next_step="correct what the message names and run the batch again: nothing of it was promoted",
+        ) from error
+
+
+def prepare_tables(connection: psycopg.Connection, tables: Tables) -> None:
+    """Check the outbox table and create the job's own where missing. Raises OutboxTableError."""
+    name = tables.outbox.as_string(connection)
+    with postgres_errors("looking for the outbox table"):
+        found = connection.execute(queries.COLUMNS_OF, {"table": name}).fetchone()
+    next_step = "create it with `harvest init`, or name the right one by --outbox"
+    if found is None:
+        raise OutboxTableError(f"the outbox table {name} does not exist", next_step=next_step)
+    if missing := [column for column in OUTBOX_COLUMNS if column not in found[2]]:
+        raise OutboxTableError(
+            f"the table {name} is not an outbox table", evidence=f"it lacks {', '.join(missing)}", next_step=next_step
+        )
+    with postgres_errors("creating the job's tables"), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        connection.execute(tables.fill(sql.SQL(queries.CREATE_TABLES)))
+
+
+def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
+    """Say to Spark's JDBC writer what libpq made of the DSN, its environment and its password file."""
+    info = connection.info
+    if info.host.startswith("/"):
+        raise ConfigError(
+            "Spark's JDBC driver needs TCP, and this DSN leads to a Unix socket",
+            field="--dsn",
+            next_step="name a host in the DSN",
+        )
+    with postgres_errors("looking for the staging table"):
+        found = connection.execute(queries.COLUMNS_OF, {"table": tables.staging.as_string(connection)}).fetchone()
+    assert found is not None  # noqa: S101 - prepare_tables has created it
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    given = info.get_parameters()
+    tls: dict[str, str] = {name: given[name] for name in given if name in {"sslmode", "sslrootcert"}}
+    return JdbcTarget(
+        url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
+        table=sql.Identifier(found[0], found[1]).as_string(connection),
+        properties={
+            "user": info.user,
+            "password": info.password,
+            "driver": "org.postgresql.Driver",
+            "ApplicationName": "outbox-harvester spark",
+            "batchsize": "5000",
+            "reWriteBatchedInserts": "true",
+            # Else the driver's exceptions, and so Spark's log, carry whole rows.
+            "logServerErrorDetail": "false",
+            **tls,
+        },
+    )

@@ -1,0 +1,110 @@
+"""What every test may ask for: the servers, and a database, topics and names of its own."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from support.outbox import Outbox
+from support.waiting import eventually
+
+from infra.local import Stack
+from infra.local.state import default_state, locked
+
+Unique = Callable[[str], str]
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def parts() -> Path:
+    """The folder with what is brought once: jars and Java."""
+    return default_state()
+
+
+@pytest.fixture(scope="session")
+def stack(parts: Path) -> Iterator[Stack]:
+    """Postgres and Kafka for the whole session, with no data of earlier sessions."""
+    with ExitStack() as held:
+        # A second session at the same time gets a folder of its own.
+        folders = (parts / f"test-stack-{number}" for number in count(1))
+        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        yield held.enter_context(Stack(state, fresh=True, parts=parts))
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers(stack: Stack) -> str:
+    """Where Kafka clients connect."""
+    return stack.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def admin(bootstrap_servers: str) -> AdminClient:
+    """A Kafka admin client."""
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Unique:
+    """Make names that no other test has: `unique("orders")`."""
+    test = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower()).strip("_")[:30]
+
+    def name(purpose: str = "test") -> str:
+        return f"{purpose}_{test}_{uuid.uuid4().hex[:8]}"
+
+    return name
+
+
+@pytest.fixture
+def group_id(unique: Unique) -> str:
+    """A consumer group of this test's own."""
+    return unique("group")
+
+
+@pytest.fixture
+def dsn(stack: Stack, unique: Unique) -> Iterator[str]:
+    """A connection string for an empty database of this test's own, dropped with its connections afterwards."""
+    database = unique("db")[:63]
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+    yield make_conninfo(stack.dsn, dbname=database)
+    if stack.postgres:  # a test may have killed or frozen it
+        stack.postgres.resume()
+        if stack.postgres.pid is None:
+            stack.postgres.start()
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+
+
+@pytest.fixture
+def make_topic(admin: AdminClient, unique: Unique) -> MakeTopic:
+    """Make a topic of this test's own: `make_topic(partitions=3, **{"cleanup.policy": "compact"})` returns its name."""
+
+    def make(partitions: int = 1, name: str = "", **config: object) -> str:
+        topic = name or unique("topic")
+        settings = {setting: str(value) for setting, value in config.items()}
+        for future in admin.create_topics([NewTopic(topic, partitions, config=settings)]).values():
+            future.result(30)
+
+        def led() -> bool:
+            found = admin.list_topics(topic, timeout=10).topics[topic].partitions
+            return len(found) == partitions and all(partition.leader >= 0 for partition in found.values())
+
+        eventually(led, 30, f"topic {topic} has a leader for each partition")
+        return topic
+
+    return make
+
+
+@pytest.fixture
+def outbox(dsn: str, make_topic: MakeTopic) -> Iterator[Outbox]:
+    """An empty outbox table, and a topic of four partitions its records go to."""
+    made = Outbox(dsn, make_topic(partitions=4))
+    yield made
+    made.close()

@@ -1,0 +1,131 @@
+"""What every source promises, asked of the fake that the loop's tests use and of the real one."""
+
+import uuid
+
+import psycopg
+import pytest
+from support.fakes import FakeSource, FakeTable
+from support.rows import row
+
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import MarkSource
+
+INSERT = """
+INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+VALUES (%s, now(), %s, %s, %s, %s, %s)
+"""
+
+
+class RealOutbox:
+    """The same handle on a real table that FakeTable is on a fake one."""
+
+    def __init__(self, dsn):
+        self.dsn = dsn
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        OutboxTable.parse("outbox").create(self.connection)
+
+    def source(self):
+        return MarkSource(self.dsn, OutboxTable.parse("outbox").identifier)
+
+    def insert(self, *rows):
+        with self.connection.cursor() as cursor:
+            cursor.executemany(INSERT, rows)
+
+    def leaders(self):
+        return dict(self.connection.execute("SELECT id, leader_id FROM outbox ORDER BY id").fetchall())
+
+
+class FakeOutbox(FakeTable):
+    def source(self):
+        return FakeSource(self)
+
+
+@pytest.fixture(params=["fake", "postgres"])
+def outbox(request):
+    if request.param == "fake":
+        yield FakeOutbox()
+        return
+    real = RealOutbox(request.getfixturevalue("dsn"))
+    yield real
+    real.connection.close()
+
+
+@pytest.fixture
+def leader(outbox):
+    source = outbox.source()
+    source.open(uuid.uuid4())
+    yield source
+    source.close()
+
+
+def ids(rows):
+    return [r[0] for r in rows]
+
+
+def test_rows_come_by_id_up_to_the_limit_and_only_once(outbox, leader):
+    outbox.insert(*[row(n, "k") for n in (5, 3, 9, 1, 7)])
+    assert ids(leader.fetch(3)) == [1, 3, 5]
+    assert ids(leader.fetch(3)) == [7, 9]
+    assert leader.fetch(3) == []
+
+
+def test_a_row_comes_whole(outbox, leader):
+    whole = (1, "topic", "kéy", None, ["a", "a", "b"], ["1", None, ""])
+    outbox.insert(whole)
+    assert leader.fetch(1) == [whole]
+
+
+def test_a_late_row_with_a_low_id_is_fetched(outbox, leader):
+    outbox.insert(row(5, "k"))
+    leader.fetch(10)
+    outbox.insert(row(2, "k"))
+    assert ids(leader.fetch(10)) == [2]
+
+
+def test_what_was_acknowledged_is_gone_and_may_be_acknowledged_again(outbox, leader):
+    outbox.insert(row(1, "k"), row(2, "k"))
+    leader.fetch(10)
+    leader.acknowledge([1])
+    leader.acknowledge([1])
+    assert set(outbox.leaders()) == {2}
+
+
+def test_a_reset_row_is_fetched_again_from_the_head(outbox, leader):
+    outbox.insert(row(1, "k"), row(2, "k"))
+    leader.fetch(10)
+    leader.reset([1])
+    outbox.insert(row(3, "k"))
+    assert ids(leader.fetch(10)) == [1, 3]
+
+
+def test_a_new_leader_id_takes_everything_that_was_not_acknowledged(outbox, leader):
+    outbox.insert(row(1, "k"), row(2, "k"), row(3, "k"))
+    leader.fetch(10)
+    leader.acknowledge([2])
+    leader.open(uuid.uuid4())
+    assert ids(leader.fetch(10)) == [1, 3]
+
+
+def test_a_deposed_leader_cannot_reset_what_its_successor_took(outbox, leader):
+    """I6. A reset that does not look at the leader id unmarks the successor's rows, which are then sent twice."""
+    outbox.insert(row(1, "k"))
+    leader.fetch(10)
+    successor = outbox.source()
+    successor_id = uuid.uuid4()
+    successor.open(successor_id)
+    assert ids(successor.fetch(10)) == [1]
+    leader.reset([1])
+    assert outbox.leaders() == {1: successor_id}
+    successor.close()
+
+
+def test_a_delivered_row_is_purged_even_if_a_deposed_leader_has_marked_it(outbox, leader):
+    """Left in the table it would be marked and sent once more, behind its successors."""
+    outbox.insert(row(1, "k"))
+    leader.fetch(10)
+    zombie = outbox.source()
+    zombie.open(uuid.uuid4())
+    zombie.fetch(10)
+    leader.acknowledge([1])
+    assert outbox.leaders() == {}
+    zombie.close()

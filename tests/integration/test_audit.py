@@ -1,0 +1,329 @@
+"""Audits of real topics and tables."""
+
+import json
+import socket
+import time
+import uuid
+from itertools import chain
+
+import psycopg
+import pytest
+import typer
+from confluent_kafka import Producer, TopicPartition
+from typer.testing import CliRunner
+
+from harvest_lib.audit import audit, read_query, read_topics
+from harvest_lib.cli.audit import audit as audit_command
+from harvest_lib.errors import (
+    ConfigError,
+    DatabaseAccessDenied,
+    DatabaseError,
+    DatabaseUnavailable,
+    KafkaUnavailable,
+    TopicMissing,
+)
+from harvest_lib.provenance import HEADER_NAME, stamp
+
+RECORDS = 50_000
+
+
+@pytest.fixture
+def settings(bootstrap_servers):
+    return {"bootstrap.servers": bootstrap_servers}
+
+
+@pytest.fixture
+def producers(settings):
+    """Make producers, and close them at the end: an open transaction would outlive the test."""
+    made = []
+
+    def make(**own):
+        made.append(Producer({**settings, "linger.ms": 5, "enable.idempotence": True, **own}))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close()
+
+
+def closed_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def send(producer, topic, ids, *, leader=None, partition=0, key=b"k", header=None):
+    stamped = stamp(leader or uuid.UUID(int=1))
+    for number in ids:
+        headers = [(HEADER_NAME, stamped(number))] if header is None else [(header, str(number).encode())]
+        producer.produce(topic, b"value", key=key, partition=partition, headers=headers)
+        producer.poll(0)
+
+
+def ids_in(settings, topic, **how):
+    return [record.id for record in chain.from_iterable(read_topics(settings, [topic], **how))]
+
+
+def fill_outbox(dsn, topic, ids):
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE outbox (id bigserial PRIMARY KEY, create_time timestamptz NOT NULL DEFAULT now(),"
+            " kafka_topic varchar(249) NOT NULL, kafka_key varchar(100) NOT NULL, kafka_value varchar(10000),"
+            " kafka_header_keys text[] NOT NULL DEFAULT '{}', kafka_header_values text[] NOT NULL DEFAULT '{}',"
+            " leader_id uuid)"
+        )
+        connection.cursor().executemany(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, %s, 'k')", [(n, topic) for n in ids]
+        )
+
+
+def test_everything_committed_is_found(dsn, settings, make_topic, producers):
+    topic, leader = make_topic(partitions=4), uuid.uuid4()  # partition 3 stays empty
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE committed AS SELECT id, 'k' || id % 3 AS key FROM generate_series(1, 50000) id"
+        )
+    producer = producers()
+    stamped = stamp(leader)
+    for number in range(1, RECORDS + 1):
+        producer.produce(
+            topic, b"v" * 200, key=b"k%d" % (number % 3), partition=number % 3, headers={HEADER_NAME: stamped(number)}
+        )
+        producer.poll(0)
+    producer.flush()
+    report = audit(
+        read_query(dsn, "SELECT id, key FROM committed;"),
+        chain.from_iterable(read_topics(settings, [topic])),
+    )
+    assert report.ok
+    assert report.committed == report.delivered == report.records == RECORDS
+    (statistics,) = report.leaders
+    assert (statistics.leader, statistics.records) == (leader, RECORDS)
+    assert abs(time.time() * 1000 - statistics.last_ms) < 120_000
+
+
+def test_transactions_leave_gaps_that_end_no_reading_early_or_late(settings, make_topic, producers):
+    topic = make_topic(partitions=3)
+    producer = producers(**{"transactional.id": topic, "transaction.timeout.ms": 60_000})
+    producer.init_transactions()
+    for first, finish in ((1, producer.commit_transaction), (3, producer.abort_transaction)):
+        producer.begin_transaction()
+        send(producer, topic, [first, first + 1])
+        if first == 3:
+            send(producer, topic, [5], partition=1)  # nothing but an aborted record and its marker
+        producer.flush()
+        finish()
+    assert ids_in(settings, topic) == [1, 2]
+    assert sorted(ids_in(settings, topic, isolation="read_uncommitted")) == [1, 2, 3, 4, 5]
+    producer.begin_transaction()
+    send(producer, topic, [6])
+    send(producer, topic, [7], partition=2)
+    producer.flush()
+    assert ids_in(settings, topic) == [1, 2]
+    assert sorted(ids_in(settings, topic, isolation="read_uncommitted")) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_reading_begins_where_the_log_does_and_ends_where_it_ended(settings, admin, make_topic, producers):
+    topic = make_topic()
+    producer = producers()
+    send(producer, topic, range(2_000))
+    producer.flush()
+    admin.delete_records([TopicPartition(topic, 0, 1_000)])[TopicPartition(topic, 0)].result(30)
+    batches = read_topics(settings, [topic, topic])
+    read = list(next(batches))
+    send(producer, topic, range(2_000, 4_000))
+    producer.flush()
+    read += chain.from_iterable(batches)
+    assert [record.id for record in read] == list(range(1_000, 2_000))
+    assert [record.offset for record in read] == list(range(1_000, 2_000))
+
+
+def test_ids_of_an_applications_own_header(settings, make_topic, producers):
+    topic = make_topic()
+    producer = producers()
+    send(producer, topic, [1, -2], header="event-id")
+    for value in (b"x", b"", None, str(2**63).encode()):
+        producer.produce(topic, b"v", headers=[("event-id", value)])
+    producer.produce(topic, b"v", headers=[(HEADER_NAME, b"another program's")])
+    producer.produce(topic, b"v", headers=[(HEADER_NAME, None)])
+    producer.produce(topic, None)
+    leader = uuid.uuid4()
+    producer.produce(topic, b"v", headers=[("event-id", b"3"), (HEADER_NAME, stamp(leader)(99))])
+    producer.flush()
+    records = list(chain.from_iterable(read_topics(settings, [topic], id_header="event-id")))
+    assert [record.id for record in records] == [1, -2, *[None] * 7, 3]
+    assert records[-1].leader == leader.bytes
+    assert ids_in(settings, topic) == [None] * 9 + [99]
+
+
+def test_large_values_are_read_in_small_batches(settings, make_topic, producers):
+    topic = make_topic()
+    producer = producers(**{"compression.type": "none"})
+    for _ in range(150):
+        producer.produce(topic, b"x" * 900_000)
+        producer.poll(0.01)
+    producer.flush()
+    sizes = [len(batch) for batch in read_topics(settings, [topic])]
+    assert sum(sizes) == 150
+    assert max(sizes) <= 10
+
+
+def test_a_topic_that_is_not_there_is_not_made(settings, admin, unique):
+    topic = unique("none")
+    with pytest.raises(TopicMissing, match=topic):
+        next(read_topics(settings, [topic]))
+    assert topic not in admin.list_topics(timeout=10).topics
+
+
+def test_kafka_that_does_not_answer():
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable, match="next step") as raised:
+        next(read_topics({"bootstrap.servers": f"127.0.0.1:{closed_port()}", "sasl.password": "canary"}, ["t"]))
+    assert time.monotonic() - began < 10
+    assert raised.value.evidence
+    assert "canary" not in str(raised.value)
+
+
+def test_a_setting_that_librdkafka_does_not_know():
+    with pytest.raises(ConfigError, match=r"no\.such\.setting"):
+        next(read_topics({"no.such.setting": "1"}, ["t"]))
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("SELECT nothing", 'column "nothing" does not exist'),
+        ("SELECT FROM", "does not select an integer id|syntax error"),
+        ("DELETE FROM numbers RETURNING id", "syntax error"),
+        ("SELECT nextval('numbers_id_seq')", "read-only transaction"),
+        ("SELECT 'a'", "'a'"),
+        ("SELECT 1.5", "fraction"),
+        ("SELECT NULL", "NoneType"),
+        ("SELECT 1 / (3 - id) FROM generate_series(1, 9) id", "division by zero"),
+        ("", "syntax error"),
+    ],
+)
+def test_a_query_that_postgres_refuses_is_named(dsn, query, reason):
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE numbers (id bigserial)")
+    with pytest.raises(DatabaseError, match=reason) as raised:
+        list(read_query(dsn, query))
+    assert query in str(raised.value)
+    assert raised.value.exit_code == 5
+
+
+def test_what_a_query_may_give(dsn):
+    query = "VALUES (1, 'a', 't'), (2, 'b', 'u'), (3, NULL, 't')"
+    assert list(read_query(dsn, query, topics=["t"])) == [(1, b"a"), (3, None)]
+    assert list(read_query(dsn, "SELECT 12::numeric, '\\x00ff'::bytea -- 100%")) == [(12, b"\x00\xff")]
+    assert list(read_query(dsn, "SELECT '7', 8")) == [(7, b"8")]
+    assert list(read_query(dsn, "SELECT 1 WHERE false")) == []
+
+
+def test_postgres_that_does_not_answer_or_refuses(dsn):
+    with pytest.raises(DatabaseUnavailable) as raised:
+        list(read_query(f"host=127.0.0.1 port={closed_port()} password=canary", "SELECT 1"))
+    assert "canary" not in str(raised.value)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE hidden AS SELECT 1 AS id")
+        connection.execute("DROP ROLE IF EXISTS harvest_audit_nobody")
+        connection.execute("CREATE ROLE harvest_audit_nobody LOGIN PASSWORD 'canary'")
+    nobody = psycopg.conninfo.make_conninfo(dsn, user="harvest_audit_nobody", password="canary")
+    try:
+        with pytest.raises(DatabaseAccessDenied, match="hidden") as denied:
+            list(read_query(nobody, "SELECT id FROM hidden"))
+        assert "canary" not in str(denied.value)
+    finally:
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DROP ROLE harvest_audit_nobody")
+
+
+@pytest.fixture
+def harvest_audit(dsn, bootstrap_servers, tmp_path):
+    """Run `harvest audit` and return its result."""
+    config = tmp_path / "reaper.yaml"
+    data_source = " ".join(f"{name}='{value}'" for name, value in psycopg.conninfo.conninfo_to_dict(dsn).items())
+    config.write_text(
+        "harvest:\n"
+        f"  baseKafkaConfig:\n    bootstrap.servers: {bootstrap_servers}\n"
+        f'  leaderGroupID: audited\n  dataSource: "{data_source} sslmode=disable"\n'
+    )
+    app = typer.Typer()
+    app.command()(audit_command)
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["--config", str(config), *arguments])
+
+    return run
+
+
+def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producers, harvest_audit, tmp_path):
+    topic = make_topic()
+    producer = producers()
+    first, second = uuid.UUID(int=1), uuid.UUID(int=2)
+    send(producer, topic, [1, 2], leader=first)
+    send(producer, topic, [2, 3, 4], leader=second)
+    producer.flush()
+    fill_outbox(dsn, topic, [4, 5])
+
+    result = harvest_audit("--topic", topic, "--committed", "SELECT id, 'k' FROM generate_series(1, 5) id", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    counted = {name: report[name] for name in ("ok", "committed", "delivered", "pending", "lost", "duplicates")}
+    assert counted == {"ok": True, "committed": 5, "delivered": 4, "pending": 1, "lost": 0, "duplicates": 1}
+    assert report["explanations"] == [{"old_leader": str(first), "new_leader": str(second), "count": 1}]
+
+    result = harvest_audit("-t", topic)
+    assert result.exit_code == 0, result.output
+    assert "all is well" in result.output
+    assert json.loads(harvest_audit("-t", topic, "--json").output)["purged"] == 3
+
+    result = harvest_audit("-t", topic, "--committed", "SELECT id, 'wrong[key]' FROM generate_series(2, 6) id")
+    assert result.exit_code == 1
+    assert "anomalies found" in result.output
+    assert f"unknown: id 1 at {topic}/0@0" in result.output
+    assert "lost: id 6" in result.output
+    assert "wrong[key]" not in result.output
+
+    committed = tmp_path / "committed.csv"
+    committed.write_text("id,key\n1,k\n2,k\n3,k\n4,k\n5,\n")
+    result = harvest_audit("-t", topic, "--committed-file", str(committed), "--show-keys")
+    assert result.exit_code == 1
+    assert "lost: id 5" in result.output
+    pending = "SELECT id FROM outbox"
+    assert harvest_audit("-t", topic, "--committed-file", str(committed), "--pending", pending).exit_code == 0
+
+
+def test_the_command_reads_what_is_committed_meanwhile(dsn, make_topic, producers, harvest_audit, monkeypatch):
+    topic = make_topic()
+    producer = producers()
+    send(producer, topic, [1, 2])
+    producer.flush()
+    fill_outbox(dsn, topic, [])
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE flights AS SELECT 1 AS id")
+
+    def late(*arguments, **named):
+        with psycopg.connect(dsn) as connection:
+            connection.execute("INSERT INTO flights VALUES (2)")
+        return read_topics(*arguments, **named)
+
+    monkeypatch.setattr("harvest_lib.audit.read_topics", lambda *a, **n: (batch for batch in late(*a, **n)))
+    result = harvest_audit("-t", topic, "--committed", "SELECT id FROM flights", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["committed"] == 2
+
+
+def test_the_command_line_is_checked(harvest_audit, tmp_path):
+    assert harvest_audit().exit_code == 2
+    assert harvest_audit("-t", "t", "--committed", "SELECT 1", "--committed-file", "f").exit_code == 2
+    assert harvest_audit("-t", "t", "--id-header", "event-id").exit_code == 2
+    assert harvest_audit("-t", "t", "--isolation", "none").exit_code == 2
+    assert harvest_audit("-t", "t", "--spill", str(tmp_path / "none")).exit_code == 2
+    for arguments, exit_code in (
+        (["--committed", "SELECT nothing"], 5),
+        (["--committed-file", "none.csv"], 3),
+        (["--committed", "SELECT 1"], 5),  # there is no outbox table to ask what waits
+        (["--committed", "SELECT 1", "--pending", "SELECT 1"], 6),
+    ):
+        assert harvest_audit("-t", "t-none", *arguments).exception.exit_code == exit_code

@@ -1,0 +1,146 @@
+"""The commands, as a person runs them: real processes, real servers."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.outbox import read_topic
+from support.waiting import eventually
+
+REAPER = """\
+harvest:
+  baseKafkaConfig:
+    bootstrap.servers: {servers}
+  producerKafkaConfig:
+    compression.type: lz4
+    delivery.timeout.ms: 10000
+  leaderTopic: {group}.neli
+  leaderGroupID: {group}
+  dataSource: {dsn}
+  outboxTable: outbox
+  limits:
+    minPollInterval: 100ms
+    heartbeatTimeout: 5s
+    maxInFlightRecords: 1000
+    minMetricsInterval: 5s
+    sendConcurrency: 4
+    sendBuffer: 10
+logging:
+  level: Info
+"""
+
+
+@pytest.fixture
+def environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+
+
+@pytest.fixture
+def harvest(environment):
+    def command(*arguments, **variables):
+        return subprocess.run(
+            [sys.executable, "-m", "harvest_lib.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            env={**environment, **variables},
+            check=False,
+        )
+
+    return command
+
+
+@pytest.fixture
+def reaper(tmp_path, dsn, bootstrap_servers, group_id):
+    file = tmp_path / "reaper.yaml"
+    file.write_text(REAPER.format(servers=bootstrap_servers, group=group_id, dsn=dsn))
+    return file
+
+
+def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
+    printed = harvest("init", "-f", reaper, "--print")
+    assert printed.returncode == 0
+    assert "kafka_header_values TEXT[] NOT NULL" in printed.stdout
+    assert harvest("init", "-f", reaper).stdout.startswith("created")
+    assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already there")
+
+
+def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, environment, tmp_path):
+    outbox.fill(500)
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--log-format", "json"],
+            stderr=stderr,
+            env=environment,
+        )
+    try:
+        eventually(lambda: outbox.count() == 0, 60, "delivered")
+        status = json.loads(harvest("status", "-f", reaper, "--json").stdout)
+        assert status["backlog_records"] == 0
+        assert status["members"] == 1
+        assert "@127.0.0.1" in status["leader"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    names = [event["event"] for event in events]
+    assert [name for name in names if name.startswith(("harvester_", "leader_a", "leader_r"))] == [
+        "harvester_started",
+        "leader_acquired",
+        "leader_revoked",
+        "harvester_stopped",
+    ]
+    assert len(read_topic(bootstrap_servers, outbox.topic)) == 500
+
+
+def test_status_without_a_leader_shows_what_waits(harvest, reaper, outbox):
+    outbox.fill(7)
+    shown = harvest("status", "-f", reaper)
+    assert shown.returncode == 0
+    assert "7 records" in shown.stdout
+    assert "nobody" in shown.stdout
+
+
+def test_run_drain_says_what_it_did(harvest, reaper, outbox):
+    outbox.fill(100)
+    assert harvest("run", "-f", reaper, "--drain").stdout.startswith("100 records in")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (("outboxTable: outbox", "outboxTabel: outbox"), 3, ["line 10", "outboxTabel", "outboxTable"]),
+        (("maxInFlightRecords: 1000", "maxInFlightRecords: none"), 3, ["line 14", "maxInFlightRecords"]),
+        (("outboxTable: outbox", "outboxTable: absent"), 4, ["harvest init"]),
+        ((r"port=\d+", "port=1"), 5, ["does not answer", "next step"]),
+        (("bootstrap.servers: 127", "bootstrap.servers: 127.0.0.1:1 #"), 6, ["127.0.0.1:1", "next step"]),
+    ],
+)
+def test_errors_name_the_cause_and_have_their_exit_code(harvest, reaper, outbox, change, code, words):
+    text = reaper.read_text()
+    assert re.search(change[0], text)
+    reaper.write_text(re.sub(change[0], change[1], text))
+    done = harvest("run", "-f", reaper)
+    assert done.returncode == code, done.stderr
+    assert not [word for word in words if word not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["init", "run", "status", "audit", "version", "up", "down", "ps", "logs"])
+def test_every_command_has_an_example(harvest, command):
+    shown = harvest(command, "--help")
+    assert shown.returncode == 0
+    assert f"harvest {command}" in shown.stdout
+
+
+def test_version_names_the_libraries(harvest):
+    shown = harvest("version").stdout
+    assert "librdkafka" in shown
+    assert "libpq" in shown

@@ -1,0 +1,67 @@
+"""The fixtures themselves: a database and topics of one's own on servers set up as promised."""
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from psycopg.conninfo import conninfo_to_dict
+
+from infra.local import Stack
+
+
+def test_the_database_is_empty_and_as_in_production(dsn, stack: Stack):
+    with psycopg.connect(dsn) as connection:
+        settings = {
+            name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()[0]
+            for name in ("wal_level", "fsync", "synchronous_commit", "server_encoding", "listen_addresses")
+        }
+        tables = connection.execute("SELECT count(*) FROM pg_stat_user_tables").fetchone()
+    assert settings == {
+        "wal_level": "logical",
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "server_encoding": "UTF8",
+        "listen_addresses": "127.0.0.1",
+    }
+    assert tables == (0,)
+
+
+def test_a_wrong_postgres_password_is_refused(stack: Stack):
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(stack.dsn, password="wrong")
+
+
+def test_topics_take_records_and_are_not_made_by_mention(make_topic, unique, bootstrap_servers):
+    reports = []
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "message.timeout.ms": 8000, "topic.metadata.propagation.max.ms": 500}
+    )
+    for topic in (make_topic(partitions=3), unique("missing")):
+        producer.produce(topic, b"value", on_delivery=lambda error, _: reports.append(error))
+    producer.flush(10)
+    assert [report is None for report in reports] == [True, False]
+
+
+def test_sasl_takes_the_right_password_only(stack: Stack, make_topic):
+    assert stack.kafka
+    topic = make_topic()
+    outcome = {}
+    for password in (stack.kafka.sasl_settings["sasl.password"], "wrong"):
+        errors = []
+        producer = Producer(
+            {**stack.kafka.sasl_settings, "sasl.password": password, "message.timeout.ms": 3000, "log_level": 0},
+            error_cb=errors.append,
+        )
+        producer.produce(topic, b"value")
+        outcome[password] = (producer.flush(5) == 0, any("uthentication" in error.str() for error in errors))
+        producer.purge()
+    assert list(outcome.values()) == [(True, False), (True, True)]
+
+
+def test_nothing_shows_the_password(stack: Stack):
+    password = conninfo_to_dict(stack.dsn)["password"]
+    assert password
+    assert password in (stack.state / "stack.json").read_text()
+    assert password not in stack.to_json() + repr(stack)
+    assert (stack.state / "stack.json").stat().st_mode & 0o777 == 0o600
+    for log in (stack.state / "logs").glob("*.log"):
+        assert str(password) not in log.read_text()

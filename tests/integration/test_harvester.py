@@ -1,0 +1,193 @@
+"""The harvester on real servers: what arrives, in which order, and how it starts and stops."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from support.outbox import Outbox, harvest_config, read_topic, steps_back
+from support.waiting import eventually
+
+from harvest_lib.errors import LifecycleError
+from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
+from harvest_lib.harvester import Harvest, State
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+
+
+@pytest.fixture
+def solo(outbox, bootstrap_servers, group_id):
+    def make(**settings):
+        return Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", **settings))
+
+    return make
+
+
+def test_drain_delivers_everything_once_in_order_and_empties_the_table(outbox, solo, bootstrap_servers):
+    outbox.fill(5_000, keys=50)
+    assert solo().drain(60).records == 5_000
+    assert outbox.count() == 0
+    delivered = read_topic(bootstrap_servers, outbox.topic)
+    assert sorted(record.outbox_id for record in delivered) == list(range(1, 5_001))
+    assert steps_back(delivered) == 0
+
+
+def test_a_record_arrives_as_it_was_written(outbox, solo, bootstrap_servers):
+    headers = [("type", "created"), ("type", "twice"), ("empty", ""), ("none", None)]
+    with outbox.connection.transaction():
+        append(
+            outbox.connection,
+            [
+                OutboxRecord(topic=outbox.topic, key="kéy", value='{"a": "ü\\n"}', headers=headers),
+                OutboxRecord(topic=outbox.topic, key="gone", value=None),
+                OutboxRecord(topic=outbox.topic, key="", value=""),
+            ],
+        )
+    solo().drain(60)
+    arrived = {record.key: record for record in read_topic(bootstrap_servers, outbox.topic)}
+    assert arrived["kéy"].value == '{"a": "ü\\n"}'
+    assert arrived["kéy"].headers == [
+        (name, None if content is None else content.encode()) for name, content in headers
+    ]
+    assert arrived["gone"].value is None
+    assert arrived[""].value == ""
+
+
+def test_without_our_header_a_record_carries_only_its_own(outbox, solo, bootstrap_servers):
+    outbox.fill(1)
+    solo(record_header=False).drain(60)
+    (record,) = read_topic(bootstrap_servers, outbox.topic)
+    assert record.headers == [("Seq", b"1")]
+    assert record.outbox_id is None
+
+
+def test_records_of_the_empty_key_keep_their_order(outbox, solo, bootstrap_servers):
+    """librdkafka's own default scatters them over the partitions."""
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="", value=str(n)) for n in range(50)])
+    solo().drain(60)
+    records = read_topic(bootstrap_servers, outbox.topic)
+    assert [record.value for record in records] == [str(n) for n in range(50)]
+
+
+def test_what_rolled_back_is_never_sent(outbox, solo, bootstrap_servers):
+    """I2."""
+    with pytest.raises(ZeroDivisionError), outbox.connection.transaction():
+        append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="undone")])
+        1 / 0  # noqa: B018
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="done")])
+    solo().drain(60)
+    assert [record.value for record in read_topic(bootstrap_servers, outbox.topic)] == ["done"]
+
+
+@pytest.mark.parametrize("table", ['"; DROP TABLE outbox; --', 'Mixed "Case"', "sélect"])
+def test_a_hostile_table_name_is_only_a_name(dsn, make_topic, bootstrap_servers, group_id, table):
+    hostile = Outbox(dsn, make_topic(), table)
+    hostile.fill(10)
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", outbox_table=table)
+    assert Harvest(config).drain(60).records == 10
+    assert hostile.count() == 0
+    hostile.close()
+
+
+def test_a_stop_under_load_is_clean_and_takes_less_than_two_seconds(outbox, solo, bootstrap_servers):
+    """I9: nothing in flight unaccounted for, nothing left marked, nothing sent twice."""
+    outbox.fill(60_000, keys=5_000)
+    first = solo(limits={"mark_query_records": 1000, "max_in_flight_records": 5000})
+    first.start()
+    eventually(lambda: first.delivered_records > 1_000, 30, "the harvester is busy")
+    began = time.monotonic()
+    first.stop()
+    first.stop()
+    assert first.await_stopped(10)
+    assert time.monotonic() - began < 2.0
+    assert first.state is State.STOPPED
+    assert outbox.count() == 60_000 - first.delivered_records > 0, "it was stopped in the middle"
+    assert outbox.leaders() == set()
+
+    second = solo(limits={"mark_query_records": 1000, "max_in_flight_records": 5000})
+    second.drain(60)
+    delivered = read_topic(bootstrap_servers, outbox.topic)
+    assert sorted(record.outbox_id for record in delivered) == list(range(1, 60_001))
+    assert steps_back(delivered) == 0
+
+
+def test_what_a_dead_leader_marked_the_next_one_takes(outbox, solo):
+    outbox.fill(10)
+    outbox.connection.execute("UPDATE outbox SET leader_id = gen_random_uuid()")
+    assert solo().drain(60).records == 10
+
+
+def test_events_and_state_over_a_life(outbox, solo):
+    events = []
+    harvest = solo(limits={"min_metrics_interval_seconds": 0.001})
+    harvest.set_event_handler(events.append)
+    assert (harvest.state, harvest.is_leader, harvest.leader_id) == (State.CREATED, False, None)
+    with harvest:
+        assert harvest.state is State.RUNNING
+        eventually(lambda: harvest.is_leader, 10, "leads")
+        assert harvest.leader_id is not None
+        outbox.fill(100)
+        eventually(lambda: harvest.delivered_records == 100, 20, "delivers")
+        assert harvest.in_flight_records == 0
+        assert harvest.in_flight_record_keys == []
+    assert harvest.state is State.STOPPED
+    assert isinstance(events[0], LeaderAcquired)
+    assert isinstance(events[-1], LeaderRevoked)
+    meters = [event.stats for event in events if isinstance(event, MeterRead)]
+    assert sum(stats.interval_count for stats in meters) <= 100
+    assert meters[-1].total_rate > 0
+
+
+def test_an_event_handler_that_raises_harms_nobody(outbox, solo):
+    outbox.fill(10)
+    harvest = solo()
+    harvest.set_event_handler(lambda event: 1 / 0)
+    assert harvest.drain(60).records == 10
+
+
+def test_an_instance_lives_once(outbox, solo):
+    harvest = solo()
+    with pytest.raises(LifecycleError, match="never started"):
+        harvest.await_stopped()
+    harvest.drain(60)
+    with pytest.raises(LifecycleError, match="cannot start"):
+        harvest.start()
+
+
+def test_a_drain_that_takes_too_long_says_so(outbox, solo):
+    harvest = solo(limits={"mark_query_records": 1, "max_in_flight_records": 1})
+    outbox.fill(5_000)
+    with pytest.raises(LifecycleError, match="not empty"):
+        harvest.drain(0.5)
+    assert harvest.state is State.STOPPED
+
+
+def test_writers_that_lock_the_key_keep_its_commit_order(outbox, solo, bootstrap_servers):
+    """I4 while eight writers compete for four keys, some of them rolling back."""
+    connection = outbox.connection
+    connection.execute("CREATE TABLE aggregate (key text PRIMARY KEY, version int NOT NULL)")
+    connection.execute("INSERT INTO aggregate SELECT 'key-' || g, 0 FROM generate_series(0, 3) g")
+
+    def write(number):
+        with psycopg.connect(outbox.dsn) as writer:
+            for turn in range(60):
+                key = f"key-{(number + turn) % 4}"
+                version = writer.execute(
+                    "UPDATE aggregate SET version = version + 1 WHERE key = %s RETURNING version", (key,)
+                ).fetchone()[0]
+                append(writer, [OutboxRecord(topic=outbox.topic, key=key, value=str(version))])
+                writer.rollback() if turn % 7 == 3 else writer.commit()
+
+    with solo() as harvest:
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        eventually(lambda: outbox.count() == 0, 30, "the backlog is empty")
+        assert harvest.state is State.RUNNING
+    versions = {}
+    for record in read_topic(bootstrap_servers, outbox.topic):
+        versions.setdefault(record.key, []).append(int(record.value))
+    expected = dict(connection.execute("SELECT key, version FROM aggregate").fetchall())
+    assert versions == {key: list(range(1, version + 1)) for key, version in expected.items()}

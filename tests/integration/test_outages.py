@@ -1,0 +1,89 @@
+"""Servers that go away while the harvester runs: it waits, loses nothing, reorders nothing, and goes on by itself."""
+
+import pytest
+from support.outbox import harvest_config, read_topic, steps_back
+from support.waiting import eventually
+
+from harvest_lib.harvester import Harvest, State
+
+
+@pytest.fixture
+def harvest(outbox, bootstrap_servers, group_id):
+    config = harvest_config(
+        outbox.dsn,
+        bootstrap_servers,
+        group_id,
+        limits={"mark_query_records": 200, "max_in_flight_records": 1000},
+    )
+    return Harvest(config)
+
+
+def check_delivered(outbox, bootstrap_servers, records):
+    delivered = read_topic(bootstrap_servers, outbox.topic)
+    assert {record.outbox_id for record in delivered} == set(range(1, records + 1))
+    assert steps_back(delivered) == 0
+    repeats = {}
+    for record in delivered:
+        repeats.setdefault(record.outbox_id, []).append(record.leader_id)
+    assert all(len(leaders) == len(set(leaders)) for leaders in repeats.values()), "each repeat is another leader's"
+
+
+def reconnect(outbox):
+    """The test's own connection died with the server, too."""
+    outbox.connection.close()
+    outbox.__post_init__()
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_postgres_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers, how):
+    records = 8_000
+    outbox.fill(records, keys=200)
+    with harvest:
+        eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+        if how == "killed":
+            stack.postgres.kill()
+            stack.postgres.start()
+        else:
+            stack.postgres.suspend()
+            assert harvest.state is State.RUNNING
+            stack.postgres.resume()
+        reconnect(outbox)
+        eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+        assert harvest.state is State.RUNNING
+    check_delivered(outbox, bootstrap_servers, records)
+
+
+def test_a_connection_is_cut_again_and_again(outbox, harvest, bootstrap_servers):
+    """Mark, purge and reset of unknown outcome: a new leader id, and mark again."""
+    records = 6_000
+    outbox.fill(records, keys=100)
+    with harvest:
+        for _ in range(8):
+            before = harvest.delivered_records
+            eventually(lambda before=before: harvest.delivered_records > before or outbox.count() == 0, 30, "progress")
+            outbox.connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+    check_delivered(outbox, bootstrap_servers, records)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_kafka_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers, how):
+    records = 8_000
+    outbox.fill(records, keys=200)
+    with harvest:
+        eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+        first = harvest.leader_id
+        if how == "killed":
+            stack.kafka.kill()
+            stack.kafka.start()
+        else:
+            stack.kafka.suspend()
+            eventually(lambda: not harvest.is_leader, 10, "fenced: it can prove nothing any more")
+            stack.kafka.resume()
+        eventually(lambda: outbox.count() == 0, 90, "the backlog is empty")
+        assert harvest.state is State.RUNNING
+        assert harvest.leader_id != first
+    check_delivered(outbox, bootstrap_servers, records)

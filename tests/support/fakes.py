@@ -1,0 +1,134 @@
+"""In-memory parts for the tests of the loop. Each passes the same contract suite as the real one (tests/contract)."""
+
+from collections import deque
+from uuid import UUID
+
+from harvest_lib.delivery import Failure, Reports
+from harvest_lib.errors import DatabaseUnavailable
+
+
+class FakeTable:
+    """An outbox table: id -> [row, leader id]."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def insert(self, *rows):
+        for row in rows:
+            self.rows[row[0]] = [row, None]
+
+    @property
+    def ids(self):
+        return sorted(self.rows)
+
+    def leaders(self):
+        return {record_id: leader for record_id, (_, leader) in self.rows.items()}
+
+
+class FakeSource:
+    """`Source` over a FakeTable. `outages` of the next calls fail, `lost_answers` of them only after their effect."""
+
+    def __init__(self, table):
+        self.table = table
+        self.outages = 0
+        self.lost_answers = 0
+        self.calls = []
+        self._leader = UUID(int=0)
+
+    def open(self, leader_id):
+        self._called("open")
+        self._leader = leader_id
+
+    def fetch(self, limit):
+        self._called("fetch")
+        rows = []
+        for record_id in self.table.ids:
+            row, leader = self.table.rows[record_id]
+            if leader != self._leader and len(rows) < limit:
+                self.table.rows[record_id][1] = self._leader
+                rows.append(row)
+        self._answered("fetch")
+        return rows
+
+    def acknowledge(self, ids):
+        self._called("acknowledge")
+        for record_id in ids:
+            self.table.rows.pop(record_id, None)
+        self._answered("acknowledge")
+
+    def reset(self, ids):
+        self._called("reset")
+        for record_id in ids:
+            entry = self.table.rows.get(record_id)
+            if entry is not None and entry[1] == self._leader:
+                entry[1] = None
+        self._answered("reset")
+
+    def close(self):
+        self.calls.append("close")
+
+    def _called(self, name):
+        self.calls.append(name)
+        if self.outages:
+            self.outages -= 1
+            raise DatabaseUnavailable("Postgres does not answer", evidence="injected", next_step="none")
+
+    def _answered(self, name):
+        if self.lost_answers and name != "open":
+            self.lost_answers -= 1
+            raise DatabaseUnavailable("Postgres does not answer", evidence="injected, after the fact", next_step="none")
+
+
+class FakeDelivery:
+    """`Delivery` into a list. Acknowledges at the next poll, unless `hold` says to keep records in flight, or `fail`
+    says how often each id fails first (`persisted_failures`: the record is in Kafka all the same)."""
+
+    def __init__(self):
+        self.log = []  # (leader id, row), as a broker would have them
+        self.hold = False
+        self.fail = {}
+        self.persisted_failures = False
+        self.before_send = None
+        self.abandoned = 0
+        self._flying = deque()
+        self._leader = None
+
+    def begin(self, leader_id):
+        self._leader = leader_id
+
+    def send(self, rows, may_send):
+        while rows and may_send():
+            if self.before_send is not None:
+                self.before_send(rows[0])
+            self._flying.append((self._leader, rows.popleft()))
+
+    def poll(self, timeout_seconds):  # noqa: ARG002 - nothing here takes time
+        reports = Reports()
+        if not self.hold:
+            self._land(reports)
+        return reports
+
+    def abandon(self):
+        self.abandoned += 1
+        reports = Reports(failed=[Failure(row=row, reason="purged") for _, row in self._flying])
+        self._flying.clear()
+        return reports
+
+    def close(self):
+        self._flying.clear()
+
+    @property
+    def sent_ids(self):
+        return [row[0] for _, row in self.log]
+
+    def _land(self, reports):
+        while self._flying:
+            leader, row = self._flying.popleft()
+            if self.fail.get(row[0], 0):
+                self.fail[row[0]] -= 1
+                if self.persisted_failures:
+                    self.log.append((leader, row))
+                reports.failed.append(Failure(row=row, reason="injected"))
+            else:
+                self.log.append((leader, row))
+                reports.acknowledged.append(row)

@@ -1,0 +1,128 @@
+"""An outbox to harvest and the topic it goes to: fill it, read it back, and say what order it is in."""
+
+from dataclasses import dataclass, field
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from psycopg import sql
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.provenance import HEADER_NAME, unpack
+
+_FILL = """
+INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT clock_timestamp(), %(topic)s, 'key-' || (g %% %(keys)s), repeat('x', %(bytes)s), '{{Seq}}', ARRAY[g::text]
+FROM generate_series(1, %(records)s) g
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """One record as it stands in Kafka."""
+
+    partition: int
+    offset: int
+    key: str
+    value: str | None
+    headers: list
+    outbox_id: int | None = None
+    leader_id: object = None
+
+
+@dataclass
+class Outbox:
+    """A table made for one test, with a topic."""
+
+    dsn: str
+    topic: str
+    table: str = "outbox"
+    connection: psycopg.Connection = field(init=False)
+
+    def __post_init__(self):
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+        self.name = OutboxTable.parse(self.table)
+        self.name.create(self.connection)
+
+    def fill(self, records, *, keys=10, value_bytes=20):
+        self.connection.execute(
+            sql.SQL(_FILL).format(table=self.name.identifier),
+            {"topic": self.topic, "keys": keys, "bytes": value_bytes, "records": records},
+        )
+
+    def count(self):
+        return self.connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self.name.identifier)).fetchone()[0]
+
+    def leaders(self):
+        statement = sql.SQL("SELECT DISTINCT leader_id FROM {} WHERE leader_id IS NOT NULL").format(
+            self.name.identifier
+        )
+        return {leader for (leader,) in self.connection.execute(statement)}
+
+    def close(self):
+        self.connection.close()
+
+
+def harvest_config(dsn, bootstrap_servers, group, **settings):
+    """A configuration with timeouts short enough for a test; `settings` override."""
+    limits = {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
+    kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
+    return HarvestConfig(
+        data_source=dsn,
+        base_kafka_config=kafka,
+        leader_group_id=group,
+        limits=limits,
+        **{"session_timeout_seconds": 3.0, **settings},
+    )
+
+
+def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted"):
+    """Read a topic to its present end; records in offset order per partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": isolation,
+        }
+    )
+    partitions = [
+        TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, 10).topics[topic].partitions
+    ]
+    ends = {partition.partition: consumer.get_watermark_offsets(partition, 10)[1] for partition in partitions}
+    consumer.assign(partitions)
+    records = []
+    try:
+        while any(max(0, position.offset) < ends[position.partition] for position in consumer.position(partitions)):
+            for message in consumer.consume(1000, timeout=0.1):
+                if message.error():
+                    continue
+                headers = message.headers() or []
+                stamped = dict(headers).get(HEADER_NAME)
+                leader_id, outbox_id = unpack(stamped) if stamped else (None, None)
+                value = message.value()
+                records.append(
+                    Delivered(
+                        partition=message.partition(),
+                        offset=message.offset(),
+                        key=(message.key() or b"").decode(),
+                        value=None if value is None else value.decode(),
+                        headers=[(name, content) for name, content in headers if name != HEADER_NAME],
+                        outbox_id=outbox_id,
+                        leader_id=leader_id,
+                    )
+                )
+    finally:
+        consumer.close()
+    records.sort(key=lambda record: (record.partition, record.offset))
+    return records
+
+
+def steps_back(records):
+    """How often a key's outbox id is lower than the one before it in the log, repeats included."""
+    last, count = {}, 0
+    for record in records:
+        count += record.outbox_id < last.get(record.key, 0)
+        last[record.key] = record.outbox_id
+    return count

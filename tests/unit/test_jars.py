@@ -1,0 +1,116 @@
+"""Bringing jars: once, whole or not at all, and with a clear word when it fails. A script stands in for Java."""
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from harvest_lib.errors import StackError
+from infra.local import jars
+from infra.local.jars import JarSet, proxy_options, resolve
+from infra.local.java import find_java
+from infra.local.truststore import write_truststore
+
+SOME = JarSet(name="some", coordinates=("org.example:some:1.0",), overrides=("org.example:other:2.0",))
+
+
+@pytest.fixture
+def java_home(tmp_path, monkeypatch):
+    """Make a Java that runs `answer.sh` with Ivy's arguments, counting its calls in the file `calls`."""
+    monkeypatch.setattr(jars.time, "sleep", lambda _: None)
+    program = tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {tmp_path}/calls\n'
+        'for argument; do case "$argument" in */ivy.xml) work=${argument%/ivy.xml};; esac; done\n'
+        f". {tmp_path}/answer.sh\n"
+    )
+    program.chmod(0o755)
+    answer(tmp_path, "mkdir $work/jars; touch $work/jars/some-1.0.jar; cp $work/ivy.xml $work/jars")
+    return tmp_path / "java"
+
+
+def answer(tmp_path: Path, script: str) -> None:
+    (tmp_path / "answer.sh").write_text(script + "\n")
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_a_set_is_brought_once_even_by_several_at_a_time(tmp_path, java_home):
+    answer(tmp_path, (tmp_path / "answer.sh").read_text() + "sleep 0.2")
+    found: list[list[Path]] = []
+    threads = [threading.Thread(target=lambda: found.append(resolve(SOME, tmp_path, java_home))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[tmp_path / "jars" / "some" / "some-1.0.jar"]] * 4
+    assert len(calls(tmp_path)) == 1
+    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
+    asked = (tmp_path / "jars" / "some" / "ivy.xml").read_text()
+    assert '<dependency org="org.example" name="some" rev="1.0"' in asked
+    assert '<override org="org.example" module="other" rev="2.0"/>' in asked
+
+
+def test_a_passing_failure_is_tried_again(tmp_path, java_home):
+    success = (tmp_path / "answer.sh").read_text()
+    answer(tmp_path, f"[ $(wc -l < {tmp_path}/calls) -gt 1 ] || exit 1\n{success}")
+    assert len(resolve(SOME, tmp_path, java_home)) == 1
+    assert len(calls(tmp_path)) == 2
+
+
+def test_a_lasting_failure_names_coordinate_cause_and_remedy_and_leaves_nothing(tmp_path, java_home):
+    answer(tmp_path, "mkdir -p $work/jars; touch $work/jars/half.jar; echo '  Server access error: timed out'; exit 1")
+    with pytest.raises(StackError) as raised:
+        resolve(SOME, tmp_path, java_home)
+    assert "org.example:some:1.0" in raised.value.cause
+    assert "timed out" in raised.value.evidence
+    assert "HTTPS_PROXY" in raised.value.next_step
+    assert len(calls(tmp_path)) == 3
+    assert [entry.name for entry in (tmp_path / "jars").iterdir()] == [".lock"]
+
+
+def test_an_untrusted_certificate_brings_what_the_machine_trusts(tmp_path, java_home):
+    success = (tmp_path / "answer.sh").read_text()
+    answer(tmp_path, f"case \"$*\" in *trustStore=*) ;; *) echo 'PKIX path building failed'; exit 1;; esac\n{success}")
+    assert len(resolve(SOME, tmp_path, java_home)) == 1
+
+
+def test_java_reads_what_the_machine_trusts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    count = write_truststore(tmp_path / "trusted.jks")
+    script = (find_java(tmp_path) / "bin" / "java").read_text()
+    keytool = Path(script.split("exec ")[1].split()[0].strip("'")).with_name("keytool")
+    listing = subprocess.run(
+        [keytool, "-list", "-keystore", tmp_path / "trusted.jks", "-storepass", "changeit"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listing.stdout.count("trustedCertEntry") == count
+    assert count > 0
+
+
+def test_proxies_are_passed_on_without_credentials(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    assert proxy_options() == []
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:canary@proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "localhost, .example")
+    assert proxy_options() == [
+        "-Dhttps.proxyHost=proxy.example",
+        "-Dhttps.proxyPort=3128",
+        "-Dhttp.nonProxyHosts=localhost|*.example",
+    ]
+
+
+def test_without_pyspark_the_error_says_so(tmp_path, java_home, monkeypatch):
+    monkeypatch.setattr(jars, "find_spec", lambda _: None)
+    with pytest.raises(StackError, match=r"outbox-harvester\[local,spark\]"):
+        resolve(SOME, tmp_path, java_home)

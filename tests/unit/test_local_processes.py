@@ -1,0 +1,138 @@
+"""The small parts below the local stack: children that end with us, ports, descriptions, the state folder."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.waiting import eventually
+
+from harvest_lib.errors import StackError
+from infra.local import child
+from infra.local.description import Description, hide_password, process_started, running
+from infra.local.ports import keep_ports
+from infra.local.process import Identity, ServerProcess, through_child
+from infra.local.state import default_state, locked, write_private
+
+NOBODY = 65534
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent on Linux only")
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@LINUX
+@pytest.mark.parametrize("user", [None, pytest.param(Identity(NOBODY, NOBODY), marks=ROOT)])
+def test_a_child_ends_with_its_parent(user, tmp_path):
+    # The command lies in a folder closed to others: with a user, the child must pass it and still end with us.
+    (tmp_path / "private").mkdir(mode=0o700)
+    sleep = tmp_path / "private" / "sleep.sh"
+    sleep.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleep.chmod(0o755)
+    parent = (
+        "import os, subprocess, sys; from pathlib import Path\n"
+        "from infra.local.process import Identity, through_child\n"
+        f"user = {f'Identity({NOBODY}, {NOBODY})' if user else None}\n"
+        f"child = subprocess.Popen(through_child([Path({str(sleep)!r})], user=user))\n"
+        "print(child.pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        eventually(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0], 10, "it became sleep")
+        if user:
+            assert Path(f"/proc/{pid}").stat().st_uid == NOBODY
+        process.kill()
+    eventually(lambda: process_started(pid) is None, 5, "the child ended")
+
+
+@LINUX
+def test_a_child_whose_parent_is_gone_does_not_start():
+    command = [sys.executable, "-I", "-S", child.__file__, "--parent", "1", "--", "/bin/echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (child.FAILED, "")
+    assert "the parent is gone" in done.stderr
+
+
+def test_a_child_that_cannot_start_says_so(tmp_path):
+    done = subprocess.run(through_child([tmp_path / "missing"]), capture_output=True, text=True, check=False)
+    assert done.returncode == child.FAILED
+    assert "cannot start" in done.stderr
+
+
+def test_a_server_that_ends_while_starting_is_reported_with_its_last_words(tmp_path):
+    server = ServerProcess("some", log=tmp_path / "some.log", stop_signals={signal.SIGTERM: 1})
+    server.spawn([Path("/bin/sh"), "-c", "echo its last words; exit 3"], environment=os.environ)
+    with pytest.raises(StackError, match=r"(?s)exit code 3.*its last words"):
+        server.await_ready(lambda: False, seconds=10)
+
+
+def test_a_server_that_ignores_signals_is_ended_with_its_family(tmp_path):
+    server = ServerProcess("some", log=tmp_path / "some.log", stop_signals={signal.SIGTERM: 0.1})
+    script = "trap '' TERM; sleep 600 & echo $!; wait; wait"
+    server.spawn([Path("/bin/sh"), "-c", script], environment=os.environ)
+    server.await_ready(lambda: server.log.read_text().strip() != "", seconds=10)
+    grandchild = int(server.log.read_text())
+    with pytest.raises(StackError, match="not ready within 0 s"):
+        server.await_ready(lambda: False, seconds=0)
+    server.stop()
+    server.stop()
+    assert server.pid is None
+    assert process_started(grandchild) is None
+
+
+def test_ports_are_kept_while_free(tmp_path):
+    file = tmp_path / "ports.json"
+    first = keep_ports(file, ["one", "two"])
+    assert len(set(first.values())) == 2
+    assert keep_ports(file, ["one", "two"]) == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first["one"]))
+        taken.listen()
+        second = keep_ports(file, ["one", "two"])
+    assert second["one"] != first["one"]
+    assert second["two"] == first["two"]
+
+
+def test_a_description_counts_only_while_its_process_lives(tmp_path):
+    started = process_started(os.getpid())
+    assert started
+    saved = Description(dsn="password=canary", bootstrap_servers="", servers=(), pid=os.getpid(), started=started)
+    saved.save(tmp_path)
+    assert running(tmp_path) == saved
+    assert (tmp_path / "stack.json").stat().st_mode & 0o777 == 0o600
+    Description(dsn="", bootstrap_servers="", servers=(), pid=os.getpid(), started=started + 1).save(tmp_path)
+    assert running(tmp_path) is None  # the id is another process's by now
+    assert running(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("dsn", ["host=h password=canary", "postgresql://u:canary@h:1/d"])
+def test_passwords_are_hidden(dsn):
+    assert "canary" not in hide_password(dsn)
+    assert "host=h" in hide_password(dsn)
+
+
+def test_a_private_file_is_whole_and_private(tmp_path):
+    write_private(tmp_path / "file", "content")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_lock_is_held_once(tmp_path):
+    with locked(tmp_path / "lock", wait=False) as first, locked(tmp_path / "lock", wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(tmp_path / "lock", wait=False) as again:
+        assert again
+
+
+def test_the_state_folder_is_at_the_projects_root(tmp_path, monkeypatch):
+    monkeypatch.delenv("HARVEST_HOME", raising=False)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "deep" / "er")
+    assert default_state() == tmp_path / ".harvest"
+    monkeypatch.setenv("HARVEST_HOME", str(tmp_path / "elsewhere"))
+    assert default_state() == tmp_path / "elsewhere"

@@ -1,0 +1,229 @@
+"""The loop of one term over fakes: what it does when deliveries fail, the database is away, or the term ends."""
+
+import threading
+import uuid
+
+import pytest
+from support.fakes import FakeDelivery, FakeSource, FakeTable
+from support.rows import row
+
+from harvest_lib.config import Limits
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.events import LeaderRefreshed
+from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.term_loop import TermLoop, Wiring
+
+
+class Bench:
+    """A loop on fakes, run in this thread until the table is empty or `until` says so."""
+
+    def __init__(self, **limits):
+        self.table, self.delivery, self.events = FakeTable(), FakeDelivery(), []
+        self.source = FakeSource(self.table)
+        self.stopping = threading.Event()
+        self.term = Term(uuid.uuid4())
+        self.delivered = 0
+        self.limits = Limits(**{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, **limits})
+        wiring = Wiring(
+            source=self.source,
+            delivery=self.delivery,
+            limits=self.limits,
+            emit=self.events.append,
+            delivered=self._count,
+        )
+        self.loop = TermLoop(self.term, wiring, self.stopping)
+
+    def _count(self, records):
+        self.delivered += records
+
+    def run(self, until=None, seconds=5.0):
+        """Run the loop; `until` is asked from a watcher thread, which then stops the loop."""
+        done = until or (lambda: not self.table.rows)
+        finished = threading.Event()
+
+        def watch():
+            for _ in range(int(seconds / 0.002)):
+                if finished.wait(0.002) or done():
+                    break
+            self.stopping.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            self.loop.run()
+        finally:
+            finished.set()
+            watcher.join()
+        return self
+
+
+def steps_back(log):
+    last, count = {}, 0
+    for _, sent in log:
+        count += sent[0] < last.get(sent[2], 0)
+        last[sent[2]] = sent[0]
+    return count
+
+
+def test_everything_is_sent_in_order_and_purged():
+    bench = Bench()
+    bench.table.insert(*[row(n, f"k{n % 3}") for n in range(1, 200)])
+    bench.run()
+    assert sorted(bench.delivery.sent_ids) == list(range(1, 200))
+    assert steps_back(bench.delivery.log) == 0
+    assert bench.delivered == 199
+    assert bench.term.quiesced.is_set()
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+def test_a_failed_record_is_sent_again_before_its_successors(persisted):
+    bench = Bench()
+    bench.delivery.fail, bench.delivery.persisted_failures = {2: 2}, persisted
+    bench.table.insert(*[row(n, "a") for n in range(1, 5)], row(5, "b"))
+    bench.run()
+    assert steps_back(bench.delivery.log) == 0
+    assert set(bench.delivery.sent_ids) == {1, 2, 3, 4, 5}
+    assert bench.delivery.sent_ids.count(2) == (3 if persisted else 1)
+
+
+def test_a_failure_refreshes_the_leader_id():
+    bench = Bench()
+    bench.delivery.fail = {1: 1}
+    bench.table.insert(row(1, "a"))
+    bench.run()
+    refreshed = [event.leader_id for event in bench.events if isinstance(event, LeaderRefreshed)]
+    assert refreshed == [bench.loop.leader_id]
+    assert bench.loop.leader_id != bench.term.leader_id
+    assert [leader for leader, _ in bench.delivery.log] == refreshed
+
+
+def test_the_barrier_is_lowered_only_after_the_purge():
+    """I3 and I4: were the next record of the key sent before the purge, a crash in between would make it step back."""
+    bench = Bench()
+    bench.table.insert(row(1, "a"), row(2, "a"))
+    seen = []
+    bench.delivery.before_send = lambda sending: seen.append((sending[0], bench.table.ids))
+    bench.run()
+    assert seen == [(1, [1, 2]), (2, [2])]
+
+
+def test_nothing_is_purged_that_was_not_acknowledged():
+    bench = Bench()
+    bench.table.insert(row(1, "a"), row(2, "b"))
+    bench.delivery.hold = True
+    bench.run(until=lambda: bench.loop.in_flight.records == 2)
+    assert bench.table.ids == [1, 2]
+    assert bench.delivery.abandoned == 1
+
+
+@pytest.mark.parametrize("kind", ["outages", "lost_answers"])
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_database_that_fails_at_any_call_costs_nothing(kind, after):
+    bench = Bench(max_in_flight_records=4, mark_query_records=2)
+    bench.table.insert(*[row(n, "ab"[n % 2]) for n in range(1, 9)])
+    calls = 0
+    original = bench.source._called
+
+    def called(name):
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            setattr(bench.source, kind, 1)
+        original(name)
+
+    bench.source._called = called
+    bench.run()
+    assert bench.table.ids == []
+    assert set(bench.delivery.sent_ids) == set(range(1, 9))
+    assert steps_back(bench.delivery.log) == 0
+
+
+def test_an_error_that_will_not_pass_ends_the_loop_and_still_quiesces():
+    bench = Bench()
+
+    def broken(limit):
+        raise OutboxTableError("the column is gone", next_step="put it back")
+
+    bench.source.fetch = broken
+    with pytest.raises(OutboxTableError):
+        bench.run()
+    assert bench.term.quiesced.is_set()
+
+
+def test_rows_stolen_by_a_deposed_leader_are_not_sent_out_of_order():
+    """I6: a leader that was frozen marks our rows when it thaws; we mark them again, and send none of them twice."""
+    bench = Bench(mark_query_records=10)
+    bench.table.insert(*[row(n, "a") for n in range(1, 6)])
+    zombie = FakeSource(bench.table)
+    zombie.open(uuid.uuid4())
+    bench.delivery.before_send = lambda _sending: zombie.fetch(10)
+    bench.run()
+    assert bench.delivery.sent_ids == [1, 2, 3, 4, 5]
+
+
+def test_a_revoked_term_lets_what_is_in_flight_land():
+    bench = Bench()
+    bench.table.insert(row(1, "a"), row(2, "a"))
+    bench.delivery.hold = True
+
+    def revoke():
+        if bench.loop.in_flight.records:
+            bench.term.end(TermEnd.REVOKED)
+            bench.delivery.hold = False
+        return bench.term.ended is not None and bench.term.quiesced.is_set()
+
+    bench.run(until=revoke)
+    assert bench.delivery.sent_ids == [1]
+    assert bench.table.ids == [2]
+    assert bench.table.leaders() == {2: None}, "I9: what was marked and not sent is given back"
+    assert bench.delivery.abandoned == 0
+
+
+def test_a_fenced_term_stops_at_once_and_leaves_its_marks_to_the_successor():
+    bench = Bench()
+    bench.table.insert(row(1, "a"), row(2, "b"))
+    bench.delivery.hold = True
+
+    def fence():
+        if bench.loop.in_flight.records:
+            bench.term.end(TermEnd.FENCED)
+        return bench.term.quiesced.is_set()
+
+    bench.run(until=fence)
+    assert bench.delivery.abandoned == 1
+    assert bench.delivery.log == []
+    assert "reset" not in bench.source.calls
+
+
+def test_nothing_is_sent_once_the_lease_has_run_out():
+    """The clock passes the lease in the middle of a batch, as it does for a process that was frozen there."""
+    bench = Bench()
+    now = [0.0]
+    bench.term = Term(uuid.uuid4(), lease_until=1.0, clock=lambda: now[0])
+    bench.loop._term = bench.term
+    bench.table.insert(*[row(n, f"k{n}") for n in range(1, 11)])
+
+    def thaw(sending):
+        if sending[0] == 3:
+            now[0] = 2.0
+
+    bench.delivery.before_send = thaw
+    bench.run(until=bench.term.quiesced.is_set)
+    assert bench.term.ended is TermEnd.FENCED
+    assert bench.delivery.log == []
+    assert len(bench.table.rows) == 10
+
+
+def test_at_most_the_window_is_in_flight():
+    bench = Bench(max_in_flight_records=7, mark_query_records=5)
+    bench.table.insert(*[row(n, f"k{n}") for n in range(1, 101)])
+    peak = 0
+
+    def watch(sending):
+        nonlocal peak
+        peak = max(peak, bench.loop.in_flight.records)
+
+    bench.delivery.before_send = watch
+    bench.run()
+    assert 0 < peak <= 7
+    assert bench.table.ids == []
