@@ -74,6 +74,8 @@ class TermLoop:
         try:
             while self._may_go_on():
                 self._settle(self._delivery.poll(self._poll_seconds()))
+                if not self._may_go_on():
+                    break
                 if self._force_remark:
                     self._remark()
                 if boot_seconds() < self._pause_until:

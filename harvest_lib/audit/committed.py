@@ -16,9 +16,9 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
-from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, HarvestError
+from harvest_lib.database import connect, translate
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
 
-_CONNECT_TIMEOUT_SECONDS = 5
 _PAGE_ROWS = 5_000
 
 
@@ -29,11 +29,8 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
     The connection lasts from the first row to the last. Raises DatabaseUnavailable, DatabaseAccessDenied, or
     DatabaseError with the query when Postgres refuses it or its first column is not an integer.
     """
-    try:
-        connection = psycopg.connect(conninfo, connect_timeout=_CONNECT_TIMEOUT_SECONDS)
-    except psycopg.Error as error:
-        raise _connection_error(error) from error
-    with connection:
+    with connect(conninfo) as connection:
+        connection.autocommit = False
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         text = query if isinstance(query, str) else query.as_string(connection)
@@ -53,7 +50,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
             ) from error
         except psycopg.Error as error:
             if connection.broken:
-                raise _connection_error(error) from error
+                raise translate(error) from error
             raise DatabaseError(
                 "the query failed",
                 evidence=f"{_first_line(error)}, in: {text}",
@@ -148,20 +145,6 @@ def _key(value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     return str(value).encode()
-
-
-def _connection_error(error: psycopg.Error) -> HarvestError:
-    evidence = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    state = error.sqlstate or ""
-    if state.startswith("28") or "password authentication failed" in evidence or "no pg_hba.conf" in evidence:
-        return DatabaseAccessDenied(
-            "Postgres refused us", evidence=evidence, next_step="check user and password in `dataSource`"
-        )
-    return DatabaseUnavailable(
-        "Postgres does not answer",
-        evidence=evidence,
-        next_step="check that it runs, and host, port and dbname in `dataSource`",
-    )
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -5,7 +5,6 @@ record, so a partition is done when a record at or past its end arrives or the b
 What is held in memory is bounded by bytes: the client's queue, and one batch.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
@@ -14,7 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from confluent_kafka import KafkaError as ClientError
 
 from harvest_lib.audit.records import ObservedRecord
-from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
+from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
+from harvest_lib.kafka_client import LastError, client_settings, translate
 from harvest_lib.provenance import HEADER_NAME, split
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -26,13 +26,6 @@ _BATCH_BYTES = 8 * 1024 * 1024
 _QUEUE_KIB = 8 * 1024
 _FETCH_BYTES = 256 * 1024
 
-_DENIED = {
-    ClientError._AUTHENTICATION,  # noqa: SLF001  (librdkafka's own codes begin with an underscore)
-    ClientError.SASL_AUTHENTICATION_FAILED,
-    ClientError.TOPIC_AUTHORIZATION_FAILED,
-    ClientError.GROUP_AUTHORIZATION_FAILED,
-    ClientError.CLUSTER_AUTHORIZATION_FAILED,
-}
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -49,7 +42,7 @@ def read_topics(
     header, or else the integer written as text in the header `id_header`. Raises KafkaUnavailable
     (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, or ConfigError for a setting.
     """
-    said: list[ClientError] = []
+    said = LastError()
     consumer = _consumer(settings, isolation, said)
     try:
         ends = _ends(consumer, topics)
@@ -61,25 +54,26 @@ def read_topics(
         consumer.close()
 
 
-def _consumer(settings: Mapping[str, object], isolation: Isolation, said: list[ClientError]) -> Consumer:
+def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastError) -> Consumer:
     try:
         return Consumer(
-            {
-                **settings,
-                "group.id": "harvest-audit",  # asked for by the client; no offset is ever committed under it
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                "isolation.level": isolation,
-                "allow.auto.create.topics": False,
-                "queued.min.messages": _BATCH_RECORDS,  # of each partition; a queued record takes 1 KB beside itself
-                "queued.max.messages.kbytes": _QUEUE_KIB,
-                "fetch.queue.backoff.ms": 5,  # default 1000: 340,000 records took 70 s instead of 3 (seen)
-                "max.partition.fetch.bytes": _FETCH_BYTES,  # compressed: much more may come out of it
-                "error_cb": said.append,
-                "logger": logging.getLogger("harvest_lib.librdkafka"),
-            }
+            client_settings(
+                settings,
+                **{
+                    "group.id": "harvest-audit",  # asked for by the client; no offset is ever committed under it
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "enable.partition.eof": True,
+                    "auto.offset.reset": "error",
+                    "isolation.level": isolation,
+                    "allow.auto.create.topics": False,
+                    "queued.min.messages": _BATCH_RECORDS,  # per partition; each takes 1 KB beside itself
+                    "queued.max.messages.kbytes": _QUEUE_KIB,
+                    "fetch.queue.backoff.ms": 5,  # default 1000: 340,000 records took 70 s instead of 3 (seen)
+                    "max.partition.fetch.bytes": _FETCH_BYTES,  # compressed: much more may come out of it
+                    "error_cb": said,
+                },
+            )
         )
     except KafkaException as error:
         raise ConfigError(
@@ -141,6 +135,7 @@ def _read(
                 _finish(consumer, unfinished, place)
         if records:
             yield records
+            heard = monotonic()  # whoever reads us may take their time
             mean_bytes = size_bytes / len(records)
             batch_records = max(1, min(_BATCH_RECORDS, batch_records * 4, int(_BATCH_BYTES / (mean_bytes + 1))))
 
@@ -176,25 +171,11 @@ def _integer(text: bytes | None) -> int | None:
     return number if number in _INT64 else None
 
 
-def _translate(error: ClientError, said: Sequence[ClientError], settings: Mapping[str, object]) -> KafkaError:
-    """Say what a client's error means; what librdkafka said meanwhile tells why a call timed out."""
-    servers = settings.get("bootstrap.servers", "")
-    denied = next((each for each in (error, *said) if each.code() in _DENIED), None)
-    if denied is not None:
-        return KafkaAccessDenied(
-            f"Kafka at {servers} refused us",
-            evidence=denied.str(),
-            next_step="check the `sasl.*` and `ssl.*` settings, and the ACLs: an audit needs DESCRIBE and READ",
-        )
+def _translate(error: ClientError, said: LastError, settings: Mapping[str, object]) -> KafkaError:
     if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001
         return KafkaError(
             "the log was cut while it was read",
             evidence=error.str(),
             next_step="run the audit again; if it repeats, check the topic's retention",
         )
-    last_words = [each.str() for each in said if each.code() != ClientError._ALL_BROKERS_DOWN][-1:]  # noqa: SLF001
-    return KafkaUnavailable(
-        f"Kafka at {servers} does not answer",
-        evidence="; ".join(dict.fromkeys([error.str(), *last_words])),
-        next_step="check that the brokers run, and `bootstrap.servers`",
-    )
+    return translate(said.denied or error, settings=settings, said=said.text)

@@ -74,13 +74,18 @@ def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[
 
 
 def _statement(table: str) -> sql.Composed:
-    return sql.SQL(_INSERT).format(table=OutboxTable.parse(table).identifier)
+    # In a statement with values psycopg reads every % as the start of a placeholder, even in a quoted name.
+    parts = (part.replace("%", "%%") for part in OutboxTable.parse(table).parts)
+    return sql.SQL(_INSERT).format(table=sql.Identifier(*parts))
 
 
 def _psycopg(connection: "psycopg.Connection[Any] | sqlalchemy.Connection") -> "psycopg.Connection[Any]":
     if isinstance(connection, psycopg.Connection):
         return connection
-    driver = connection.connection.driver_connection
+    driver = getattr(getattr(connection, "connection", None), "driver_connection", None)
     if not isinstance(driver, psycopg.Connection):
-        raise TypeError(f"expected a psycopg or SQLAlchemy connection over psycopg, not {type(driver).__name__}")
+        found = type(connection if driver is None else driver).__name__
+        raise TypeError(f"expected a psycopg or SQLAlchemy connection over psycopg, not {found}")
+    if not connection.in_transaction():
+        connection.begin()  # what goes past SQLAlchemy does not begin its transaction, and its commit would do nothing
     return driver

@@ -196,7 +196,8 @@ class KafkaCluster:
         """The cluster's id and the SASL user's password: made once, then read."""
         file = self._folder / "identity.json"
         if not file.exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            # The first byte is zero: an id that began with '-' would be read as an option.
+            cluster = base64.urlsafe_b64encode(bytes(1) + uuid.uuid4().bytes[1:]).decode().rstrip("=")
             write_private(file, json.dumps({"cluster": cluster, "password": secrets.token_urlsafe(24)}))
         identity: Mapping[str, str] = json.loads(file.read_text())
         return identity

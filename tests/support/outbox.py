@@ -28,6 +28,7 @@ class Delivered:
     headers: list
     outbox_id: int | None = None
     leader_id: object = None
+    sent_at: float = 0.0
 
 
 @dataclass
@@ -111,6 +112,7 @@ def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted"):
                         headers=[(name, content) for name, content in headers if name != HEADER_NAME],
                         outbox_id=outbox_id,
                         leader_id=leader_id,
+                        sent_at=message.timestamp()[1] / 1000,
                     )
                 )
     finally:
@@ -121,8 +123,15 @@ def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted"):
 
 def steps_back(records):
     """How often a key's outbox id is lower than the one before it in the log, repeats included."""
-    last, count = {}, 0
+    return len(steps(records))
+
+
+def steps(records):
+    """Return each record of a key that is lower than the one before it in the log, with that one."""
+    last, found = {}, []
     for record in records:
-        count += record.outbox_id < last.get(record.key, 0)
-        last[record.key] = record.outbox_id
-    return count
+        before = last.get(record.key)
+        if before is not None and record.outbox_id < before.outbox_id:
+            found.append((before, record))
+        last[record.key] = record
+    return found

@@ -1,0 +1,40 @@
+"""How many records a topic holds, asked several times a second: one request to the brokers each time."""
+
+import time
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # documented, but not exported
+
+from harvest_lib.kafka_client import client_settings, translate
+from infra.demo.place import PARTITIONS, Place
+
+_PATIENCE_SECONDS = 15
+_REQUEST_SECONDS = 5
+
+
+class Counting:
+    """The number of records in the topic of a demo, repeats included."""
+
+    def __init__(self, place: Place) -> None:
+        self._settings = place.kafka
+        self._admin = AdminClient(client_settings(place.kafka))
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it has no annotations
+        self._latest = {TopicPartition(place.topic, number): latest for number in range(PARTITIONS)}
+        self._count = 0
+        self._answered = time.monotonic()
+
+    def count(self) -> int:
+        """Return the number of records, or the last one known while the brokers cannot say.
+
+        A topic just made has partitions whose leaders do not know it yet. Raises KafkaError when that lasts.
+        """
+        try:
+            answers = self._admin.list_offsets(self._latest, request_timeout=_REQUEST_SECONDS)
+            self._count = sum(answer.result().offset for answer in answers.values())
+        except KafkaException as error:
+            if time.monotonic() - self._answered > _PATIENCE_SECONDS:
+                raise translate(error.args[0], settings=self._settings) from error
+        else:
+            self._answered = time.monotonic()
+        return self._count

@@ -1,0 +1,87 @@
+"""The Spark job of a demo: a process that loads the flights month by month and says so as it goes."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from harvest_lib.errors import StackError
+from infra.demo.log_lines import JsonLines
+from infra.demo.place import Place
+from infra.local.jars import POSTGRES_JDBC, resolve
+from infra.local.java import find_java
+from infra.local.process import ServerProcess, tail
+from infra.local.state import make_folder
+
+FLIGHTS = 336_776
+"""Rows of the real data set: for progress and for choosing the moments; what was committed is asked of Postgres."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Month:
+    """A month that was committed. `at` is Unix time; `seconds` went into staging and promoting it."""
+
+    batch: str
+    rows: int
+    seconds: float
+    at: float
+
+
+class Loading:
+    """`spark_jobs.flights_to_outbox`, run once in a process of its own."""
+
+    def __init__(self, place: Place, *, folder: Path, state: Path) -> None:
+        """Prepare; `state` has the jars and the Java, the log goes into `folder`."""
+        self.months: list[Month] = []
+        self.done = False
+        self._place = place
+        self._folder = folder
+        self._state = state
+        self._process = ServerProcess(
+            "spark", log=folder / "spark.log", stop_signals={signal.SIGINT: 5, signal.SIGTERM: 2}
+        )
+        self._lines = JsonLines(self._process.log)
+
+    @property
+    def rows(self) -> int:
+        """Rows committed so far."""
+        return sum(month.rows for month in self.months)
+
+    def start(self) -> None:
+        """Start the job; returns at once."""
+        java_home = find_java(self._state)
+        jars = resolve(POSTGRES_JDBC, self._state, java_home)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
+        environment |= {
+            "JAVA_HOME": str(java_home),
+            "HARVEST_SPARK_JARS": ",".join(map(str, jars)),
+            "PGPASSWORD": self._place.password(),
+            "TMPDIR": str(make_folder(self._folder / "tmp")),
+        }
+        command = [sys.executable, "-m", "spark_jobs.flights_to_outbox", "--json"]
+        command += ["--dsn", self._place.dsn_without_password(), "--topic", self._place.topic]
+        self._process.spawn(command, environment=environment)
+
+    def look(self) -> list[Month]:
+        """Return the months committed since the last look. Raises StackError when the job has failed."""
+        ended = self._process.pid is None  # asked first: what it said before it ended is then in the log
+        new = []
+        for line in self._lines.new():
+            if "summary" in line:
+                self.done = True
+            elif line.get("status") == "promoted":
+                seconds = line["staging_seconds"] + line["promote_seconds"]
+                new.append(Month(batch=line["batch"], rows=line["rows"], seconds=seconds, at=line["at"]))
+        self.months += new
+        if ended and not self.done:
+            raise StackError(
+                f"Spark ended after {len(self.months)} of 12 months",
+                evidence=tail(self._process.log),
+                next_step=f"read {self._process.log}",
+            )
+        return new
+
+    def stop(self) -> None:
+        """End the job, with the Java it started."""
+        self._process.stop()

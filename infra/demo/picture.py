@@ -1,0 +1,138 @@
+"""The picture of a demo: who led, what waited in the outbox, what reached Kafka, and the kills, over time.
+
+As SVG it takes its ink from the page around it, so that it is readable on light and dark; as PNG it is on white.
+"""
+
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from infra.local.state import default_state
+
+# Its font cache belongs to us, not into the home of whoever runs the demo.
+os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+_HARVESTERS = ("#2f9e8f", "#d08a1d", "#7d6bd6")
+_KILL = "#d6404a"
+_BACKLOG = "#3d7edb"
+_INK, _MUTED = "#202631", "#7a8294"
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "outbox-harvester",
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _MUTED,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+}
+_MARGIN_SECONDS = 1.0
+
+
+def png(report: Mapping[str, Any], path: Path) -> None:
+    """Draw a report into a PNG file."""
+    with rc_context(_STYLE):
+        _drawn(report).savefig(path, format="png", dpi=130, facecolor="white", metadata={"Software": None})
+
+
+def svg(report: Mapping[str, Any]) -> str:
+    """Draw a report as an SVG element to stand in a page that sets `color` and `--muted`."""
+    text = io.StringIO()
+    with rc_context(_STYLE):
+        _drawn(report).savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    element = text.getvalue()
+    element = element[element.index("<svg") :].replace(_INK, "currentColor").replace(_MUTED, "var(--muted)")
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    opening, rest = element.split(">", maxsplit=1)
+    # The size is the page's to give; the proportions are in viewBox.
+    return re.sub(r' (?:width|height)="[^"]*"', "", opening) + ">" + rest
+
+
+def _drawn(report: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(10, 5.8), layout="constrained")
+    lanes, backlog, throughput = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [0.42, 1.5, 1.1]})
+    samples, terms = report["samples"], report["terms"]
+    _draw_lanes(lanes, terms, report["takeovers"])
+    times = [sample["at"] for sample in samples]
+    values = [sample["backlog"] for sample in samples]
+    backlog.fill_between(times, values, color=_BACKLOG, alpha=0.25, linewidth=0, step="post")
+    backlog.step(times, values, where="post", color=_BACKLOG, linewidth=1.6)
+    backlog.set_ylabel("records waiting\nin the outbox")
+    rates = [sample["records_per_second"] for sample in samples]
+    throughput.fill_between(times, rates, color=_INK, alpha=0.18, linewidth=0, step="pre")
+    throughput.step(times, rates, where="pre", color=_INK, linewidth=1.1)
+    throughput.set_ylabel("records/s\ninto Kafka")
+    throughput.set_xlabel("seconds since the demo began")
+    for panel in (backlog, throughput):
+        panel.set_ylim(bottom=0)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        panel.grid(axis="y", color=_MUTED, alpha=0.25, linewidth=0.6)
+        panel.set_axisbelow(True)
+        for term in terms:
+            panel.axvspan(term["first"], term["last"], color=_colour(term), alpha=0.13, linewidth=0)
+    for panel in (lanes, backlog, throughput):
+        panel.spines[["top", "right"]].set_visible(False)
+        for takeover in report["takeovers"]:
+            panel.axvline(takeover["killed_at"], color=_KILL, linewidth=1.4, linestyle=(0, (4, 2)))
+    lanes.set_xlim(*_limits(samples, terms))
+    return figure
+
+
+def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], takeovers: Sequence[Mapping[str, Any]]) -> None:
+    axes.set_ylim(0, 1)
+    axes.set_yticks([])
+    axes.set_ylabel("leader", rotation=0, ha="right", va="center")
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(bottom=False)
+    for term in terms:
+        width = max(term["last"] - term["first"], 0.05)
+        axes.broken_barh([(term["first"], width)], (0.08, 0.62), color=_colour(term), alpha=0.85, linewidth=0)
+    for number, span in _runs(terms):
+        axes.text(sum(span) / 2, 0.39, f"harvester {number}", ha="center", va="center", color="white", clip_on=True)
+    for takeover in takeovers:
+        at, seconds = takeover["killed_at"], takeover["seconds"]
+        axes.annotate(
+            "SIGKILL", (at, 1.0), ha="center", va="bottom", color=_KILL, fontweight="bold", annotation_clip=False
+        )
+        if seconds is not None:
+            axes.annotate(
+                "",
+                (at, 0.39),
+                (at + seconds, 0.39),
+                arrowprops={"arrowstyle": "<->", "color": _MUTED, "shrinkA": 2, "shrinkB": 2},
+            )
+            axes.text(at + seconds / 2, 0.5, f"{seconds:.1f} s", ha="center", va="bottom")
+
+
+def _runs(terms: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, tuple[float, float]]]:
+    """Return who led from when to when, terms of one harvester that follow each other as one."""
+    runs: list[tuple[int | None, tuple[float, float]]] = []
+    for term in terms:
+        if runs and runs[-1][0] == term["harvester"]:
+            runs[-1] = (term["harvester"], (runs[-1][1][0], term["last"]))
+        else:
+            runs.append((term["harvester"], (term["first"], term["last"])))
+    return runs
+
+
+def _colour(term: Mapping[str, Any]) -> str:
+    return _HARVESTERS[(term["harvester"] or 0) % len(_HARVESTERS)]
+
+
+def _limits(samples: Sequence[Mapping[str, Any]], terms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Begin with the first row: before it servers start and nothing is to be seen."""
+    first = next((later["at"] for _, later in pairwise(samples) if later["committed"]), 0.0)
+    last = max((term["last"] for term in terms), default=samples[-1]["at"] if samples else 1.0)
+    return first - _MARGIN_SECONDS, last + _MARGIN_SECONDS

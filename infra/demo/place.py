@@ -1,0 +1,107 @@
+"""Where a demo takes place: a database, a topic and a leader group, on the local stack or on the user's servers.
+
+On our own stack everything is new with each run. On servers that the user named, the demo has a database and topics
+of its own, under names nobody else has, and takes them away again.
+"""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import yaml
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.database import connect, translated
+from harvest_lib.kafka_client import create_topic
+from harvest_lib.outbox import OutboxTable
+from infra.local import Stack
+
+PARTITIONS = 8
+
+_TOPIC_CONFIG = {
+    "message.timestamp.type": "LogAppendTime"
+}  # a record's time is when Kafka had it, not when it was tried
+_REMOVE_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Names and addresses of one run. `dsn` holds the password."""
+
+    dsn: str
+    bootstrap_servers: str
+    topic: str
+    group: str
+
+    @property
+    def kafka(self) -> dict[str, str | int | float | bool]:
+        """The settings of a Kafka client."""
+        return {"bootstrap.servers": self.bootstrap_servers}
+
+    def dsn_without_password(self) -> str:
+        """Return the DSN for a command line, which others can read."""
+        parameters = conninfo_to_dict(self.dsn)
+        parameters.pop("password", None)
+        return make_conninfo("", **parameters)
+
+    def password(self) -> str:
+        """Return what the DSN for a command line lacks."""
+        return str(conninfo_to_dict(self.dsn).get("password", ""))
+
+    def reaper_yaml(self) -> str:
+        """Write the configuration of a harvester as goharvest spells it. Holds the password."""
+        harvest = {
+            "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
+            "producerKafkaConfig": {"compression.type": "lz4"},
+            "leaderGroupID": self.group,
+            "dataSource": self.dsn,
+            "limits": {"markQueryRecords": 1000, "maxInFlightRecords": 10000},
+        }
+        return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}, sort_keys=False)
+
+
+@contextmanager
+def made(stack: Stack) -> Iterator[Place]:
+    """Make the outbox table and the topic, and remove at the end what stands on the user's servers."""
+    own = secrets.token_hex(4)
+    with ExitStack() as removal:
+        dsn = stack.dsn if stack.postgres else removal.enter_context(_database(stack.dsn, f"harvest_demo_{own}"))
+        suffix = "" if stack.kafka else f"-{own}"
+        place = Place(
+            dsn=dsn,
+            bootstrap_servers=stack.bootstrap_servers,
+            topic=f"flights{suffix}",
+            group=f"harvest-demo{suffix}",
+        )
+        if not stack.kafka:
+            removal.callback(_remove_topics, place)
+        with connect(place.dsn) as connection:
+            OutboxTable.parse("outbox").create(connection)
+        create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
+        yield place
+
+
+@contextmanager
+def _database(dsn: str, name: str) -> Iterator[str]:
+    with connect(dsn) as connection, translated():
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield make_conninfo(dsn, dbname=name)
+    finally:
+        with connect(dsn) as connection, translated():
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _remove_topics(place: Place) -> None:
+    admin = AdminClient(place.kafka)
+    answers = [
+        *admin.delete_topics([place.topic, f"{place.group}.neli"], operation_timeout=_REMOVE_SECONDS).values(),
+        *admin.delete_consumer_groups([place.group], request_timeout=_REMOVE_SECONDS).values(),
+    ]
+    for answer in answers:
+        with suppress(KafkaException):  # what was never made need not be removed
+            answer.result(_REMOVE_SECONDS)

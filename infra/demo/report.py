@@ -1,0 +1,169 @@
+"""What a demo showed: from what was seen while it ran and from the audit to the numbers of `report.json`.
+
+Pure: no I/O, no clock. All times that come in are Unix time in seconds (the audit's: milliseconds); all that go out
+are seconds since the demo began.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from harvest_lib.audit import AuditReport, LeaderStatistics
+from infra.demo.loading import Month
+from infra.demo.pool import Lead
+
+KILLS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One look: rows committed by Spark, and records in Kafka, repeats included."""
+
+    at: float
+    committed: int
+    in_kafka: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A SIGKILL of the leader, and how much was in Kafka and waiting at that moment."""
+
+    at: float
+    victim: Lead
+    in_kafka: int
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """All that was seen while a demo ran."""
+
+    began: float
+    wall_seconds: float
+    stop_seconds: float
+    samples: Sequence[Sample]
+    kills: Sequence[Kill]
+    leads: Sequence[Lead]
+    months: Sequence[Month]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
+    """Return the content of `report.json`."""
+    takeovers = [_takeover(kill, seen, audit) for kill in seen.kills]
+    times = [takeover["seconds"] for takeover in takeovers if takeover["seconds"] is not None]
+    complete = len(times) == len(takeovers) == KILLS
+    return {
+        "ok": audit.ok and complete and audit.delivered == audit.committed > 0,
+        "committed": audit.committed,
+        "delivered": audit.delivered,
+        "lost": audit.lost,
+        "reordered": audit.reordered,
+        "order_violations": audit.order_violations,
+        "unknown": audit.unknown,
+        "duplicates": audit.duplicates,
+        "unexplained_duplicates": audit.unexplained_duplicates,
+        "records_per_second": round(_rate(audit.delivered, _span(audit.leaders))),
+        "takeover_seconds": max(times) if complete else None,
+        "wall_seconds": round(seen.wall_seconds, 1),
+        "working_records_per_second": round(
+            _rate(
+                sum(leader.records for leader in audit.leaders),
+                sum(_span([leader]) for leader in audit.leaders),
+            )
+        ),
+        "spark_rows_per_second": round(
+            _rate(sum(month.rows for month in seen.months), sum(month.seconds for month in seen.months))
+        ),
+        "stop_seconds": round(seen.stop_seconds, 2),
+        "takeovers": takeovers,
+        "explanations": [
+            {"count": each.count, "old_leader": str(each.old_leader), "new_leader": str(each.new_leader)}
+            for each in audit.explanations
+        ],
+        "terms": [_term(leader, seen) for leader in audit.leaders],
+        "months": [
+            {"batch": month.batch, "rows": month.rows, "at": _since(seen, month.at), "seconds": round(month.seconds, 3)}
+            for month in seen.months
+        ],
+        "samples": _series(seen, audit),
+        "versions": dict(seen.versions),
+        "audit": audit.to_json(),
+    }
+
+
+def _takeover(kill: Kill, seen: Seen, audit: AuditReport) -> dict[str, Any]:
+    """Measure from the SIGKILL to the first record that another harvester had in Kafka after it."""
+    owners = {lead.leader_id: lead for lead in seen.leads}
+    after = [
+        leader
+        for leader in audit.leaders
+        if leader.first_ms >= kill.at * 1000
+        and (leader.leader not in owners or owners[leader.leader].harvester != kill.victim.harvester)
+    ]
+    successor = min(after, key=lambda leader: leader.first_ms, default=None)
+    lead = owners.get(successor.leader) if successor is not None else None
+    return {
+        "killed_at": _since(seen, kill.at),
+        "harvester": kill.victim.harvester,
+        "leader": str(kill.victim.leader_id),
+        "in_kafka": kill.in_kafka,
+        "backlog": kill.backlog,
+        "seconds": round(successor.first_ms / 1000 - kill.at, 3) if successor is not None else None,
+        "elected_seconds": round(lead.at - kill.at, 3) if lead is not None else None,
+        "successor": lead.harvester if lead is not None else None,
+        "successor_leader": str(successor.leader) if successor is not None else None,
+    }
+
+
+def _term(leader: LeaderStatistics, seen: Seen) -> dict[str, Any]:
+    owners = {lead.leader_id: lead.harvester for lead in seen.leads}
+    return {
+        "leader": str(leader.leader),
+        "harvester": owners.get(leader.leader),
+        "records": leader.records,
+        "first": _since(seen, leader.first_ms / 1000),
+        "last": _since(seen, leader.last_ms / 1000),
+    }
+
+
+def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
+    """Return backlog and throughput over time.
+
+    What a term sent again counts in Kafka but takes nothing off the backlog.
+    """
+    firsts: dict[UUID, float] = {leader.leader: leader.first_ms / 1000 for leader in audit.leaders}
+    repeats = [(firsts[each.new_leader], each.count) for each in audit.explanations if each.new_leader in firsts]
+    series: list[dict[str, float | int]] = []
+    before: Sample | None = None
+    for sample in seen.samples:
+        repeated = sum(count for at, count in repeats if at <= sample.at)
+        delivered = min(max(0, sample.in_kafka - repeated), sample.committed)
+        seconds = sample.at - before.at if before else 0.0
+        series.append(
+            {
+                "at": _since(seen, sample.at),
+                "committed": sample.committed,
+                "in_kafka": sample.in_kafka,
+                "backlog": sample.committed - delivered,
+                "records_per_second": round(_rate(sample.in_kafka - before.in_kafka, seconds)) if before else 0,
+            }
+        )
+        before = sample
+    return series
+
+
+def _span(leaders: Sequence[LeaderStatistics]) -> float:
+    """Return the seconds from the first of their records in Kafka to the last."""
+    if not leaders:
+        return 0.0
+    return (max(leader.last_ms for leader in leaders) - min(leader.first_ms for leader in leaders)) / 1000
+
+
+def _rate(records: int, seconds: float) -> float:
+    return records / seconds if seconds > 0 else 0.0
+
+
+def _since(seen: Seen, at: float) -> float:
+    return round(at - seen.began, 3)

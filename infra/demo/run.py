@@ -1,0 +1,204 @@
+"""One demo from end to end.
+
+    stack ─► outbox table, topic ─► pool of harvesters ─┬─► all is in Kafka ─► pool stops ─► audit ─► report
+                                    Spark, month by month ─┘      ▲
+                                       the leader is killed, twice ┘
+
+A kill waits for two conditions: so much is delivered, and a backlog waits, so that the time to take over is not time
+spent waiting for Spark. On a slow or a fast machine alike they come true right after a month was committed at the
+latest. Everything runs in one thread, and every process started here ends with it.
+"""
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import libversion
+
+from harvest_lib.audit import AuditReport, audit, read_query, read_topics
+from harvest_lib.database import connect
+from harvest_lib.errors import StackError
+from harvest_lib.outbox import OutboxTable
+from infra.demo.counting import Counting
+from infra.demo.loading import FLIGHTS, Loading
+from infra.demo.place import Place, made
+from infra.demo.pool import SIZE, Pool
+from infra.demo.progress import Progress, View
+from infra.demo.report import KILLS, Kill, Sample, Seen, document
+from infra.local import Stack
+from infra.local.java import find_java, java_major
+from infra.local.state import make_folder, write_private
+
+COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
+
+_KILL_AT = (0.25, 0.6)
+"""Delivered parts of the whole at which the leader is killed."""
+_ENOUGH_BACKLOG = 2_000
+_LATE = 0.15
+"""So much later than planned any backlog is enough."""
+
+_TICK_SECONDS = 0.2
+_RATE_TICKS = 5
+_STALL_SECONDS = 120
+
+
+def run(state: Path, progress: Progress) -> dict[str, Any]:
+    """Run a demo and return its report. Raises HarvestError when a part of it fails."""
+    began, wall = time.time(), time.monotonic()
+    folder = make_folder(state / "demo")
+    with ExitStack() as ending:
+        progress.say("starting Postgres and Kafka")
+        stack = ending.enter_context(Stack(folder / "stack", fresh=True, parts=state))
+        _clear(folder)  # not before the stack is ours: another demo may be running
+        place = ending.enter_context(made(stack))
+        write_private(folder / "reaper.yaml", place.reaper_yaml())
+        ending.callback((folder / "reaper.yaml").unlink, missing_ok=True)  # holds a password
+        pool = Pool(folder / "reaper.yaml", folder)
+        ending.callback(pool.stop)
+        loading = Loading(place, folder=folder, state=state)
+        ending.callback(loading.stop)
+        progress.say(f"starting {SIZE} harvesters, and Spark to load the flights of 2013, a month at a time")
+        loading.start()
+        pool.start()
+        delivery = Delivery(place, pool, loading, progress)
+        delivery.watch()
+        stop_seconds = pool.end()
+        progress.say("all delivered and the pool stopped; auditing Kafka against Postgres")
+        found = audited(place, folder)
+        versions = _versions(stack, place, state)
+    seen = Seen(
+        began=began,
+        wall_seconds=time.monotonic() - wall,
+        stop_seconds=stop_seconds,
+        samples=delivery.samples,
+        kills=delivery.kills,
+        leads=pool.leads,
+        months=loading.months,
+        versions=versions,
+    )
+    return document(seen, found)
+
+
+@dataclass(slots=True)
+class _Work:
+    """The term that leads, and what was in Kafka when it was first seen: it works once there is more."""
+
+    leader: object = None
+    in_kafka: int = 0
+
+
+class Delivery:
+    """Watch the flights go from Spark to Kafka, and kill the leader on the way."""
+
+    def __init__(self, place: Place, pool: Pool, loading: Loading, progress: Progress) -> None:
+        self.samples: list[Sample] = []
+        self.kills: list[Kill] = []
+        self._place = place
+        self._pool = pool
+        self._loading = loading
+        self._progress = progress
+        self._counting = Counting(place)
+        self._work = _Work()
+
+    def watch(self) -> None:
+        """Look on until all is delivered. Raises HarvestError when a process ends by itself, or nothing moves."""
+        moved = time.monotonic()
+        while True:
+            tick = time.monotonic()
+            before = self.samples[-1] if self.samples else None
+            sample = self._look()
+            if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
+                moved = tick
+            elif self._loading.done and sample.in_kafka >= sample.committed and self._outbox_is_empty():
+                return
+            elif tick - moved > _STALL_SECONDS:
+                raise StackError(
+                    f"nothing moved for {_STALL_SECONDS} s",
+                    evidence=f"{sample.committed} committed, {sample.in_kafka} in Kafka, leader: {self._pool.leader}",
+                    next_step="read the logs beside the report",
+                )
+            self._kill_if_due(sample)
+            self._progress.show(self._view(sample))
+            time.sleep(max(0.0, tick + _TICK_SECONDS - time.monotonic()))
+
+    def _look(self) -> Sample:
+        for month in self._loading.look():
+            self._progress.say(f"Spark committed {month.batch}: {month.rows:,} flights")
+        for lead in self._pool.look():
+            self._progress.say(f"harvester {lead.harvester} leads, term {str(lead.leader_id)[:8]}", "green")
+        sample = Sample(at=time.time(), committed=self._loading.rows, in_kafka=self._counting.count())
+        self.samples.append(sample)
+        leader = self._pool.leader
+        if leader is None or leader.leader_id != self._work.leader:
+            self._work = _Work(leader.leader_id if leader else None, sample.in_kafka)
+        return sample
+
+    def _kill_if_due(self, sample: Sample) -> None:
+        leader, number = self._pool.leader, len(self.kills)
+        if leader is None or number == KILLS or sample.in_kafka <= self._work.in_kafka:
+            return
+        part, backlog = sample.in_kafka / FLIGHTS, sample.committed - sample.in_kafka
+        enough = _ENOUGH_BACKLOG if part < _KILL_AT[number] + _LATE else 1
+        if part < _KILL_AT[number] or backlog < enough:
+            return
+        at = self._pool.kill(leader)
+        self.kills.append(Kill(at=at, victim=leader, in_kafka=sample.in_kafka, backlog=backlog))
+        self._progress.say(f"SIGKILL to harvester {leader.harvester}, the leader, with {backlog:,} waiting", "bold red")
+
+    def _outbox_is_empty(self) -> bool:
+        with connect(self._place.dsn) as connection:
+            return OutboxTable.parse("outbox").backlog(connection).records == 0
+
+    def _view(self, sample: Sample) -> View:
+        earlier = self.samples[-min(len(self.samples), _RATE_TICKS + 1)]
+        seconds, leader = sample.at - earlier.at, self._pool.leader
+        return View(
+            committed=sample.committed,
+            delivered=min(sample.in_kafka, sample.committed),
+            backlog=max(0, sample.committed - sample.in_kafka),
+            records_per_second=(sample.in_kafka - earlier.in_kafka) / seconds if seconds > 0 else 0.0,
+            months=len(self._loading.months),
+            leader=leader.harvester if leader else None,
+            kills=len(self.kills),
+        )
+
+
+def audited(place: Place, folder: Path) -> AuditReport:
+    """Compare the flights that Postgres has with the records that Kafka has."""
+    return audit(
+        read_query(place.dsn, COMMITTED),
+        chain.from_iterable(read_topics(place.kafka, [place.topic], id_header="event-id")),
+        spill_directory=folder,
+    )
+
+
+def _clear(folder: Path) -> None:
+    for path in chain(folder.glob("*.log"), folder.glob("report.*")):
+        path.unlink()
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
+
+
+def _versions(stack: Stack, place: Place, state: Path) -> dict[str, str]:
+    def servers() -> Iterator[tuple[str, str]]:
+        with connect(place.dsn) as connection:
+            row = connection.execute("SHOW server_version").fetchone()
+        yield "Postgres", str(row[0]).split()[0] if row else ""
+        yield "Kafka", stack.kafka.version if stack.kafka else "as given"
+
+    return {
+        **dict(servers()),
+        "Java": str(java_major(find_java(state))),
+        "PySpark": version("pyspark"),
+        "librdkafka": str(libversion()[0]),
+        "Python": platform.python_version(),
+        "outbox-harvester": version("outbox-harvester"),
+        "cores": str(os.cpu_count()),
+    }

@@ -1,0 +1,112 @@
+"""A pool of real `harvest run` processes, each to be killed, frozen, thawed and replaced by its id."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from support.waiting import eventually
+
+CONFIG = """\
+harvest:
+  baseKafkaConfig:
+    bootstrap.servers: {servers}
+  producerKafkaConfig:
+    compression.type: lz4
+  leaderGroupID: {group}
+  dataSource: {dsn}
+  sessionTimeout: {session_seconds}s
+  limits:
+    heartbeatTimeout: 1500ms
+    ioErrorBackoff: 100ms
+    maxInFlightRecords: 1000
+    markQueryRecords: 200
+"""
+
+
+class Member:
+    """One process, with the log it writes."""
+
+    def __init__(self, config, log):
+        self.log = log
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json"],
+                stderr=stderr,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+            )
+
+    @property
+    def alive(self):
+        return self.process.poll() is None
+
+    def events(self):
+        lines = self.log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
+
+    @property
+    def terms(self):
+        """Return the ids of all terms this process has led in, refreshed ones included."""
+        return [
+            event["leader_id"] for event in self.events() if event["event"] in {"leader_acquired", "leader_refreshed"}
+        ]
+
+    @property
+    def leads(self):
+        """Tell whether the newest thing this process said of leadership is that it has it."""
+        said = [event["event"] for event in self.events() if event["event"].startswith("leader_")]
+        return self.alive and bool(said) and said[-1] in {"leader_acquired", "leader_refreshed"}
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def end(self, seconds=10):
+        """Ask the process to stop; return its exit code, or kill it."""
+        if self.alive:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Pool:
+    """Members of one leader group; a context manager that ends them all."""
+
+    def __init__(self, folder, *, dsn, servers, group, session_seconds=3):
+        self._folder = folder
+        self._config = folder / "reaper.yaml"
+        self._config.write_text(CONFIG.format(servers=servers, group=group, dsn=dsn, session_seconds=session_seconds))
+        self.members = []
+
+    def add(self):
+        member = Member(self._config, self._folder / f"harvester-{len(self.members)}.log")
+        self.members.append(member)
+        return member
+
+    def await_started(self):
+        """Wait until every living member has come as far as minding its signals."""
+        eventually(
+            lambda: all(
+                any(event["event"] == "harvester_started" for event in m.events()) for m in self.members if m.alive
+            ),
+            60,
+            "every process has started",
+        )
+
+    def leader(self):
+        return next((member for member in self.members if member.leads), None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for member in self.members:
+            if member.alive:
+                member.process.kill()
+                member.process.wait()

@@ -1,0 +1,103 @@
+"""What `OutboxRecord.check` lets through can be stored and sent; what it stops, it names."""
+
+import pytest
+
+from harvest_lib.errors import RecordError
+from harvest_lib.record import OutboxRecord, RecordLimits
+
+LIMITS = RecordLimits()
+
+
+def record(**fields):
+    return OutboxRecord(**{"topic": "orders", "key": "k", "value": "v", **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"topic": "a"},
+        {"topic": "x" * 249},
+        {"topic": "A-Z_0.9"},
+        {"topic": "..."},
+        {"topic": ".hidden"},
+        {"key": ""},
+        {"key": "k" * 100},
+        {"key": "ü" * 100},
+        {"value": ""},
+        {"value": None},
+        {"value": "v" * 10_000},
+        {"value": "\n\t\x01 \U0001f40c"},
+        {"headers": [("", ""), ("a", None), ("a", "twice")]},
+        {"headers": [("n" * 1_000, "c" * 100_000)]},
+    ],
+)
+def test_what_both_take_passes(fields):
+    record(**fields).check(LIMITS)
+
+
+@pytest.mark.parametrize(
+    "topic", ["", ".", "..", " ", "with space", "sl/ash", "ümlaut", "new\nline", "orders\n", "semi;colon", "nul\x00"]
+)
+def test_an_illegal_topic_is_refused(topic):
+    with pytest.raises(RecordError, match="not legal"):
+        record(topic=topic).check(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "evidence"),
+    [
+        ({"topic": "x" * 250}, "topic", "250 characters, the column takes 249"),
+        ({"key": "k" * 101}, "key", "101 characters, the column takes 100"),
+        ({"value": "v" * 10_001}, "value", "10001 characters, the column takes 10000"),
+    ],
+)
+def test_what_is_longer_than_its_column_is_refused(fields, what, evidence):
+    with pytest.raises(RecordError, match=f"the {what} of a record .* is too long") as caught:
+        record(**fields).check(LIMITS)
+    assert caught.value.evidence == evidence
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"key": "a\x00b"}, "key"),
+        ({"value": "a\x00b"}, "value"),
+        ({"headers": [("ok", "ok"), ("a\x00b", "ok")]}, "header name"),
+        ({"headers": [("ok", None), ("ok", "a\x00b")]}, "header value"),
+    ],
+)
+def test_a_nul_character_is_refused_wherever_it_is(fields, what):
+    with pytest.raises(RecordError, match=f"the {what} of a record .* holds a NUL") as caught:
+        record(**fields).check(LIMITS)
+    assert caught.value.evidence == "at position 1"
+
+
+def test_limits_can_be_those_of_another_table():
+    wide = RecordLimits(key_chars=200, value_chars=None)
+    record(key="k" * 200, value="v" * 1_000_000).check(wide)
+    with pytest.raises(RecordError, match="key"):
+        record(key="k" * 201).check(wide)
+    with pytest.raises(RecordError, match="value"):
+        record(value="four").check(RecordLimits(value_chars=3))
+
+
+def test_the_topic_has_kafkas_limit_whatever_the_table():
+    with pytest.raises(RecordError, match="topic"):
+        record(topic="x" * 250).check(RecordLimits(key_chars=1_000, value_chars=None))
+
+
+def test_an_error_shows_no_payload():
+    """I10: a value may be a secret, and a key a person."""
+    with pytest.raises(RecordError) as caught:
+        record(value="hunter2\x00").check(LIMITS)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(RecordError) as caught:
+        record(key="jane@example.com" * 10).check(LIMITS)
+    assert "jane" not in str(caught.value)
+
+
+def test_an_error_cuts_a_long_topic_short():
+    with pytest.raises(RecordError) as caught:
+        record(topic="/" * 10_000).check(LIMITS)
+    assert len(str(caught.value)) < 500
