@@ -119,7 +119,7 @@ class Harvest:
             raise
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
-        _log.info("harvester_started", extra={"name_": self._config.name, "table": str(self._table)})
+        _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
 
     def stop(self) -> None:
         """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
@@ -223,7 +223,10 @@ class Harvest:
             _log.exception("harvester_died")
         finally:
             self._state = State.STOPPING
-            self._close()
+            try:
+                self._close()
+            except BaseException as error:  # noqa: BLE001 - as above; the first failure is the one that counts
+                self._failure = self._failure or error
             self._state = State.STOPPED
             self._stopped.set()
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})

@@ -6,6 +6,9 @@ Promises
 - A record that has not left within the delivery timeout never leaves: it is reported as failed. The timeout is shorter
   than the session timeout, so a process that was frozen long enough for another to be elected finds its queue expired
   when it thaws. librdkafka checks that before it sends, on its own threads, so Python need not run first.
+- A record's timestamp is taken before the check that it may still be sent. So where the topic refuses old timestamps
+  (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket buffer of
+  its own, which nothing on this side can take back: see docs/operations.md, "Topics that refuse the late".
 - Settings on which these rest cannot be overridden (see `harvest_lib.config`).
 
 A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
@@ -13,6 +16,7 @@ goharvest does, but does not scatter the empty key.
 """
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from uuid import UUID
@@ -62,14 +66,24 @@ class AtLeastOnce:
         producer, stamped, report = self._producer, self._stamp, self._report
         if producer is None:
             raise RuntimeError("send before begin")
-        while rows and may_send():
+        while rows:
+            timestamp_ms = int(time.time() * 1000)
+            if not may_send():
+                break
             row = rows[0]
             record_id, topic, key, value, names, contents = row
             try:
                 headers: list[tuple[str, str | bytes | None]] = list(zip(names, contents, strict=True))
                 if stamped is not None:
                     headers.append((HEADER_NAME, stamped(record_id)))
-                producer.produce(topic, value, key, headers=headers, on_delivery=functools.partial(report, row))
+                producer.produce(
+                    topic,
+                    value,
+                    key,
+                    headers=headers,
+                    timestamp=timestamp_ms,
+                    on_delivery=functools.partial(report, row),
+                )
             except BufferError:
                 producer.poll(0.01)
                 continue

@@ -62,6 +62,8 @@ class Neli:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._complaint = ""
         self._term: Term | None = None
         self._assigned = False
         self._candidate = uuid.uuid4()
@@ -73,12 +75,14 @@ class Neli:
 
     def start(self) -> None:
         self._ensure_topic()
-        self._thread = threading.Thread(target=self._run, name="harvest-neli", daemon=True)
+        self._thread = threading.Thread(target=self._stand_for_election, name="harvest-neli", daemon=True)
         self._thread.start()
 
     def term(self, timeout_seconds: float) -> Term | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._live_term() is not None, timeout_seconds)
+            self._changed.wait_for(lambda: self._failure or self._live_term() is not None, timeout_seconds)
+            if self._failure is not None:
+                raise self._failure
             return self._live_term()
 
     def stop(self, timeout_seconds: float) -> None:
@@ -102,6 +106,16 @@ class Neli:
         _log.info("leader_topic_created", extra={"topic": topic})
 
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
+
+    def _stand_for_election(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - a standby that stands no more must not look alive: `term` raises
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self._end_term(TermEnd.FENCED)
 
     def _run(self) -> None:
         settings, said = self._settings, LastError()
@@ -138,7 +152,7 @@ class Neli:
         try:
             while not self._stopping.is_set():
                 message = consumer.poll(settings.min_poll_interval_seconds)
-                if message is not None and message.error() is None:
+                if message is not None:
                     self._hear(message)
                 if self._assigned and self._clock() >= self._next_beat:
                     self._prove(consumer, beats)
@@ -147,7 +161,6 @@ class Neli:
         finally:
             beats.purge()
             consumer.close()
-            self._end_term(TermEnd.REVOKED)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
@@ -198,6 +211,12 @@ class Neli:
             _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
 
     def _hear(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.str() != self._complaint:  # librdkafka tries again by itself and says so each time
+                self._complaint = error.str()
+                _log.warning("election_troubled", extra={"reason": self._complaint})
+            return
         try:
             beat = json.loads(message.value() or b"")
             if beat["leader_id"] == str(self._candidate):

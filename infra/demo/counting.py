@@ -2,9 +2,7 @@
 
 import time
 
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # documented, but not exported
+from confluent_kafka import KafkaException, TopicPartition, admin
 
 from harvest_lib.kafka_client import client_settings, translate
 from infra.demo.place import PARTITIONS, Place
@@ -18,8 +16,8 @@ class Counting:
 
     def __init__(self, place: Place) -> None:
         self._settings = place.kafka
-        self._admin = AdminClient(client_settings(place.kafka))
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it has no annotations
+        self._admin = admin.AdminClient(client_settings(place.kafka))
+        latest = admin.OffsetSpec.latest()  # type: ignore[attr-defined, no-untyped-call]  # documented, not exported
         self._latest = {TopicPartition(place.topic, number): latest for number in range(PARTITIONS)}
         self._count = 0
         self._answered = time.monotonic()

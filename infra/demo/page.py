@@ -59,7 +59,7 @@ def _rows(report: Mapping[str, Any]) -> list[str]:
     ]
     for name, (label, note) in _ZERO.items():
         rows.append(_row(label, f"{report[name]:,}", note, "bad" if report[name] else "good"))
-    rows.append(_row("duplicates", f"{report['duplicates']:,}", escape("; ".join(explained(report))) or "none"))
+    rows.append(_row("duplicates", f"{report['duplicates']:,}", "<br>".join(map(escape, explained(report))) or "none"))
     rows.append(
         _row("records per second", f"{report['records_per_second']:,}", "from the first to the last, kills included")
     )
@@ -67,7 +67,7 @@ def _rows(report: Mapping[str, Any]) -> list[str]:
     for number, takeover in enumerate(report["takeovers"], start=1):
         seconds = "never" if takeover["seconds"] is None else f"{takeover['seconds']:.1f} s"
         note = f"from SIGKILL to the next record in Kafka; {takeover['backlog']:,} were waiting"
-        rows.append(_row(f"time to take over, {number}", seconds, note))
+        rows.append(_row(f"take-over {number}", seconds, note))
     rows.append(_row("Spark rows per second", f"{report['spark_rows_per_second']:,}", "staged and promoted"))
     rows.append(_row("wall time", f"{report['wall_seconds']:.0f} s", "servers' start and audit included"))
     return rows

@@ -135,4 +135,4 @@ def _limits(samples: Sequence[Mapping[str, Any]], terms: Sequence[Mapping[str, A
     """Begin with the first row: before it servers start and nothing is to be seen."""
     first = next((later["at"] for _, later in pairwise(samples) if later["committed"]), 0.0)
     last = max((term["last"] for term in terms), default=samples[-1]["at"] if samples else 1.0)
-    return first - _MARGIN_SECONDS, last + _MARGIN_SECONDS
+    return first - _MARGIN_SECONDS, max(first, last) + _MARGIN_SECONDS

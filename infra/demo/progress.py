@@ -122,7 +122,7 @@ def summary(report: Mapping[str, Any]) -> Table:
     for number, takeover in enumerate(report["takeovers"], start=1):
         who = f"from harvester {takeover['harvester']} to {takeover['successor']}" if takeover["successor"] else ""
         seconds = f"{takeover['seconds']:.1f} s" if takeover["seconds"] is not None else Text("never", style="red")
-        table.add_row(f"take over {number}", seconds, f"from SIGKILL to the next record in Kafka, {who}")
+        table.add_row(f"take-over {number}", seconds, f"from SIGKILL to the next record in Kafka,\n{who}")
     table.add_row("Spark rows/s", f"{report['spark_rows_per_second']:,}", "staging and promotion, without its start")
     table.add_row("wall time", f"{report['wall_seconds']:.1f} s", "servers' start and audit included")
     return table
@@ -130,8 +130,10 @@ def summary(report: Mapping[str, Any]) -> Table:
 
 def explained(report: Mapping[str, Any]) -> list[str]:
     """Say of the duplicates, term by term, where they come from."""
+    order = {term["leader"]: number for number, term in enumerate(report["terms"], start=1)}
+    killed = {takeover["leader"] for takeover in report["takeovers"]}
     return [
-        f"{each['count']:,} in flight when a leader was killed, between term {each['old_leader'][:8]} "
-        f"and {each['new_leader'][:8]}"
-        for each in report["explanations"]
+        f"{each['count']:,} in flight when a leader {'was killed' if each['old_leader'] in killed else 'gave up'}, "
+        f"between term {order[each['old_leader']]} and {order[each['new_leader']]}"
+        for each in sorted(report["explanations"], key=lambda each: order[each["old_leader"]])
     ]

@@ -4,6 +4,7 @@ Pure: no I/O, no clock. All times that come in are Unix time in seconds (the aud
 are seconds since the demo began.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from infra.demo.loading import Month
 from infra.demo.pool import Lead
 
 KILLS = 2
+
+_RATE_SECONDS = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,28 +132,30 @@ def _term(leader: LeaderStatistics, seen: Seen) -> dict[str, Any]:
 
 
 def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
-    """Return backlog and throughput over time.
+    """Return backlog and throughput over time, the latter over the last second or so.
 
     What a term sent again counts in Kafka but takes nothing off the backlog.
     """
     firsts: dict[UUID, float] = {leader.leader: leader.first_ms / 1000 for leader in audit.leaders}
     repeats = [(firsts[each.new_leader], each.count) for each in audit.explanations if each.new_leader in firsts]
     series: list[dict[str, float | int]] = []
-    before: Sample | None = None
+    window: deque[Sample] = deque()
     for sample in seen.samples:
+        while window and window[0].at < sample.at - _RATE_SECONDS:
+            window.popleft()
+        before = window[0] if window else sample
         repeated = sum(count for at, count in repeats if at <= sample.at)
         delivered = min(max(0, sample.in_kafka - repeated), sample.committed)
-        seconds = sample.at - before.at if before else 0.0
         series.append(
             {
                 "at": _since(seen, sample.at),
                 "committed": sample.committed,
                 "in_kafka": sample.in_kafka,
                 "backlog": sample.committed - delivered,
-                "records_per_second": round(_rate(sample.in_kafka - before.in_kafka, seconds)) if before else 0,
+                "records_per_second": round(_rate(sample.in_kafka - before.in_kafka, sample.at - before.at)),
             }
         )
-        before = sample
+        window.append(sample)
     return series
 
 

@@ -73,6 +73,7 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         stop_seconds = pool.end()
         progress.say("all delivered and the pool stopped; auditing Kafka against Postgres")
         found = audited(place, folder)
+        progress.say("stopping Postgres and Kafka")
         versions = _versions(stack, place, state)
     seen = Seen(
         began=began,

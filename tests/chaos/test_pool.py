@@ -10,7 +10,7 @@ import time
 
 import psycopg
 import pytest
-from support.outbox import read_topic, steps, steps_back
+from support.outbox import Outbox, read_topic, steps, steps_back
 from support.pool import Pool
 from support.waiting import eventually
 
@@ -28,7 +28,7 @@ class Writers:
         self._outbox = outbox
         self._stop = threading.Event()
         outbox.connection.execute("CREATE TABLE aggregate (key text PRIMARY KEY, version int NOT NULL)")
-        outbox.connection.execute(f"INSERT INTO aggregate SELECT 'key-' || g, 0 FROM generate_series(1, {KEYS}) g")
+        outbox.connection.execute("INSERT INTO aggregate SELECT 'key-' || g, 0 FROM generate_series(1, %s) g", (KEYS,))
         self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(threads)]
 
     def _write(self, seed):
@@ -55,6 +55,19 @@ class Writers:
 
     def committed(self):
         return dict(self._outbox.connection.execute("SELECT key, version FROM aggregate").fetchall())
+
+
+@pytest.fixture
+def outbox(dsn, make_topic):
+    """An outbox whose topic refuses records that are older than a leader may be without being followed.
+
+    A frozen leader may have a request ready that its client sends when it thaws, before anything else runs: only the
+    broker can refuse that one.
+    """
+    topic = make_topic(partitions=4, **{"message.timestamp.before.max.ms": (SESSION_SECONDS - 1) * 1000})
+    made = Outbox(dsn, topic)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 import threading
 import time
+import uuid
 
 import psycopg
 import pytest
+from psycopg import sql
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
@@ -13,6 +15,7 @@ from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
 from harvest_lib.harvester import Harvest, State
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
+from harvest_lib.source import MarkSource
 
 
 @pytest.fixture
@@ -191,3 +194,13 @@ def test_writers_that_lock_the_key_keep_its_commit_order(outbox, solo, bootstrap
         versions.setdefault(record.key, []).append(int(record.value))
     expected = dict(connection.execute("SELECT key, version FROM aggregate").fetchall())
     assert versions == {key: list(range(1, version + 1)) for key, version in expected.items()}
+
+
+def test_marks_and_purges_are_durable_whatever_the_database_says(outbox, solo):
+    """The barrier rests on a purge that no crash undoes; a database may have `synchronous_commit` off by default."""
+    name = outbox.connection.info.dbname
+    outbox.connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
+    source = MarkSource(outbox.dsn, outbox.name.identifier)
+    source.open(uuid.uuid4())
+    assert source._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+    source.close()

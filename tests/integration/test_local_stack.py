@@ -222,15 +222,6 @@ def test_postgres_runs_below_folders_closed_to_its_user(tmp_path, monkeypatch):
         server.stop()
 
 
-def test_the_older_kafka_starts(tmp_path, parts):
-    cluster = KafkaCluster(tmp_path, version="3.9.1", parts=parts)
-    try:
-        cluster.start()
-        assert cluster.answers()
-    finally:
-        cluster.kill()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["4.3.1", "3.9.1"])
 def test_three_brokers_survive_the_loss_of_one(version, tmp_path, parts):

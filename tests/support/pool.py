@@ -8,6 +8,8 @@ import sys
 
 from support.waiting import eventually
 
+_LEADS = {"leader_acquired", "leader_refreshed"}
+
 CONFIG = """\
 harvest:
   baseKafkaConfig:
@@ -48,17 +50,19 @@ class Member:
         return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
 
     @property
+    def started(self):
+        return any(event["event"] == "harvester_started" for event in self.events())
+
+    @property
     def terms(self):
         """Return the ids of all terms this process has led in, refreshed ones included."""
-        return [
-            event["leader_id"] for event in self.events() if event["event"] in {"leader_acquired", "leader_refreshed"}
-        ]
+        return [event["leader_id"] for event in self.events() if event["event"] in _LEADS]
 
     @property
     def leads(self):
         """Tell whether the newest thing this process said of leadership is that it has it."""
         said = [event["event"] for event in self.events() if event["event"].startswith("leader_")]
-        return self.alive and bool(said) and said[-1] in {"leader_acquired", "leader_refreshed"}
+        return self.alive and bool(said) and said[-1] in _LEADS
 
     def signal(self, number):
         self.process.send_signal(number)
@@ -91,13 +95,7 @@ class Pool:
 
     def await_started(self):
         """Wait until every living member has come as far as minding its signals."""
-        eventually(
-            lambda: all(
-                any(event["event"] == "harvester_started" for event in m.events()) for m in self.members if m.alive
-            ),
-            60,
-            "every process has started",
-        )
+        eventually(lambda: all(m.started for m in self.members if m.alive), 60, "every process has started")
 
     def leader(self):
         return next((member for member in self.members if member.leads), None)

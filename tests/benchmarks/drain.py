@@ -1,0 +1,50 @@
+"""The harvester itself, from the moment it leads until the last record is in Kafka and out of the table."""
+
+import time
+from dataclasses import dataclass
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.events import Event, LeaderAcquired
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import MarkSource
+from tests.benchmarks.backlog import Servers
+from tests.support.counting import CountingSource
+
+_LOOK_SECONDS = 0.005
+_LONGEST_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """One drain: records per second, and statements per 1,000 records."""
+
+    rate: float
+    statements: float
+
+
+def drain(servers: Servers, records: int) -> Drain:
+    """Harvest the whole backlog."""
+    config = HarvestConfig(
+        data_source=servers.dsn,
+        base_kafka_config={"bootstrap.servers": servers.bootstrap_servers},
+        producer_kafka_config={"compression.type": "lz4"},
+        leadership="solo",
+        limits={"mark_query_records": 1_000, "max_in_flight_records": 10_000},
+    )
+    source = CountingSource(MarkSource(servers.dsn, OutboxTable.parse("outbox").identifier))
+    began = 0.0
+
+    def watch(event: Event) -> None:
+        nonlocal began
+        if isinstance(event, LeaderAcquired):
+            began = time.perf_counter()
+
+    harvest = Harvest(config, source=source)
+    harvest.set_event_handler(watch)
+    with harvest:
+        while harvest.delivered_records < records:
+            if harvest.await_stopped(_LOOK_SECONDS) or (began and time.perf_counter() - began > _LONGEST_SECONDS):
+                raise RuntimeError(f"only {harvest.delivered_records} of {records} records were delivered")
+        seconds = time.perf_counter() - began
+    return Drain(rate=records / seconds, statements=source.worked / records * 1_000)

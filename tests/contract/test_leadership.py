@@ -1,0 +1,92 @@
+"""What every way of electing a leader promises: Solo, and NELI on a real broker."""
+
+import time
+
+import pytest
+from support.waiting import eventually
+
+from harvest_lib.leadership import Neli, Solo, TermEnd
+from harvest_lib.leadership.neli import NeliSettings
+
+
+@pytest.fixture(params=["solo", "neli"])
+def stand(request):
+    """Make one more that may lead, not started yet; all are stopped at the end."""
+    made = []
+    if request.param == "neli":
+        group = request.getfixturevalue("group_id")
+        settings = NeliSettings(
+            topic=f"{group}.neli",
+            group_id=group,
+            heartbeat_timeout_seconds=1.5,
+            session_timeout_seconds=3.0,
+            quiesce_timeout_seconds=0.0,
+        )
+        client = {"bootstrap.servers": request.getfixturevalue("bootstrap_servers")}
+
+    def make():
+        made.append(Solo() if request.param == "solo" else Neli(settings, client))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop(5)
+
+
+def started(leadership):
+    leadership.start()
+    return leadership
+
+
+def test_there_is_no_term_before_the_start(stand):
+    leadership = stand()
+    assert leadership.term(0) is None
+    began = time.monotonic()
+    assert leadership.term(0.1) is None
+    assert 0.1 <= time.monotonic() - began < 0.5, "it waits as long as it was told"
+
+
+def test_a_term_is_live_and_the_same_while_it_lasts(stand):
+    leadership = started(stand())
+    term = leadership.term(20)
+    assert term is not None
+    assert term.is_live()
+    assert term.ended is None
+    assert not term.quiesced.is_set()
+    assert leadership.term(0) is term
+
+
+def test_a_stop_ends_the_term(stand):
+    leadership = started(stand())
+    term = leadership.term(20)
+    leadership.stop(5)
+    assert not term.is_live()
+    assert term.ended is TermEnd.REVOKED, "told in time: what is in flight may land"
+    assert leadership.term(0) is None
+
+
+def test_a_stop_can_be_repeated_and_needs_no_start(stand):
+    leadership = stand()
+    leadership.stop(5)
+    leadership = started(stand())
+    term = leadership.term(20)
+    leadership.stop(5)
+    leadership.stop(5)
+    assert term.ended is TermEnd.REVOKED
+    assert leadership.term(0) is None
+
+
+def test_a_stop_right_after_the_start_leaves_nobody_leading(stand):
+    leadership = started(stand())
+    leadership.stop(10)
+    assert leadership.term(0.2) is None
+
+
+def test_the_next_one_leads_under_another_id(stand):
+    """I6: an id stands for one term, or a successor's rows could be taken for one's own."""
+    seen = set()
+    for number in range(1, 4):
+        leadership = started(stand())
+        seen.add(eventually(lambda one=leadership: one.term(1), 20, "one leads").leader_id)
+        assert len(seen) == number
+        leadership.stop(5)

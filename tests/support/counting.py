@@ -1,0 +1,41 @@
+"""A source that counts what it asks of the database."""
+
+from collections import Counter
+from collections.abc import Sequence
+from uuid import UUID
+
+from harvest_lib.record import Row
+from harvest_lib.source import Source
+
+
+class CountingSource:
+    """`Source` over another one. Of the mark source each call is one statement, and one commit."""
+
+    def __init__(self, source: Source) -> None:
+        self.statements: Counter[str] = Counter()
+        """`mark`, `purge` and `reset`; a mark that found nothing is an `empty mark`."""
+        self._source = source
+
+    @property
+    def worked(self) -> int:
+        """Return how many statements there were for the records there were: empty marks come by the clock."""
+        return self.statements.total() - self.statements["empty mark"]
+
+    def open(self, leader_id: UUID) -> None:
+        self._source.open(leader_id)
+
+    def fetch(self, limit: int) -> list[Row]:
+        rows = self._source.fetch(limit)
+        self.statements["mark" if rows else "empty mark"] += 1
+        return rows
+
+    def acknowledge(self, ids: Sequence[int]) -> None:
+        self.statements["purge"] += 1
+        self._source.acknowledge(ids)
+
+    def reset(self, ids: Sequence[int]) -> None:
+        self.statements["reset"] += 1
+        self._source.reset(ids)
+
+    def close(self) -> None:
+        self._source.close()

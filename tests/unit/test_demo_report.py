@@ -1,0 +1,224 @@
+"""The demo's report and picture, from a small series whose answers are known."""
+
+import copy
+import io
+import json
+import struct
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+from uuid import UUID
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from harvest_lib.audit import AuditReport, Explanation, LeaderStatistics
+from infra.demo import picture
+from infra.demo.loading import Month
+from infra.demo.log_lines import JsonLines
+from infra.demo.page import html, write
+from infra.demo.pool import Lead
+from infra.demo.progress import Progress, View, summary
+from infra.demo.report import Kill, Sample, Seen, document
+
+BEGAN = 1_000_000.0
+FIRST, SECOND, THIRD = (UUID(int=number << 96) for number in (1, 2, 3))
+
+LEADS = tuple(
+    Lead(harvester=harvester, leader_id=leader, at=BEGAN + at)
+    for harvester, leader, at in ((2, FIRST, 1.0), (1, SECOND, 14.5), (3, THIRD, 30.0))
+)
+
+SEEN = Seen(
+    began=BEGAN,
+    wall_seconds=42.04,
+    stop_seconds=0.5,
+    samples=[
+        Sample(at=BEGAN + at, committed=committed, in_kafka=in_kafka)
+        for at, committed, in_kafka in (
+            (1.0, 0, 0),
+            (2.0, 600, 0),
+            (3.0, 600, 400),
+            (14.0, 1000, 400),
+            (16.0, 1000, 700),
+            (40.0, 1000, 1030),
+        )
+    ],
+    kills=[
+        Kill(at=BEGAN + 4.5, victim=LEADS[0], in_kafka=400, backlog=200),
+        Kill(at=BEGAN + 20.0, victim=LEADS[1], in_kafka=700, backlog=300),
+    ],
+    leads=LEADS,
+    months=[
+        Month(batch="flights-2013-01", rows=600, seconds=0.5, at=BEGAN + 1.9),
+        Month(batch="flights-2013-02", rows=400, seconds=1.5, at=BEGAN + 13.5),
+    ],
+    versions={"Postgres": "18.1"},
+)
+
+
+def term(leader: UUID, records: int, first: float, last: float) -> LeaderStatistics:
+    first_ms, last_ms = round((BEGAN + first) * 1000), round((BEGAN + last) * 1000)
+    return LeaderStatistics(leader=leader, records=records, first_ms=first_ms, last_ms=last_ms)
+
+
+AUDIT = AuditReport(
+    records=1030,
+    committed=1000,
+    delivered=1000,
+    pending=0,
+    lost=0,
+    unknown=0,
+    purged=0,
+    foreign=0,
+    wrong_keys=0,
+    duplicates=30,
+    adjacent_duplicates=30,
+    separated_duplicates=0,
+    unexplained_duplicates=0,
+    reordered=0,
+    order_violations=0,
+    split_keys=0,
+    explanations=(
+        Explanation(old_leader=SECOND, new_leader=THIRD, count=20),
+        Explanation(old_leader=FIRST, new_leader=SECOND, count=10),
+    ),
+    leaders=(term(FIRST, 410, 2.0, 4.0), term(SECOND, 310, 15.0, 19.0), term(THIRD, 310, 31.5, 34.0)),
+)
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    return copy.deepcopy(document(SEEN, AUDIT))
+
+
+class TestNumbers:
+    def test_promised_keys_are_there(self, report: dict[str, Any]) -> None:
+        promised = {
+            "committed": 1000,
+            "delivered": 1000,
+            "lost": 0,
+            "reordered": 0,
+            "order_violations": 0,
+            "duplicates": 30,
+            "unexplained_duplicates": 0,
+            "wall_seconds": 42.0,
+        }
+        assert {name: report[name] for name in promised} == promised
+        assert report["ok"] is True
+        assert json.loads(json.dumps(report)) == report
+
+    def test_take_over_lasts_from_the_kill_to_the_successors_first_record(self, report: dict[str, Any]) -> None:
+        first, second = report["takeovers"]
+        assert (first["killed_at"], first["seconds"], first["elected_seconds"]) == (4.5, 10.5, 10.0)
+        assert (first["harvester"], first["successor"]) == (2, 1)
+        assert (second["seconds"], second["successor_leader"]) == (11.5, str(THIRD))
+        assert report["takeover_seconds"] == 11.5
+
+    def test_a_record_of_the_victim_that_lands_after_the_kill_is_no_take_over(self) -> None:
+        late = UUID(int=9)
+        leads = (*LEADS, Lead(harvester=2, leader_id=late, at=BEGAN + 4.4))
+        leaders = (AUDIT.leaders[0], term(late, 5, 4.6, 4.7), *AUDIT.leaders[1:])
+        report = document(replace(SEEN, leads=leads), replace(AUDIT, leaders=leaders))
+        assert report["takeovers"][0]["seconds"] == 10.5
+
+    def test_rates(self, report: dict[str, Any]) -> None:
+        assert report["records_per_second"] == round(1000 / 32.0)
+        assert report["working_records_per_second"] == round(1030 / (2.0 + 4.0 + 2.5))
+        assert report["spark_rows_per_second"] == 500
+
+    def test_repeats_take_nothing_off_the_backlog(self, report: dict[str, Any]) -> None:
+        assert [sample["backlog"] for sample in report["samples"]] == [0, 600, 200, 600, 310, 0]
+
+    def test_throughput_is_that_of_the_last_second(self, report: dict[str, Any]) -> None:
+        assert report["samples"][2]["records_per_second"] == 400
+
+
+class TestVerdict:
+    @pytest.mark.parametrize("name", ["lost", "reordered", "order_violations", "unexplained_duplicates", "unknown"])
+    def test_any_anomaly_fails_the_demo(self, name: str) -> None:
+        report = document(SEEN, replace(AUDIT, **{name: 1}))  # type: ignore[arg-type]
+        assert report["ok"] is False
+        assert f"1 {name.replace('_', ' ')}" in html(report)
+
+    def test_a_kill_without_a_take_over_fails_the_demo(self) -> None:
+        audit = replace(AUDIT, leaders=AUDIT.leaders[:2], explanations=AUDIT.explanations[1:])
+        report = document(SEEN, audit)
+        assert (report["ok"], report["takeover_seconds"]) == (False, None)
+        assert "1 of 2 take-overs" in html(report)
+
+    def test_a_single_kill_is_not_enough(self) -> None:
+        assert document(replace(SEEN, kills=SEEN.kills[:1]), AUDIT)["ok"] is False
+
+    def test_an_empty_run_is_not_a_success(self) -> None:
+        empty = replace(AUDIT, records=0, committed=0, delivered=0, duplicates=0, leaders=(), explanations=())
+        report = document(replace(SEEN, samples=(), months=()), empty)
+        assert report["ok"] is False
+        assert picture.svg(report).startswith("<svg")
+
+
+class TestShown:
+    def test_table_explains_the_duplicates_in_the_order_of_terms(self, report: dict[str, Any]) -> None:
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(summary(report))
+        text = console.export_text()
+        first = text.index("10 in flight when a leader was killed, between term 1 and 2")
+        assert first < text.index("20 in flight when a leader was killed, between term 2 and 3")
+        assert "11.5 s" in text
+
+    def test_files(self, report: dict[str, Any], tmp_path: Any) -> None:
+        page, image, numbers = write(report, tmp_path)
+        assert json.loads(numbers.read_text()) == report
+        header = image.read_bytes()[:24]
+        assert header[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", header[16:24]) == (1300, 754)
+        assert image.stat().st_size < 200_000
+        text = page.read_text()
+        assert "none lost, none out of order" in text
+        assert "$" not in text
+
+    def test_page_loads_nothing_from_elsewhere(self, report: dict[str, Any]) -> None:
+        fetched: list[str] = []
+
+        class Page(HTMLParser):
+            def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+                if tag in {"script", "link", "img", "iframe"}:
+                    fetched.append(tag)
+                fetched.extend(
+                    value
+                    for name, value in attributes
+                    if name in {"src", "href", "xlink:href"} and value and value[0] != "#"
+                )
+
+        Page().feed(html(report))
+        assert fetched == []
+
+    def test_picture_takes_its_ink_from_the_page_and_marks_the_kills(self, report: dict[str, Any]) -> None:
+        drawing = picture.svg(report)
+        root = ET.fromstring(drawing)  # noqa: S314 - our own
+        words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert words.count("SIGKILL") == 2
+        assert {"harvester 2", "harvester 1", "harvester 3", "10.5 s", "11.5 s"} <= set(words)
+        assert "currentColor" in drawing
+        assert "#202631" not in drawing
+        assert "width" not in root.attrib
+
+    def test_plain_lines_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        view = View(committed=9, delivered=4, backlog=5, records_per_second=2.0, months=1, leader=None, kills=0)
+        with Progress(Console(force_terminal=False)) as progress:
+            progress.say("something happened")
+            progress.show(view)  # too soon after the beginning to be told
+        assert capsys.readouterr().out.strip().endswith("something happened")
+
+
+def test_json_lines_come_once_and_whole(tmp_path: Any) -> None:
+    log = tmp_path / "a.log"
+    lines = JsonLines(log)
+    assert lines.new() == []
+    log.write_text('{"a": 1}\nnot json\n{"broken\n{"b": ')
+    assert lines.new() == [{"a": 1}]
+    with log.open("a") as file:
+        file.write("2}\n")
+    assert lines.new() == [{"b": 2}]
+    assert lines.new() == []
