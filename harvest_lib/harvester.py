@@ -294,4 +294,4 @@ def _leadership(config: HarvestConfig) -> Leadership:
         session_timeout_seconds=config.session_timeout_seconds,
         quiesce_timeout_seconds=2 * limits.drain_interval_seconds,
     )
-    return Neli(settings, config.kafka_settings(for_producer=False))
+    return Neli(settings, {"client.id": config.name, **config.kafka_settings(for_producer=False)})

@@ -1,5 +1,6 @@
 """Options that several commands share, and how they become a configuration."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,4 +24,5 @@ def configuration(path: Path | None, *, elects: bool = False) -> ReaperFile:
     """
     if path is not None:
         return load(path)
-    return ReaperFile(harvest=HarvestConfig() if elects else HarvestConfig(leadership="solo"))
+    grouped = elects or "HARVEST_LEADER_GROUP_ID" in os.environ
+    return ReaperFile(harvest=HarvestConfig() if grouped else HarvestConfig(leadership="solo"))

@@ -1,14 +1,13 @@
 """`harvest run`: goharvest's reaper. One process of a pool, until it is told to stop."""
 
 import signal
-import threading
 from typing import Annotated
 
 import typer
 
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import ConfigFile, configuration
-from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
+from harvest_lib.harvester import Harvest, State
 
 
 def run(
@@ -32,16 +31,13 @@ def run(
     settings = configuration(config, elects=True)
     configure_logging(log_format, log_level or settings.logging_level)
     harvest = Harvest(settings.harvest)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: harvest.stop())
     if drain:
         done = harvest.drain()
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")
         return
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    harvest.start()
-    # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
-    while not stop.is_set() and not harvest.await_stopped(0.2):
-        pass
-    harvest.stop()
-    harvest.await_stopped(STOP_TIMEOUT_SECONDS)
+    with harvest:
+        # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
+        while harvest.state is State.RUNNING:
+            harvest.await_stopped(0.2)

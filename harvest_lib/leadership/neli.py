@@ -200,15 +200,20 @@ class Neli:
     def _prove(self, consumer: Consumer, beats: Producer) -> None:
         now = self._clock()
         self._next_beat = now + (self._beat_interval if self._term else self._settings.min_poll_interval_seconds)
-        beat = json.dumps({"leader_id": str(self._candidate), "boot_seconds": now})
         try:
-            beats.produce(self._settings.topic, beat, partition=_PARTITION)
+            self._beat(beats, now)
             if not self._commits:
-                position = TopicPartition(self._settings.topic, _PARTITION, 0)
-                consumer.commit(offsets=[position], asynchronous=True)
-                self._commits.append(now)
+                self._commit(consumer, now)
         except (BufferError, KafkaException) as error:
             _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
+
+    def _beat(self, beats: Producer, now: float) -> None:
+        beat = json.dumps({"leader_id": str(self._candidate), "boot_seconds": now})
+        beats.produce(self._settings.topic, beat, partition=_PARTITION)
+
+    def _commit(self, consumer: Consumer, now: float) -> None:
+        consumer.commit(offsets=[TopicPartition(self._settings.topic, _PARTITION, 0)], asynchronous=True)
+        self._commits.append(now)
 
     def _hear(self, message: Message) -> None:
         error = message.error()

@@ -50,6 +50,10 @@ class MarkSource:
         self._leader_id = leader_id
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
+            with translated():
+                # A plan made while the outbox was empty scans the whole table, and would be kept until the next
+                # ANALYZE: a mark then took 1.5 s instead of 20 ms with 168,000 rows waiting.
+                self._connection.execute("SET plan_cache_mode = force_custom_plan")
 
     def fetch(self, limit: int) -> list[Row]:
         with translated():

@@ -83,7 +83,8 @@ def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, boots
         status = json.loads(harvest("status", "-f", reaper, "--json").stdout)
         assert status["backlog_records"] == 0
         assert status["members"] == 1
-        assert "@127.0.0.1" in status["leader"]
+        assert status["leader"].endswith("@127.0.0.1")
+        assert str(process.pid) in status["leader"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:
@@ -138,6 +139,22 @@ def test_every_command_has_an_example(harvest, command):
     shown = harvest(command, "--help")
     assert shown.returncode == 0
     assert f"harvest {command}" in shown.stdout
+
+
+def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, environment):
+    outbox.fill(200_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--drain"], env=environment
+    )
+    try:
+        eventually(lambda: outbox.count() < 199_000, 60, "busy")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert outbox.count() > 0
+    assert outbox.leaders() == set()
 
 
 def test_version_names_the_libraries(harvest):

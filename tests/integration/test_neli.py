@@ -55,7 +55,7 @@ def test_one_of_several_leads_and_keeps_on_leading(pool):
     eventually(settled, 20, "one leads for longer than the heartbeat timeout")
 
 
-def test_a_leader_that_leaves_is_followed_within_a_second(pool):
+def test_a_leader_that_leaves_is_followed_without_waiting_for_its_session(pool):
     members = [pool(), pool()]
     first = eventually(lambda: next(iter(leaders(members)), None), 20, "one leads")
     other = next(member for member in members if member is not first)
@@ -65,7 +65,7 @@ def test_a_leader_that_leaves_is_followed_within_a_second(pool):
     assert term.ended is TermEnd.REVOKED
     following = other.term(10)
     assert following is not None
-    assert boot_seconds() - left < 1.0
+    assert boot_seconds() - left < 2.0, "the session lasts 3 s"
     assert following.leader_id != term.leader_id
 
 
@@ -103,7 +103,7 @@ def test_heartbeats_of_others_and_old_ones_prove_nothing(pool, bootstrap_servers
     """Buffered heartbeats of our own term are as old as when they were sent, and those of another term are not ours."""
     member = pool()
     term = member.term(20)
-    monkeypatch.setattr(member, "_prove", lambda consumer, beats: None)
+    monkeypatch.setattr(member, "_beat", lambda beats, now: None)
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     stop = threading.Event()
 
