@@ -244,8 +244,8 @@ class Harvest:
         try:
             loop.run()
         finally:
-            self._loop = None
             self._emit(LeaderFenced() if term.ended is TermEnd.FENCED else LeaderRevoked())
+            self._loop = None
 
     def _close(self) -> None:
         deadline = Deadline(STOP_TIMEOUT_SECONDS)
@@ -265,7 +265,7 @@ class Harvest:
 
     def _emit(self, event: Event) -> None:
         if not isinstance(event, MeterRead):
-            _log.info(_EVENT_NAMES[type(event)], extra={"leader_id": str(getattr(event, "leader_id", ""))})
+            _log.info(_EVENT_NAMES[type(event)], extra={"leader_id": str(self.leader_id)})
         if self._handler is not None:
             try:
                 self._handler(event)

@@ -5,7 +5,9 @@ words as evidence; nothing that this module says holds a secret.
 """
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import KafkaError as ClientError
@@ -13,12 +15,32 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from harvest_lib.deadline import Deadline
-from harvest_lib.errors import KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
+from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
 
 REACH_TIMEOUT_SECONDS = 5.0
 
-_QUIET = logging.getLogger("harvest_lib.librdkafka")
+_REPEAT_SECONDS = 30.0
+
+
+class _Calm(logging.Filter):
+    """Let each complaint of librdkafka through once in a while: it repeats them for every attempt to connect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = re.sub(r"\d+", "", record.getMessage())
+        now = boot_seconds()
+        if now - self._said.get(kind, float("-inf")) < _REPEAT_SECONDS:
+            return False
+        self._said[kind] = now
+        return True
+
+
+_LOGGER = logging.getLogger("harvest_lib.librdkafka")
+_LOGGER.addFilter(_Calm())
 
 _DENIED = {
     ClientError._AUTHENTICATION,
@@ -51,11 +73,24 @@ class LastError:
 
 
 def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, Any]:
-    """Return the settings of a client: the user's, then ours, then a logger that stays out of the way.
+    """Return the settings of a client: the user's, then ours, then a logger that does not repeat itself.
 
     A broker that comes back is tried within a second; librdkafka would wait up to ten.
     """
-    return {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _QUIET}
+    return {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
+
+
+@contextmanager
+def refused_settings() -> Iterator[None]:
+    """Turn librdkafka's refusal of a setting, when a client is made, into ConfigError."""
+    try:
+        yield
+    except KafkaException as error:
+        raise ConfigError(
+            f"librdkafka does not take the settings: {error.args[0].str()}",
+            field="baseKafkaConfig or producerKafkaConfig",
+            next_step="correct the setting that it names",
+        ) from error
 
 
 def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
@@ -80,7 +115,8 @@ def topic_partitions(
 ) -> dict[str, int]:
     """Return the topics that exist with how many partitions each has; raises KafkaUnavailable or KafkaAccessDenied."""
     last = LastError()
-    admin = AdminClient(client_settings(settings, error_cb=last))
+    with refused_settings():
+        admin = AdminClient(client_settings(settings, error_cb=last))
     deadline = Deadline(timeout_seconds)
     while True:
         try:

@@ -13,8 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from confluent_kafka import KafkaError as ClientError
 
 from harvest_lib.audit.records import ObservedRecord
-from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
-from harvest_lib.kafka_client import LastError, client_settings, translate
+from harvest_lib.errors import KafkaError, TopicMissing
+from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
 from harvest_lib.provenance import HEADER_NAME, split
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -55,7 +55,7 @@ def read_topics(
 
 
 def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastError) -> Consumer:
-    try:
+    with refused_settings():
         return Consumer(
             client_settings(
                 settings,
@@ -75,12 +75,6 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
                 },
             )
         )
-    except KafkaException as error:
-        raise ConfigError(
-            f"librdkafka does not take the settings: {error.args[0].str()}",
-            field="baseKafkaConfig",
-            next_step="correct the setting that it names",
-        ) from error
 
 
 def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], int]:

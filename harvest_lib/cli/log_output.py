@@ -23,7 +23,14 @@ def configure_logging(log_format: LogFormat, level: str) -> None:
     renderer: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format is LogFormat.JSON
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=24)]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=24,
+                # The default shows the variables of each frame: payloads, and the connection string.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -189,5 +189,5 @@ def _part(name: str) -> Any:
         raise StackError(
             "the local stack is not installed",
             evidence=f"there is no module {error.name}",
-            next_step="pip install 'outbox-harvester[local]'",
+            next_step="pip install 'outbox-harvester[local,spark]'",
         ) from error

@@ -34,6 +34,8 @@ class Status:
     leader: str | None
     members: int
     records_per_second: float
+    kafka_trouble: str | None
+    """Why Kafka could not say who leads."""
 
 
 def status(
@@ -85,7 +87,7 @@ class _Look:
         purged, at = self._count_purged(), time.monotonic()
         rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
         backlog = self._table.backlog(self._connection)
-        leader, members = _leader(self._config)
+        leader, members, trouble = _leader(self._config)
         return Status(
             table=str(self._table),
             backlog_records=backlog.records,
@@ -94,6 +96,7 @@ class _Look:
             leader=leader,
             members=members,
             records_per_second=round(max(0.0, rate), 1),
+            kafka_trouble=trouble,
         )
 
     def _count_purged(self) -> int:
@@ -102,28 +105,30 @@ class _Look:
         return int(row[0]) if row is not None else 0
 
 
-def _leader(config: HarvestConfig) -> tuple[str | None, int]:
-    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many stand by."""
+def _leader(config: HarvestConfig) -> tuple[str | None, int, str | None]:
+    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many are in the pool."""
     if config.leadership == "solo":
-        return None, 0
+        return None, 0, None
     admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
     group = config.leader_group_id
     try:
         description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
-    except KafkaException:
-        return None, 0
+    except KafkaException as error:
+        return None, 0, error.args[0].str()
     for member in description.members:
         for owned in member.assignment.topic_partitions:
             if owned.topic == config.leader_topic and owned.partition == 0:
-                return f"{member.client_id}@{member.host.lstrip('/')}", len(description.members)
-    return None, len(description.members)
+                return f"{member.client_id}@{member.host.lstrip('/')}", len(description.members), None
+    return None, len(description.members), None
 
 
 def _rendered(status: Status) -> Table:
     grid = Table(title=f"outbox {status.table}", show_header=False)
     grid.add_row("backlog", f"{status.backlog_records:,} records, {status.marked_records:,} of them marked")
     grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
-    grid.add_row("leader", status.leader or "[yellow]nobody[/]")
-    grid.add_row("pool", f"{status.members} processes")
+    grid.add_row(
+        "leader", f"[red]{status.kafka_trouble}[/]" if status.kafka_trouble else status.leader or "[yellow]nobody[/]"
+    )
+    grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid

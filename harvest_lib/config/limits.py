@@ -62,13 +62,12 @@ class Limits(BaseModel):
     """`maxPollInterval`: the leader topic is polled at least this often, busy or not.
     Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: how long a marked record may wait to be sent before its batch is given up and marked again.
-    Default 30s."""
+    """`queueTimeout`: the longest `drainInterval`. Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
     )
-    """`drainInterval`: how long one wait for records in flight lasts before other duties are looked after.
+    """`drainInterval`: how long the end of a term waits for what is in flight to land.
     Default the lesser of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a mark that found nothing. Default 10ms."""

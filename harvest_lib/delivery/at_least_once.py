@@ -24,7 +24,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.kafka_client import client_settings
+from harvest_lib.kafka_client import client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
 from harvest_lib.record import Row
 
@@ -39,7 +39,10 @@ _DEFAULTS = {
 
 
 class AtLeastOnce:
-    """`Delivery` without transactions. `settings` are the user's producer settings, secrets in clear."""
+    """`Delivery` without transactions. `settings` are the user's producer settings, secrets in clear.
+
+    Raises ConfigError for a setting that librdkafka does not take.
+    """
 
     def __init__(self, settings: Mapping[str, object], *, delivery_timeout_seconds: float, record_header: bool) -> None:
         self._settings = client_settings(
@@ -53,14 +56,15 @@ class AtLeastOnce:
         )
         self._record_header = record_header
         self._stamp: Callable[[int], bytes] | None = None
-        self._producer: Producer | None = None
+        # Made now, so that a setting that librdkafka refuses is refused before anything starts.
+        self._producer: Producer | None = self._make_producer()
         self._outstanding = 0
         self._reports = Reports()
 
     def begin(self, leader_id: UUID) -> None:
         self._stamp = stamp(leader_id) if self._record_header else None
         if self._producer is None:
-            self._producer = Producer(self._settings)
+            self._producer = self._make_producer()
 
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
         producer, stamped, report = self._producer, self._stamp, self._report
@@ -110,6 +114,10 @@ class AtLeastOnce:
 
     def close(self) -> None:
         self.abandon()
+
+    def _make_producer(self) -> Producer:
+        with refused_settings():
+            return Producer(self._settings)
 
     def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
         self._outstanding -= 1

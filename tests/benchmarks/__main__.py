@@ -17,6 +17,8 @@ from tests.benchmarks import floors
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import Drain, drain
 
+_TITLE = "200-byte values, 10,000 keys, 8 partitions, lz4"
+
 _OF_FLOOR = 0.5
 """A drain marks and purges as the floor does, and delivers in between, behind the key barrier."""
 
@@ -76,9 +78,8 @@ def measure(servers: Servers, records: int, rounds: int) -> list[Result]:
 
 def show(results: Sequence[Result], console: Console) -> None:
     """Print the table."""
-    table = Table("measured", "", "unit", "ratio", "target", "", title="200-byte values, 10,000 keys, 8 partitions, lz4")
-    for column in table.columns[1:2]:
-        column.justify = "right"
+    table = Table("measured", "", "unit", "ratio", "target", "", title=_TITLE)
+    table.columns[1].justify = "right"
     for result in results:
         value = f"{result.value:,.0f}" if result.floor is not None or result.target is None else f"{result.value:,.1f}"
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"

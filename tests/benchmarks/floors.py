@@ -41,6 +41,7 @@ def produce(servers: Servers, records: int) -> float:
             "enable.idempotence": True,
             "linger.ms": 2,
             "queue.buffering.max.messages": 1_000_000,
+            "log_level": 0,
         }
     )
     value, headers = ("0123456789abcdef" * 13)[:VALUE_BYTES], [("Seq", "123")]

@@ -25,13 +25,8 @@ class SyncWriter:
     def write(self, *batches, undo=False, **options):
         """Append all batches in one transaction and return what each call said."""
         with psycopg.connect(self._dsn) as connection:
-            try:
-                with connection.transaction():
-                    counts = [append(connection, batch, **options) for batch in batches]
-                    if undo:
-                        raise Undone
-            except Undone:
-                pass
+            counts = [append(connection, batch, **options) for batch in batches]
+            connection.rollback() if undo else connection.commit()
         return counts
 
 
@@ -41,13 +36,8 @@ class AsyncWriter(SyncWriter):
     def write(self, *batches, undo=False, **options):
         async def run():
             async with await psycopg.AsyncConnection.connect(self._dsn) as connection:
-                try:
-                    async with connection.transaction():
-                        counts = [await append_async(connection, batch, **options) for batch in batches]
-                        if undo:
-                            raise Undone
-                except Undone:
-                    pass
+                counts = [await append_async(connection, batch, **options) for batch in batches]
+                await (connection.rollback() if undo else connection.commit())
             return counts
 
         return asyncio.run(run())

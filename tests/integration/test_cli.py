@@ -11,6 +11,8 @@ import pytest
 from support.outbox import read_topic
 from support.waiting import eventually
 
+from harvest_lib import OutboxRecord, append
+
 REAPER = """\
 harvest:
   baseKafkaConfig:
@@ -139,6 +141,21 @@ def test_every_command_has_an_example(harvest, command):
     shown = harvest(command, "--help")
     assert shown.returncode == 0
     assert f"harvest {command}" in shown.stdout
+
+
+def test_a_harvester_that_dies_shows_no_payload(harvest, reaper, outbox):
+    """I10. The log shows where it died, not what it held."""
+    outbox.connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''not here''; END'"
+    )
+    outbox.connection.execute("CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()")
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="canary-payload")])
+    for log_format in ("console", "json"):
+        died = harvest("run", "-f", reaper, "--log-format", log_format)
+        assert died.returncode == 5
+        assert "not here" in died.stderr
+        assert "canary" not in died.stderr
+        assert outbox.connection.info.password not in died.stderr
 
 
 def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, environment):

@@ -8,6 +8,7 @@ from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
 
 from harvest_lib.errors import (
+    ConfigError,
     DatabaseAccessDenied,
     DatabaseError,
     DatabaseUnavailable,
@@ -73,6 +74,20 @@ def test_there_is_no_such_table(refused):
 def test_the_table_is_not_an_outbox_table(refused, outbox, change, complaint):
     outbox.connection.execute(change)
     assert complaint in refused(OutboxTableError)
+
+
+def test_the_sequence_hands_out_ids_in_lots(refused, outbox):
+    """Two writers' ids would then not follow the order in which they lock the key and commit."""
+    outbox.connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
+    assert "ALTER SEQUENCE outbox_id_seq CACHE 1" in refused(OutboxTableError)
+
+
+@pytest.mark.parametrize("where", ["base_kafka_config", "producer_kafka_config"])
+def test_librdkafka_does_not_take_a_setting(outbox, bootstrap_servers, group_id, where):
+    settings = {"base_kafka_config": {"bootstrap.servers": bootstrap_servers}}
+    settings[where] = {**settings.get(where, {}), "compression.type": "bogus"}
+    with pytest.raises(ConfigError, match="bogus"):
+        Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, **settings)).start()
 
 
 def test_the_user_lacks_a_privilege(refused, outbox, unique):
