@@ -86,7 +86,7 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
         panel.spines[["top", "right"]].set_visible(False)
         for takeover in report["takeovers"]:
             panel.axvline(takeover["killed_at"], color=_KILL, linewidth=1.4, linestyle=(0, (4, 2)))
-    lanes.set_xlim(*_limits(samples, terms))
+    lanes.set_xlim(*_limits(report))
     return figure
 
 
@@ -131,8 +131,8 @@ def _colour(term: Mapping[str, Any]) -> str:
     return _HARVESTERS[(term["harvester"] or 0) % len(_HARVESTERS)]
 
 
-def _limits(samples: Sequence[Mapping[str, Any]], terms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def _limits(report: Mapping[str, Any]) -> tuple[float, float]:
     """Begin with the first row: before it servers start and nothing is to be seen."""
-    first = next((later["at"] for _, later in pairwise(samples) if later["committed"]), 0.0)
-    last = max((term["last"] for term in terms), default=samples[-1]["at"] if samples else 1.0)
-    return first - _MARGIN_SECONDS, max(first, last) + _MARGIN_SECONDS
+    first = next((later["at"] for _, later in pairwise(report["samples"]) if later["committed"]), 0.0)
+    ends = [first, *(term["last"] for term in report["terms"]), *(each["killed_at"] for each in report["takeovers"])]
+    return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

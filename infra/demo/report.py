@@ -141,7 +141,8 @@ def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
     series: list[dict[str, float | int]] = []
     window: deque[Sample] = deque()
     for sample in seen.samples:
-        while window and window[0].at < sample.at - _RATE_SECONDS:
+        ends = [kill.at for kill in seen.kills if kill.at <= sample.at]  # no mean reaches from one leader to the next
+        while window and window[0].at < max([sample.at - _RATE_SECONDS, *ends]):
             window.popleft()
         before = window[0] if window else sample
         repeated = sum(count for at, count in repeats if at <= sample.at)

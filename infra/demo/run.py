@@ -55,8 +55,10 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
     began, wall = time.time(), time.monotonic()
     folder = make_folder(state / "demo")
     with ExitStack() as ending:
-        progress.say("starting Postgres and Kafka")
-        stack = ending.enter_context(Stack(folder / "stack", fresh=True, parts=state))
+        stack = Stack(folder / "stack", fresh=True, parts=state)
+        own = [name for name, server in (("Postgres", stack.postgres), ("Kafka", stack.kafka)) if server]
+        progress.say(f"starting {' and '.join(own)}" if own else "using the servers named in the environment")
+        ending.enter_context(stack)
         _clear(folder)  # not before the stack is ours: another demo may be running
         place = ending.enter_context(made(stack))
         write_private(folder / "reaper.yaml", place.reaper_yaml())
@@ -73,7 +75,7 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         stop_seconds = pool.end()
         progress.say("all delivered and the pool stopped; auditing Kafka against Postgres")
         found = audited(place, folder)
-        progress.say("stopping Postgres and Kafka")
+        progress.say("audited; ending what was started")
         versions = _versions(stack, place, state)
     seen = Seen(
         began=began,

@@ -134,6 +134,14 @@ class TestNumbers:
     def test_throughput_is_that_of_the_last_second(self, report: dict[str, Any]) -> None:
         assert report["samples"][2]["records_per_second"] == 400
 
+    def test_throughput_of_a_leader_ends_with_it(self) -> None:
+        samples = [
+            Sample(at=BEGAN + 4.0 + at, committed=900, in_kafka=in_kafka)
+            for at, in_kafka in ((0.0, 0), (0.4, 400), (0.6, 400), (0.8, 400))
+        ]
+        series = document(replace(SEEN, samples=samples), AUDIT)["samples"]
+        assert [sample["records_per_second"] for sample in series] == [0, 1000, 0, 0]
+
 
 class TestVerdict:
     @pytest.mark.parametrize("name", ["lost", "reordered", "order_violations", "unexplained_duplicates", "unknown"])
