@@ -69,7 +69,7 @@ def slice_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         january = [next(lines) for _ in range(990)]
         january += [next(line for line in lines if line.split(",")[11] == "NA") for _ in range(10)]
         october = [next(line for line in lines if line.startswith("2013,10,")) for _ in range(100)]
-    random.Random(1).shuffle(january)  # noqa: S311 - so that the file's order is not the one asked for
+    random.Random(1).shuffle(january)
     file = tmp_path_factory.mktemp("source") / "slice [1] of flights.csv"
     file.write_text(header + "".join(january + october))
     return file
