@@ -1,0 +1,24 @@
+"""A mark costs what it takes, not what the table holds, whatever the statistics say."""
+
+import uuid
+
+from harvest_lib.source import MarkSource
+
+_ROWS_READ = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'outbox'"
+
+
+def test_a_source_opened_on_an_empty_table_does_not_scan_the_full_one(outbox):
+    """A plan kept from when the outbox was empty read all of it at every mark: 1.5 s, not 20 ms, at 168,000 rows."""
+    outbox.connection.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")
+    source = MarkSource(outbox.dsn, outbox.name.identifier)
+    source.open(uuid.uuid4())
+    for _ in range(10):  # psycopg prepares at the first, Postgres may settle on one plan after the fifth
+        assert source.fetch(100) == []
+    outbox.fill(20_000)
+    for _ in range(5):
+        source.acknowledge([row[0] for row in source.fetch(100)])
+    source._connection.execute("SELECT pg_stat_force_next_flush()")
+    source._connection.execute("SELECT 1")
+    (rows_read,) = outbox.connection.execute(_ROWS_READ).fetchone()
+    assert rows_read < 20_000
+    source.close()
