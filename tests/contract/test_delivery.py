@@ -195,9 +195,11 @@ def test_the_header_says_whose_term_a_record_was_sent_in(kafka):
     assert [(record.outbox_id, record.leader_id) for record in kafka.arrived()] == list(enumerate(terms, 1))
 
 
-def test_to_send_before_a_term_begins_is_a_mistake(kafka):
+def test_to_send_after_it_was_abandoned_takes_a_new_beginning(kafka):
+    delivery = begun(kafka.delivery())
+    delivery.abandon()
     with pytest.raises(RuntimeError, match="before begin"):
-        send(kafka.delivery(), kafka.row(1))
+        send(delivery, kafka.row(1))
 
 
 def test_a_full_queue_is_waited_out_without_loss_or_repetition(kafka):
