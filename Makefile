@@ -7,50 +7,51 @@ SHELL := /bin/sh
 HARVEST_HOME ?= $(CURDIR)/.harvest
 export HARVEST_HOME
 PYTHON ?= python3
-VENV := $(HARVEST_HOME)/venv
-BIN := $(VENV)/bin
-export UV_PROJECT_ENVIRONMENT := $(VENV)
+# Paths may hold spaces, which make splits targets at: they are quoted words, and the shell looks after the stamp.
+BIN := "$(HARVEST_HOME)/venv/bin"
+STAMP := "$(HARVEST_HOME)/venv/.ready"
+export UV_PROJECT_ENVIRONMENT := $(HARVEST_HOME)/venv
 export UV_CACHE_DIR ?= $(HARVEST_HOME)/cache/uv
 # Interpreters cannot be downloaded everywhere; the one that is here will do.
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE := 1
 
 EXTRAS := --extra local --extra spark --extra dev
+WORKERS ?= 2
 
 .PHONY: help setup demo test test-long lint format bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(VENV)/.ready: pyproject.toml uv.lock infra/bootstrap.sh
-	@sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS)
-	@touch $@
+setup:  ## make the environment from the lock
+	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh 2>/dev/null)" ]; then \
+	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && touch $(STAMP); \
+	fi
 
-setup: $(VENV)/.ready  ## make the environment from the lock
-
-demo: $(VENV)/.ready  ## Spark writes, the harvester delivers, its leader is killed twice, the audit proves it
+demo: setup  ## Spark writes, the harvester delivers, its leader is killed twice, the audit proves it
 	@$(BIN)/python -m infra.demo
 
-test: lint  ## lint, types, layers and the tests
-	@$(BIN)/python -m pytest
+test: lint  ## lint, types, layers and the tests, on WORKERS=2 workers
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
 
-test-long: $(VENV)/.ready  ## the tests that take longer
-	@$(BIN)/python -m pytest -m long
+test-long: setup  ## the tests that take longer
+	@$(BIN)/python -m pytest -m long --timeout 900
 
-lint: $(VENV)/.ready  ## style, types, layers
+lint: setup  ## style, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(VENV)/.ready  ## rewrite the code as `lint` wants it
+format: setup  ## rewrite the code as `lint` wants it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.ready  ## measure, against floors measured in the same run
+bench: setup  ## measure, against floors measured in the same run
 	@$(BIN)/python -m tests.benchmarks
 
-docs: $(VENV)/.ready  ## rewrite the generated parts of docs/
+docs: setup  ## rewrite the generated parts of docs/
 	@$(BIN)/python -m infra.docs
 
 clean:  ## remove all state: environment, servers' data, reports

@@ -4,6 +4,7 @@ Promises: a connection opened here notices a dead server within about 15 s even 
 error that leaves this module is one of `harvest_lib.errors`, without the password.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,8 +24,12 @@ _LIVENESS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
 }
 
-_TRANSIENT = ("08", "40", "53", "55", "57", "58")
-"""Classes of SQLSTATE that pass by themselves: connection, conflict, resources, locks, operator, system."""
+_TRANSIENT = ("08", "26", "40", "53", "55", "57", "58")
+"""Classes of SQLSTATE that pass with a new connection: connection, unknown prepared statement, conflict, resources,
+locks, operator, system."""
+
+_NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
+"""libpq gives no SQLSTATE for a connection that failed."""
 
 _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""
@@ -36,8 +41,18 @@ def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
     Raises DatabaseUnavailable or DatabaseAccessDenied.
     """
     with translated():
-        connection = psycopg.connect(conninfo, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
-        connection.execute("SET synchronous_commit = on")
+        connection = psycopg.connect(
+            conninfo,
+            autocommit=True,
+            client_encoding="utf8",  # else text of a database without an encoding arrives as bytes
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            **_LIVENESS,
+        )
+        try:
+            connection.execute("SET synchronous_commit = on")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -69,12 +84,13 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step="create it with `harvest init`, or name another with `outboxTable`",
         )
-    if isinstance(error, pg.InvalidCatalogName):
+    if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
         return DatabaseError(
             "the database does not exist", evidence=evidence, next_step="create it, or correct `dbname` in `dataSource`"
         )
     if (
-        state == _READ_ONLY
+        (state == "0A000" and "cached plan" in evidence)  # a column's type was changed meanwhile
+        or state == _READ_ONLY
         or state[:2] in _TRANSIENT
         or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     ):

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 _STANDBY_WAIT_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 10.0
+"""How long all steps of a stop may take together."""
+_SLACK_SECONDS = 1.0
 
 
 class State(enum.Enum):
@@ -88,6 +91,8 @@ class Harvest:
         self._state_lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()
+        self._stop_deadline: Deadline | None = None
+        self._hold_until = 0.0
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._loop: TermLoop | None = None
@@ -114,6 +119,7 @@ class Harvest:
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:
+            self._delivery.close()
             self._state = State.STOPPED
             self._stopped.set()
             raise
@@ -125,6 +131,7 @@ class Harvest:
         """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
         if self._state is State.RUNNING:
             self._state = State.STOPPING
+        self._stop_deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         self._stopping.set()
 
     def await_stopped(self, timeout_seconds: float | None = None) -> bool:
@@ -216,12 +223,20 @@ class Harvest:
         try:
             while not self._stopping.is_set():
                 term = self._leadership.term(_STANDBY_WAIT_SECONDS)
-                if term is not None:
+                if boot_seconds() < self._hold_until:
+                    self._stopping.wait(_STANDBY_WAIT_SECONDS)
+                elif term is not None:
                     self._lead(term)
+        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
+            self._failure = error
+            _log.error("harvester_died", extra={"reason": str(error)})
         except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
             self._failure = error
             _log.exception("harvester_died")
         finally:
+            if self._failure is None and not self._stopping.is_set():
+                # confluent-kafka can raise an object that is no exception: no clause above sees it.
+                self._failure = LifecycleError("the harvester ended by itself", next_step="see the log above")
             self._state = State.STOPPING
             try:
                 self._close()
@@ -244,14 +259,19 @@ class Harvest:
         try:
             loop.run()
         finally:
+            if loop.abandoned:
+                # What was on the wire may still arrive. Another process would lead after the session timeout at the
+                # earliest; this one keeps to the same, so that what arrives then is too old for the topic's limit.
+                self._hold_until = boot_seconds() + self._config.session_timeout_seconds
             self._emit(LeaderFenced() if term.ended is TermEnd.FENCED else LeaderRevoked())
             self._loop = None
 
     def _close(self) -> None:
-        deadline = Deadline(STOP_TIMEOUT_SECONDS)
-        self._leadership.stop(deadline.remaining_seconds)
-        self._delivery.close()
-        self._source.close()
+        deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
+        with ExitStack() as closing:  # last in, first out, and each even if another fails
+            closing.callback(self._source.close)
+            closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
+            closing.callback(self._delivery.close)  # before leadership goes: nothing of ours leaves after that
 
     def _delivered(self, records: int) -> None:
         self._meter.add(records)
@@ -292,6 +312,7 @@ def _leadership(config: HarvestConfig) -> Leadership:
         heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
         min_poll_interval_seconds=limits.min_poll_interval_seconds,
         session_timeout_seconds=config.session_timeout_seconds,
-        quiesce_timeout_seconds=2 * limits.drain_interval_seconds,
+        # By then the loop has let go, or all that was in the producer's queue has expired.
+        quiesce_timeout_seconds=max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1),
     )
     return Neli(settings, {"client.id": config.name, **config.kafka_settings(for_producer=False)})

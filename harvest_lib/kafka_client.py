@@ -139,6 +139,8 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
         if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
             return
         raise topic_missing(name, partitions=partitions, evidence=error.args[0].str()) from error
+    except TimeoutError as error:
+        raise topic_missing(name, partitions=partitions, evidence="no answer in time") from error
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:

@@ -61,7 +61,10 @@ class TermLoop:
         self._source = wiring.source
         self._delivery = wiring.delivery
         self._stopping = stopping
+        self.abandoned = 0
+        """How many records were in flight, their fate unknown, when the term ended."""
         self._landed: list[Row] = []  # acknowledged, not purged yet
+        self._lost = False  # the database did not answer; ask nothing of it before it is opened again
         self._force_remark = False
         self._pause_until = 0.0
         self._mark_backoff = 0.0
@@ -69,17 +72,17 @@ class TermLoop:
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
-        self._delivery.begin(self.leader_id)
-        self._asked(lambda: self._source.open(self.leader_id))
+        self._term.quiesced.clear()
         try:
+            self._delivery.begin(self.leader_id)
+            self._open()
             while self._may_go_on():
                 self._settle(self._delivery.poll(self._poll_seconds()))
-                if not self._may_go_on():
-                    break
+                if boot_seconds() < self._pause_until or not self._may_go_on():
+                    continue
                 if self._force_remark:
                     self._remark()
-                if boot_seconds() < self._pause_until:
-                    continue
+                    continue  # what landed meanwhile is purged before anything is marked again
                 self._mark()
                 self._send()
         finally:
@@ -97,7 +100,7 @@ class TermLoop:
             return min(self._pause_until - now, _IDLE_POLL_SECONDS)
         if self.in_flight.records:
             return _BUSY_POLL_SECONDS
-        return max(0.0, self._mark_at - now)
+        return min(max(0.0, self._mark_at - now), _IDLE_POLL_SECONDS)
 
     def _mark(self) -> None:
         limits, now = self._wiring.limits, boot_seconds()
@@ -126,7 +129,7 @@ class TermLoop:
 
     def _settle(self, reports: Reports) -> None:
         self._landed.extend(reports.acknowledged)
-        if self._landed:
+        if self._landed and not self._lost:
             landed = self._landed
             if self._asked(lambda: self._source.acknowledge([row[0] for row in landed])):
                 self._landed = []
@@ -134,7 +137,8 @@ class TermLoop:
                 self._wiring.delivered(len(landed))
         if reports.failed:
             failed = [failure.row for failure in reports.failed]
-            self._asked(lambda: self._source.reset([row[0] for row in failed]))
+            if not self._lost:
+                self._asked(lambda: self._source.reset([row[0] for row in failed]))
             self._force_remark = True
             self.in_flight.settle(failed)
             self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
@@ -144,11 +148,15 @@ class TermLoop:
         """Take a new leader id and start from the head again, where the oldest of what failed now stands."""
         self.in_flight.drop_pending()
         self.leader_id = uuid.uuid4()
-        if self._asked(lambda: self._source.open(self.leader_id)):
+        if self._open():
             self._force_remark = False
             self._mark_at = 0.0
             self._delivery.begin(self.leader_id)
             self._wiring.emit(LeaderRefreshed(leader_id=self.leader_id))
+
+    def _open(self) -> bool:
+        self._lost = False
+        return self._asked(lambda: self._source.open(self.leader_id))
 
     def _asked(self, call: Callable[[], None]) -> bool:
         """Ask the database; False if it did not answer, and then everything marked so far is marked again."""
@@ -158,7 +166,7 @@ class TermLoop:
             if not self._force_remark:
                 _log.warning("database_unavailable", extra={"reason": error.evidence})
             self._source.close()
-            self._force_remark = True
+            self._lost = self._force_remark = True
             self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
             return False
         return True
@@ -167,22 +175,23 @@ class TermLoop:
         """Leave nothing unaccounted for. An orderly end lets what is in flight land; a fenced one stops it at once."""
         dropped = self.in_flight.drop_pending()
         fenced = self._term.ended is TermEnd.FENCED
-        if not fenced:
-            deadline = Deadline(
-                min(self._wiring.limits.queue_timeout_seconds, self._wiring.limits.drain_interval_seconds)
-            )
+        abandoned = Reports()
+        try:
+            if self._lost and not fenced:
+                self._open()
+            deadline = Deadline(0.0 if fenced else self._wiring.limits.drain_interval_seconds)
             while self.in_flight.records and not deadline.passed and self._term.ended is not TermEnd.FENCED:
                 self._settle(self._delivery.poll(min(_IDLE_POLL_SECONDS, deadline.remaining_seconds)))
-        if self.in_flight.records:
-            reports = self._delivery.abandon()
-            self._settle(Reports(acknowledged=reports.acknowledged))
-            _log.warning(
-                "in_flight_abandoned", extra={"records": len(reports.failed), "leader_id": str(self.leader_id)}
-            )
-            dropped.extend(failure.row[0] for failure in reports.failed)
-        if self._landed:
-            self._settle(Reports())
-        if dropped and not fenced:
+        finally:
+            # Whatever happened, nothing leaves after this.
+            if self.in_flight.records > len(self._landed):
+                abandoned = self._delivery.abandon()
+        self.abandoned = len(abandoned.failed)
+        if self.abandoned:
+            _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
+        self._settle(Reports(acknowledged=abandoned.acknowledged))
+        dropped.extend(failure.row[0] for failure in abandoned.failed)
+        if dropped and not fenced and not self._lost:
             self._asked(lambda: self._source.reset(dropped))
 
 

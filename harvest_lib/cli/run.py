@@ -9,6 +9,8 @@ from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.harvester import Harvest, State
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
 
 def run(
     config: ConfigFile = None,
@@ -31,8 +33,14 @@ def run(
     settings = configuration(config, elects=True)
     configure_logging(log_format, log_level or settings.logging_level)
     harvest = Harvest(settings.harvest)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: harvest.stop())
+
+    def ask_to_stop(*_: object) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
+        harvest.stop()
+
+    for number in _ENDING:
+        signal.signal(number, ask_to_stop)
     if drain:
         done = harvest.drain()
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
@@ -123,12 +124,11 @@ def _leader(config: HarvestConfig) -> tuple[str | None, int, str | None]:
 
 
 def _rendered(status: Status) -> Table:
-    grid = Table(title=f"outbox {status.table}", show_header=False)
+    grid = Table(title=f"outbox {escape(status.table)}", show_header=False)
     grid.add_row("backlog", f"{status.backlog_records:,} records, {status.marked_records:,} of them marked")
     grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
-    grid.add_row(
-        "leader", f"[red]{status.kafka_trouble}[/]" if status.kafka_trouble else status.leader or "[yellow]nobody[/]"
-    )
+    leader = escape(status.leader) if status.leader else "[yellow]nobody[/]"
+    grid.add_row("leader", f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
     grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid

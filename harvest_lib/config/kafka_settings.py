@@ -56,6 +56,11 @@ _KEPT = (
         promise="the session timeout that a leader fences itself by is the client's, as in the classic protocol",
     ),
     _Kept(
+        names=("partition.assignment.strategy",),
+        allowed=frozenset({"range,roundrobin"}),
+        promise="leadership is taken back as a whole before a successor is elected (eager rebalancing)",
+    ),
+    _Kept(
         names=("group.instance.id",),
         promise="leadership passes on at once when a process leaves; a static member keeps it until its session ends",
     ),

@@ -58,11 +58,14 @@ class AtLeastOnce:
         self._stamp: Callable[[int], bytes] | None = None
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: Producer | None = self._make_producer()
-        self._outstanding = 0
+        self._dead = False  # librdkafka calls some errors fatal: the producer never sends again
         self._reports = Reports()
 
     def begin(self, leader_id: UUID) -> None:
         self._stamp = stamp(leader_id) if self._record_header else None
+        if self._dead:
+            self._reports = self.abandon()
+            self._dead = False
         if self._producer is None:
             self._producer = self._make_producer()
 
@@ -92,9 +95,8 @@ class AtLeastOnce:
                 producer.poll(0.01)
                 continue
             except (KafkaException, ValueError, TypeError) as error:
+                self._dead = self._dead or (isinstance(error, KafkaException) and _is_fatal(error.args[0]))
                 self._reports.failed.append(Failure(row=row, reason=str(error)))
-            else:
-                self._outstanding += 1
             rows.popleft()
 
     def poll(self, timeout_seconds: float) -> Reports:
@@ -108,7 +110,8 @@ class AtLeastOnce:
         if producer is not None:
             # Only once the queue is empty: close() would send what is left.
             producer.purge(in_queue=True, in_flight=True, blocking=True)
-            producer.flush(_ABANDON_SECONDS)
+            if producer.flush(_ABANDON_SECONDS):
+                producer.purge(in_queue=True, in_flight=True, blocking=True)
             producer.close()
         return self.poll(0)
 
@@ -120,8 +123,12 @@ class AtLeastOnce:
             return Producer(self._settings)
 
     def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
-        self._outstanding -= 1
         if error is None:
             self._reports.acknowledged.append(row)
         else:
+            self._dead = self._dead or _is_fatal(error)
             self._reports.failed.append(Failure(row=row, reason=error.str()))
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code

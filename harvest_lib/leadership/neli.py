@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from harvest_lib.deadline import boot_seconds
-from harvest_lib.kafka_client import LastError, client_settings, create_topic, topic_missing, topic_partitions
+from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.kafka_client import (
+    LastError,
+    client_settings,
+    create_topic,
+    refused_settings,
+    topic_missing,
+    topic_partitions,
+)
 from harvest_lib.leadership.protocol import Term, TermEnd
 
 _log = logging.getLogger(__name__)
@@ -75,7 +83,9 @@ class Neli:
 
     def start(self) -> None:
         self._ensure_topic()
-        self._thread = threading.Thread(target=self._stand_for_election, name="harvest-neli", daemon=True)
+        with refused_settings():
+            clients = self._clients()
+        self._thread = threading.Thread(target=self._stand_for_election, args=clients, name="harvest-neli", daemon=True)
         self._thread.start()
 
     def term(self, timeout_seconds: float) -> Term | None:
@@ -107,17 +117,24 @@ class Neli:
 
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
 
-    def _stand_for_election(self) -> None:
+    def _stand_for_election(self, consumer: Consumer, beats: Producer) -> None:
         try:
-            self._run()
+            self._run(consumer, beats)
         except BaseException as error:  # noqa: BLE001 - a standby that stands no more must not look alive: `term` raises
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
         finally:
             self._end_term(TermEnd.FENCED)
+            if self._failure is None and not self._stopping.is_set():
+                # confluent-kafka can raise an object that is no exception: no clause sees it.
+                with self._changed:
+                    self._failure = KafkaUnavailable(
+                        "the election ended by itself", next_step="see the log above; check `baseKafkaConfig`"
+                    )
+                    self._changed.notify_all()
 
-    def _run(self) -> None:
+    def _clients(self) -> tuple[Consumer, Producer]:
         settings, said = self._settings, LastError()
         consumer = Consumer(
             client_settings(
@@ -125,6 +142,8 @@ class Neli:
                 **{
                     "group.id": settings.group_id,
                     "group.protocol": "classic",
+                    "partition.assignment.strategy": "range,roundrobin",  # revoked as a whole, then assigned
+                    "max.poll.interval.ms": max(300_000, int(settings.session_timeout_seconds * 1000)),
                     "session.timeout.ms": int(settings.session_timeout_seconds * 1000),
                     "heartbeat.interval.ms": 250,
                     "auto.offset.reset": "latest",
@@ -146,6 +165,10 @@ class Neli:
                 },
             )
         )
+        return consumer, beats
+
+    def _run(self, consumer: Consumer, beats: Producer) -> None:
+        settings = self._settings
         consumer.subscribe(
             [settings.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )

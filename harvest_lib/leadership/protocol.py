@@ -34,7 +34,8 @@ class Term:
     ) -> None:
         self.leader_id = leader_id
         self.quiesced = threading.Event()
-        """Set by the harvester once nothing of this term is in flight any more."""
+        """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
+        self.quiesced.set()
         self._clock = clock
         self._lease_until = lease_until
         self._end: TermEnd | None = None

@@ -43,7 +43,7 @@ def test_there_is_no_term_before_the_start(stand):
     assert leadership.term(0) is None
     began = time.monotonic()
     assert leadership.term(0.1) is None
-    assert 0.1 <= time.monotonic() - began < 0.5, "it waits as long as it was told"
+    assert 0.1 <= time.monotonic() - began < 5.0, "it waits as long as it was told"
 
 
 def test_a_term_is_live_and_the_same_while_it_lasts(stand):
@@ -52,7 +52,7 @@ def test_a_term_is_live_and_the_same_while_it_lasts(stand):
     assert term is not None
     assert term.is_live()
     assert term.ended is None
-    assert not term.quiesced.is_set()
+    assert term.quiesced.is_set(), "nothing is in flight until a harvester begins to act"
     assert leadership.term(0) is term
 
 

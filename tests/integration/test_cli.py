@@ -94,12 +94,9 @@ def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, boots
         process.wait()
     events = [json.loads(line) for line in log.read_text().splitlines()]
     names = [event["event"] for event in events]
-    assert [name for name in names if name.startswith(("harvester_", "leader_a", "leader_r"))] == [
-        "harvester_started",
-        "leader_acquired",
-        "leader_revoked",
-        "harvester_stopped",
-    ]
+    assert "harvester_started" in names
+    assert "leader_acquired" in names
+    assert names[-2:] == ["leader_revoked", "harvester_stopped"]
     assert len(read_topic(bootstrap_servers, outbox.topic)) == 500
 
 
@@ -145,15 +142,13 @@ def test_every_command_has_an_example(harvest, command):
 
 def test_a_harvester_that_dies_shows_no_payload(harvest, reaper, outbox):
     """I10. The log shows where it died, not what it held."""
-    outbox.connection.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''not here''; END'"
-    )
-    outbox.connection.execute("CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()")
     append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="canary-payload")])
+    # Postgres quotes the whole row when it refuses to mark it.
+    outbox.connection.execute("ALTER TABLE outbox ADD CONSTRAINT too_long CHECK (length(kafka_value) < 3) NOT VALID")
     for log_format in ("console", "json"):
         died = harvest("run", "-f", reaper, "--log-format", log_format)
         assert died.returncode == 5
-        assert "not here" in died.stderr
+        assert "too_long" in died.stderr
         assert "canary" not in died.stderr
         assert outbox.connection.info.password not in died.stderr
 

@@ -1,5 +1,9 @@
 """Servers that go away while the harvester runs: it waits, loses nothing, reorders nothing, and goes on by itself."""
 
+import os
+import signal
+import threading
+
 import pytest
 from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
@@ -28,6 +32,15 @@ def check_delivered(outbox, bootstrap_servers, records):
     assert all(len(leaders) == len(set(leaders)) for leaders in repeats.values()), "each repeat is another leader's"
 
 
+def frozen_at_rest(harvest):
+    """Return how many records are in flight once that has not changed for half a second."""
+    seen = (-1, -1)
+    while seen != (now := (harvest.delivered_records, harvest.in_flight_records)):
+        seen = now
+        threading.Event().wait(0.5)
+    return now[1]
+
+
 def reconnect(outbox):
     """The test's own connection died with the server, too."""
     outbox.connection.close()
@@ -44,9 +57,15 @@ def test_postgres_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers,
             stack.postgres.kill()
             stack.postgres.start()
         else:
-            stack.postgres.suspend()
-            assert harvest.state is State.RUNNING
-            stack.postgres.resume()
+            backend = outbox.connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'harvest'"
+            ).fetchone()[0]
+            os.kill(backend, signal.SIGSTOP)
+            try:
+                eventually(lambda: harvest.in_flight_records == frozen_at_rest(harvest), 10, "it waits for the answer")
+                assert harvest.state is State.RUNNING
+            finally:
+                os.kill(backend, signal.SIGCONT)
         reconnect(outbox)
         eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
         assert harvest.state is State.RUNNING

@@ -38,6 +38,7 @@ def refused(outbox, bootstrap_servers, group_id):
         harvest = Harvest(harvest_config(dsn or outbox.dsn, bootstrap_servers, group_id, **settings))
         with pytest.raises(error) as raised:
             harvest.start()
+        assert type(raised.value) is error
         assert harvest.state is State.STOPPED
         assert raised.value.next_step
         assert CANARY not in str(raised.value)

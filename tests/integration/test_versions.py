@@ -1,5 +1,6 @@
 """The older servers: the same harvest on Postgres 16 and Kafka 3.9.1."""
 
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 
@@ -7,6 +8,7 @@ from harvest_lib.harvester import Harvest
 from infra.local import Stack
 
 
+@pytest.mark.timeout(600)  # brings the older Kafka at the first time
 def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
     with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts) as stack:
         admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})

@@ -89,6 +89,7 @@ class FakeDelivery:
         self.fail = {}
         self.persisted_failures = False
         self.before_send = None
+        self.land_at_most = None  # per poll
         self.abandoned = 0
         self._flying = deque()
         self._leader = None
@@ -122,7 +123,9 @@ class FakeDelivery:
         return [row[0] for _, row in self.log]
 
     def _land(self, reports):
-        while self._flying:
+        landed = 0
+        while self._flying and landed != self.land_at_most:
+            landed += 1
             leader, row = self._flying.popleft()
             if self.fail.get(row[0], 0):
                 self.fail[row[0]] -= 1

@@ -88,7 +88,7 @@ def test_the_first_reason_stays(clock, first, second):
     assert term.ended is first
 
 
-def test_a_term_is_not_quiesced_until_the_harvester_says_so(clock):
+def test_a_term_nobody_has_acted_on_is_quiesced(clock):
     term = leased(clock, 1.0)
     term.end(TermEnd.REVOKED)
-    assert not term.quiesced.is_set()
+    assert term.quiesced.is_set()

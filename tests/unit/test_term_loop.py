@@ -8,6 +8,7 @@ from support.fakes import FakeDelivery, FakeSource, FakeTable
 from support.rows import row
 
 from harvest_lib.config import Limits
+from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
@@ -23,7 +24,9 @@ class Bench:
         self.stopping = threading.Event()
         self.term = Term(uuid.uuid4())
         self.delivered = 0
-        self.limits = Limits(**{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, **limits})
+        self.limits = Limits(
+            **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 0.2, **limits}
+        )
         wiring = Wiring(
             source=self.source,
             delivery=self.delivery,
@@ -111,7 +114,7 @@ def test_nothing_is_purged_that_was_not_acknowledged():
     bench = Bench()
     bench.table.insert(row(1, "a"), row(2, "b"))
     bench.delivery.hold = True
-    bench.run(until=lambda: bench.loop.in_flight.records == 2)
+    bench.run(until=lambda: len(bench.delivery._flying) == 2)
     assert bench.table.ids == [1, 2]
     assert bench.delivery.abandoned == 1
 
@@ -150,6 +153,49 @@ def test_an_error_that_will_not_pass_ends_the_loop_and_still_quiesces():
     assert bench.term.quiesced.is_set()
 
 
+def test_an_error_while_ending_still_leaves_nothing_in_the_producer():
+    """Once a term says that it has quiesced, a successor works: nothing of ours may leave after that."""
+    bench = Bench()
+    bench.table.insert(row(1, "a"), row(2, "b"))
+
+    def refuse(ids):
+        bench.delivery.hold = True
+        raise OutboxTableError("no delete here", next_step="allow it")
+
+    bench.source.acknowledge = refuse
+    bench.delivery.land_at_most = 1
+    with pytest.raises(OutboxTableError):
+        bench.run()
+    assert bench.delivery.abandoned == 1
+    assert not bench.delivery._flying
+    assert bench.term.quiesced.is_set()
+
+
+def test_an_outage_is_asked_about_no_more_often_than_the_backoff_says():
+    bench = Bench(io_error_backoff_seconds=0.1)
+    bench.table.insert(row(1, "a"))
+    bench.source.outages = 1_000
+    began = boot_seconds()
+    bench.run(until=lambda: bench.source.calls.count("open") > 5)
+    assert boot_seconds() - began > 0.4
+
+
+def test_a_long_mark_backoff_does_not_hold_up_the_end():
+    bench = Bench(mark_backoff_seconds=30.0)
+    began = boot_seconds()
+    bench.run(until=lambda: bench.loop.idle)
+    assert boot_seconds() - began < 5.0
+
+
+def test_records_abandoned_are_counted():
+    """The harvester then waits as long as another process would have to, before it leads again."""
+    bench = Bench()
+    bench.table.insert(row(1, "a"))
+    bench.delivery.hold = True
+    bench.run(until=lambda: len(bench.delivery._flying) == 1)
+    assert bench.loop.abandoned == 1
+
+
 def test_rows_stolen_by_a_deposed_leader_are_not_sent_out_of_order():
     """I6: a leader that was frozen marks our rows when it thaws; we mark them again, and send none of them twice."""
     bench = Bench(mark_query_records=10)
@@ -167,10 +213,10 @@ def test_a_revoked_term_lets_what_is_in_flight_land():
     bench.delivery.hold = True
 
     def revoke():
-        if bench.loop.in_flight.records:
+        if len(bench.delivery._flying) == bench.loop.in_flight.records > 0:
             bench.term.end(TermEnd.REVOKED)
             bench.delivery.hold = False
-        return bench.term.ended is not None and bench.term.quiesced.is_set()
+        return False
 
     bench.run(until=revoke)
     assert bench.delivery.sent_ids == [1]
@@ -185,9 +231,9 @@ def test_a_fenced_term_stops_at_once_and_leaves_its_marks_to_the_successor():
     bench.delivery.hold = True
 
     def fence():
-        if bench.loop.in_flight.records:
+        if len(bench.delivery._flying) == bench.loop.in_flight.records > 0:
             bench.term.end(TermEnd.FENCED)
-        return bench.term.quiesced.is_set()
+        return False
 
     bench.run(until=fence)
     assert bench.delivery.abandoned == 1
@@ -208,7 +254,7 @@ def test_nothing_is_sent_once_the_lease_has_run_out():
             now[0] = 2.0
 
     bench.delivery.before_send = thaw
-    bench.run(until=bench.term.quiesced.is_set)
+    bench.run(until=lambda: False)
     assert bench.term.ended is TermEnd.FENCED
     assert bench.delivery.log == []
     assert len(bench.table.rows) == 10

@@ -1,4 +1,4 @@
-"""A mark costs what it takes, not what the table holds, whatever the statistics say."""
+"""What only a real table shows of the mark source: its plans, and what a repeated purge may not touch."""
 
 import uuid
 
@@ -21,4 +21,21 @@ def test_a_source_opened_on_an_empty_table_does_not_scan_the_full_one(outbox):
     source._connection.execute("SELECT 1")
     (rows_read,) = outbox.connection.execute(_ROWS_READ).fetchone()
     assert rows_read < 20_000
+    source.close()
+
+
+def test_a_purge_repeated_after_an_outage_spares_rows_nobody_has_marked(outbox):
+    """After a failover that lost our rows, their ids belong to records that were never sent."""
+    outbox.fill(2)
+    source = MarkSource(outbox.dsn, outbox.name.identifier)
+    source.open(uuid.uuid4())
+    delivered = [row[0] for row in source.fetch(10)]
+    source.close()
+    outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    outbox.fill(3)
+    source.open(uuid.uuid4())
+    source.acknowledge(delivered)
+    assert [row[0] for row in source.fetch(10)] == [1, 2, 3]
+    source.acknowledge([1, 2, 3])
+    assert outbox.count() == 0
     source.close()
