@@ -14,16 +14,22 @@ say() { printf '%s\n' "$*" >&2; }
     exit 1
 }
 
+# A uv that is there will do if it is new enough to read the lock.
+oldest=0.9.0
 uv=$(command -v uv || true)
+if [ -n "$uv" ]; then
+    found=$("$uv" --version 2>/dev/null | awk '{ print $2 }')
+    [ "$(printf '%s\n%s\n' "$oldest" "${found:-0}" | sort -V | head -n 1)" = "$oldest" ] || uv=
+fi
 if [ -z "$uv" ]; then
     uv=$state/uv/bin/uv
     if [ ! -x "$uv" ]; then
         say "bringing uv into $state/uv"
         mkdir -p "$state"
         if "$python" -m venv "$state/uv" >/dev/null 2>&1; then
-            "$state/uv/bin/python" -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+            "$state/uv/bin/python" -m pip install --quiet --disable-pip-version-check "uv>=$oldest"
         elif "$python" -m pip --version >/dev/null 2>&1; then
-            "$python" -m pip install --quiet --disable-pip-version-check --target "$state/uv/lib" 'uv>=0.9'
+            "$python" -m pip install --quiet --disable-pip-version-check --target "$state/uv/lib" "uv>=$oldest"
             mkdir -p "$state/uv/bin"
             ln -sf ../lib/bin/uv "$uv"
         else
@@ -34,4 +40,6 @@ if [ -z "$uv" ]; then
     fi
 fi
 
+# The user's own settings for other projects must not change what is installed here, or where.
+unset UV_PROJECT UV_WORKING_DIRECTORY UV_NO_BUILD UV_NO_BINARY UV_NO_EDITABLE UV_LOCKED VIRTUAL_ENV || true
 exec "$uv" sync --quiet --frozen --no-progress --python "$python" "$@"
