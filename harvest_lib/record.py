@@ -67,6 +67,14 @@ class OutboxRecord:
                 evidence=f"{len(text)} characters, the column takes {limit}",
                 next_step=f"shorten the {what}, or widen the column and pass matching `limits`",
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RecordError(
+                f"the {what} of a record for topic {self.topic[:80]!r} is not valid Unicode",
+                evidence=f"a lone surrogate at position {error.start}",
+                next_step="replace lone surrogates where the text is made",
+            ) from None  # the cause would carry the text
         if "\x00" in text:
             raise RecordError(
                 f"the {what} of a record for topic {self.topic[:80]!r} holds a NUL character",

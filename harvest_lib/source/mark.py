@@ -47,10 +47,12 @@ class MarkSource:
 
     def __init__(self, conninfo: str, table: sql.Identifier) -> None:
         self._conninfo = conninfo
-        self._mark = sql.SQL(_MARK).format(table=table)
-        self._purge = sql.SQL(_PURGE).format(table=table)
-        self._purge_marked = sql.SQL(_PURGE_MARKED).format(table=table)
-        self._reset = sql.SQL(_RESET).format(table=table)
+        # In a statement with values psycopg reads a % even inside a quoted name.
+        name = sql.SQL(table.as_string(None).replace("%", "%%"))
+        self._mark = sql.SQL(_MARK).format(table=name)
+        self._purge = sql.SQL(_PURGE).format(table=name)
+        self._purge_marked = sql.SQL(_PURGE_MARKED).format(table=name)
+        self._reset = sql.SQL(_RESET).format(table=name)
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id = UUID(int=0)
         self._reconnected = False

@@ -129,3 +129,11 @@ def test_a_delivered_row_is_purged_even_if_a_deposed_leader_has_marked_it(outbox
     leader.acknowledge([1])
     assert outbox.leaders() == {}
     zombie.close()
+
+
+def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):
+    """I4: what has been marked says nothing about lower ids; a mark that began behind the last one would lose this."""
+    outbox.insert(row(6, "b"), row(7, "c"))
+    assert ids(leader.fetch(2)) == [6, 7]
+    outbox.insert(row(5, "a"), row(9, "a"))
+    assert ids(leader.fetch(2)) == [5, 9]

@@ -82,7 +82,7 @@ def test_what_rolled_back_is_never_sent(outbox, solo, bootstrap_servers):
     assert [record.value for record in read_topic(bootstrap_servers, outbox.topic)] == ["done"]
 
 
-@pytest.mark.parametrize("table", ['"; DROP TABLE outbox; --', 'Mixed "Case"', "sélect"])
+@pytest.mark.parametrize("table", ['"; DROP TABLE outbox; --', 'Mixed "Case"', "50% off", "%s", "sélect"])
 def test_a_hostile_table_name_is_only_a_name(dsn, make_topic, bootstrap_servers, group_id, table):
     hostile = Outbox(dsn, make_topic(), table)
     hostile.fill(10)

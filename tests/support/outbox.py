@@ -47,7 +47,7 @@ class Outbox:
 
     def fill(self, records, *, keys=10, value_bytes=20):
         self.connection.execute(
-            sql.SQL(_FILL).format(table=self.name.identifier),
+            sql.SQL(_FILL).format(table=sql.SQL(self.name.identifier.as_string(None).replace("%", "%%"))),
             {"topic": self.topic, "keys": keys, "bytes": value_bytes, "records": records},
         )
 

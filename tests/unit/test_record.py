@@ -101,3 +101,9 @@ def test_an_error_cuts_a_long_topic_short():
     with pytest.raises(RecordError) as caught:
         record(topic="/" * 10_000).check(LIMITS)
     assert len(str(caught.value)) < 500
+
+
+def test_text_that_is_not_valid_unicode_is_refused():
+    with pytest.raises(RecordError, match="not valid Unicode") as caught:
+        OutboxRecord(topic="t", key="k", value="canary\ud800").check(RecordLimits())
+    assert "canary" not in repr(caught.value) + repr(caught.value.__cause__)

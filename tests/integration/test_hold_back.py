@@ -1,0 +1,64 @@
+"""After an end that left records' fate unknown, a process waits as long as another would have had to."""
+
+import uuid
+
+import pytest
+from support.fakes import FakeDelivery, FakeSource, FakeTable
+from support.outbox import harvest_config
+from support.rows import row
+from support.waiting import eventually
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.events import LeaderAcquired
+from harvest_lib.harvester import Harvest, _leadership
+from harvest_lib.leadership import Term, TermEnd
+
+
+class Appointed:
+    """Leadership by decree."""
+
+    def __init__(self):
+        self.current = Term(uuid.uuid4())
+
+    def start(self):
+        pass
+
+    def term(self, _timeout_seconds):
+        return self.current if self.current.is_live() else None
+
+    def stop(self, _timeout_seconds):
+        self.current.end(TermEnd.REVOKED)
+
+
+@pytest.mark.parametrize("abandons", [True, False])
+def test_a_process_that_abandoned_records_leads_again_only_after_the_session_timeout(
+    outbox, bootstrap_servers, group_id, abandons
+):
+    """What it had on the wire may arrive that long; a topic that refuses the late then refuses it."""
+    table, delivery, leadership, acquired = FakeTable(), FakeDelivery(), Appointed(), []
+    table.insert(row(1, "a"))
+    delivery.hold = abandons
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, session_timeout_seconds=2.0)
+    harvest = Harvest(config, source=FakeSource(table), delivery=delivery, leadership=leadership)
+    harvest.set_event_handler(
+        lambda event: acquired.append(boot_seconds()) if isinstance(event, LeaderAcquired) else None
+    )
+    with harvest:
+        eventually(lambda: delivery._flying if abandons else not table.rows, 10, "the first term is at work")
+        leadership.current.end(TermEnd.FENCED)
+        fenced = boot_seconds()
+        eventually(lambda: delivery.abandoned == int(abandons), 10, "the end of the term")
+        delivery.hold = False
+        leadership.current = Term(uuid.uuid4())
+        eventually(lambda: len(acquired) == 2, 10, "it leads again")
+    assert delivery.abandoned == int(abandons)
+    assert (acquired[1] - fenced >= 1.9) is abandons
+
+
+@pytest.mark.parametrize("limits", [{}, {"drain_interval_seconds": 0.1}, {"heartbeat_timeout_seconds": 2.5}])
+def test_a_rebalance_waits_until_nothing_queued_can_leave(bootstrap_servers, limits):
+    """The successor is elected once the loop has let go, or everything in the producer's queue has expired."""
+    config = harvest_config("host=unused", bootstrap_servers, "pool", limits=limits)
+    waits = _leadership(config)._settings.quiesce_timeout_seconds
+    assert waits > config.delivery_timeout_seconds
+    assert waits >= 2 * config.limits.drain_interval_seconds
