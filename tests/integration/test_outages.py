@@ -8,7 +8,7 @@ import pytest
 from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest, State
 
 
 @pytest.fixture
@@ -105,4 +105,22 @@ def test_kafka_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers, ho
         eventually(lambda: outbox.count() == 0, 90, "the backlog is empty")
         assert harvest.state is State.RUNNING
         assert harvest.leader_id != first
+    check_delivered(outbox, bootstrap_servers, records)
+
+
+def test_a_stop_while_kafka_is_away_ends_in_time_and_loses_nothing(outbox, harvest, stack, bootstrap_servers):
+    """All steps of a stop share one deadline; what was in flight stays in the table, or is there twice."""
+    records = 8_000
+    outbox.fill(records, keys=200)
+    harvest.start()
+    eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+    stack.kafka.suspend()
+    try:
+        harvest.stop()
+        assert harvest.await_stopped(STOP_TIMEOUT_SECONDS + 2)
+    finally:
+        stack.kafka.resume()
+    assert outbox.leaders() == set()
+    config = harvest_config(outbox.dsn, bootstrap_servers, f"{harvest._config.leader_group_id}-next", leadership="solo")
+    Harvest(config).drain(60)
     check_delivered(outbox, bootstrap_servers, records)
