@@ -179,7 +179,9 @@ class TermLoop:
         try:
             if self._lost and not fenced:
                 self._open()
-            deadline = Deadline(0.0 if fenced else self._wiring.limits.drain_interval_seconds)
+            limits = self._wiring.limits
+            patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
+            deadline = Deadline(0.0 if fenced else patience_seconds)
             while self.in_flight.records and not deadline.passed and self._term.ended is not TermEnd.FENCED:
                 self._settle(self._delivery.poll(min(_IDLE_POLL_SECONDS, deadline.remaining_seconds)))
         finally:
