@@ -137,11 +137,6 @@ class HarvestConfig(BaseSettings):
         return init_settings, _Environment(settings_cls)
 
     @property
-    def outbox_table_parts(self) -> tuple[str, ...]:
-        """The table's name, or its schema's and its own; each is one identifier, whatever characters it has."""
-        return tuple(self.outbox_table.split(".", 1))
-
-    @property
     def delivery_timeout_seconds(self) -> float:
         """How long a record may wait in a producer's queue and be retried, before it is reported failed.
 

@@ -11,7 +11,7 @@ from support.outbox import Delivered, read_topic
 from support.rows import row
 from support.waiting import eventually
 
-from harvest_lib.delivery import AtLeastOnce, Reports
+from harvest_lib.delivery import AtLeastOnce, Reports, at_least_once
 
 
 def always():
@@ -380,3 +380,31 @@ def test_a_producer_with_a_fatal_error_is_replaced(kafka):
     send(delivery, kafka.row(1))
     assert ids(poll(delivery, 1).acknowledged) == [1]
     delivery.close()
+
+
+@pytest.fixture
+def strict(bootstrap_servers, make_topic):
+    """A topic that refuses the late."""
+    broker = RealBroker(bootstrap_servers, make_topic(**{"message.timestamp.before.max.ms": 2_000}))
+    yield broker
+    broker.close()
+
+
+def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_the_topic(strict, monkeypatch):
+    """The clock jumps inside the check, as it does for a process that is frozen right there; the record then leaves."""
+    delivery = begun(strict.delivery())
+    now = [time.time() - 5.0]
+    monkeypatch.setattr(at_least_once.time, "time", lambda: now[0])
+
+    def may_send():
+        now[0] += 5.0
+        return True
+
+    send(delivery, strict.row(1), may_send=may_send)
+    reports = poll(delivery, 1)
+    assert failed_ids(reports) == [1]
+    assert "timestamp" in reports.failed[0].reason.lower()
+    monkeypatch.undo()
+    send(delivery, strict.row(2))
+    assert ids(poll(delivery, 1).acknowledged) == [2]
+    assert [record.outbox_id for record in strict.arrived()] == [2]

@@ -7,6 +7,7 @@ import pytest
 from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
+from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import MarkSource
 
@@ -129,6 +130,17 @@ def test_a_delivered_row_is_purged_even_if_a_deposed_leader_has_marked_it(outbox
     leader.acknowledge([1])
     assert outbox.leaders() == {}
     zombie.close()
+
+
+def test_a_closed_source_answers_nothing_until_it_is_opened(outbox, leader):
+    outbox.insert(row(1, "k"))
+    leader.fetch(1)
+    leader.close()
+    for call in (lambda: leader.fetch(1), lambda: leader.acknowledge([1]), lambda: leader.reset([1])):
+        with pytest.raises(DatabaseUnavailable):
+            call()
+    leader.open(uuid.uuid4())
+    assert ids(leader.fetch(1)) == [1]
 
 
 def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):

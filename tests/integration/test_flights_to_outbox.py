@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
+from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
 from infra.local import jars
@@ -130,13 +131,6 @@ def job(dsn: str, flights: DataFrame) -> Iterator[Job]:
 
 def nothing_but(**counts: int) -> dict[str, int]:
     return {"business": 0, "outbox": 0, "staging": 0, "ledger": 0} | counts
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def somebody_waits_for_a_lock(look: psycopg.Connection) -> bool:
@@ -284,9 +278,9 @@ def test_two_drivers_at_once_promote_a_batch_once(job: Job, batches: dict[int, B
     with connect(job.dsn) as holder, ThreadPoolExecutor(2) as pool, holder.transaction():
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         first = pool.submit(job.load, batches[1])
-        wait_until(lambda: somebody_waits_for_a_lock(job.look))
+        eventually(lambda: somebody_waits_for_a_lock(job.look), DEADLINE_SECONDS)
         second = pool.submit(job.load, batches[1])
-        wait_until(somebody_waits_for_the_batch)
+        eventually(somebody_waits_for_the_batch, DEADLINE_SECONDS)
         assert job.counts() == nothing_but(staging=1_000), "the second may not touch what the first has staged"
         holder.execute("ROLLBACK")
         assert (first.result().status, second.result().status) == ("promoted", "already-promoted")
@@ -299,7 +293,7 @@ def test_promotions_of_two_runs_that_both_staged_are_one(job: Job, batches: dict
     with connect(job.dsn) as holder, ThreadPoolExecutor(2) as pool, holder.transaction():
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         promotions = [pool.submit(job.promote, batches[1], run) for run in ("one", "two")]
-        wait_until(lambda: somebody_waits_for_a_lock(job.look))
+        eventually(lambda: somebody_waits_for_a_lock(job.look), DEADLINE_SECONDS)
         assert job.counts() == nothing_but(staging=2_000), "promotion must wait for the one before it"
         holder.execute("ROLLBACK")
         assert sorted(promotion.result() for promotion in promotions) == [False, True]
@@ -324,7 +318,7 @@ def test_a_driver_killed_before_promotion_is_made_good_by_the_next(
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as driver:
             try:
-                wait_until(lambda: somebody_waits_for_a_lock(job.look) or driver.poll() is not None)
+                eventually(lambda: somebody_waits_for_a_lock(job.look) or driver.poll() is not None, DEADLINE_SECONDS)
             finally:
                 driver.kill()
         assert driver.returncode == -signal.SIGKILL

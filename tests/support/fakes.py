@@ -34,9 +34,11 @@ class FakeSource:
         self.lost_answers = 0
         self.calls = []
         self._leader = UUID(int=0)
+        self._closed = True
 
     def open(self, leader_id):
         self._called("open")
+        self._closed = False
         self._leader = leader_id
 
     def fetch(self, limit):
@@ -66,11 +68,12 @@ class FakeSource:
 
     def close(self):
         self.calls.append("close")
+        self._closed = True
 
     def _called(self, name):
         self.calls.append(name)
-        if self.outages:
-            self.outages -= 1
+        if self.outages or (self._closed and name != "open"):
+            self.outages = max(0, self.outages - 1)
             raise DatabaseUnavailable("Postgres does not answer", evidence="injected", next_step="none")
 
     def _answered(self, name):

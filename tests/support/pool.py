@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 
 from support.waiting import eventually
 
@@ -52,6 +53,11 @@ class Member:
     @property
     def started(self):
         return any(event["event"] == "harvester_started" for event in self.events())
+
+    def stopped_at(self):
+        """Return when the harvester said that it had stopped; the process ends a little later."""
+        stopped = next(event for event in self.events() if event["event"] == "harvester_stopped")
+        return datetime.fromisoformat(stopped["timestamp"])
 
     @property
     def terms(self):

@@ -10,6 +10,7 @@ import yaml
 
 from harvest_lib.config import HarvestConfig, KafkaSettings, Limits, load
 from harvest_lib.errors import ConfigError
+from harvest_lib.outbox import OutboxTable
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +113,7 @@ def test_a_group_that_makes_no_legal_topic_asks_for_one() -> None:
     ],
 )
 def test_a_table_is_one_identifier_or_two(table: str, parts: tuple[str, ...]) -> None:
-    assert config(outbox_table=table).outbox_table_parts == parts
+    assert OutboxTable.parse(config(outbox_table=table).outbox_table).parts == parts
 
 
 @pytest.mark.parametrize("table", ["", " ", ".", "a.", ".b", "a\0", "x" * 64, "é" * 32, "a." + "x" * 64])
@@ -298,7 +299,7 @@ def test_variables_set_every_kind_of_field(monkeypatch: pytest.MonkeyPatch) -> N
     }.items():
         monkeypatch.setenv(name, text)
     made = HarvestConfig()
-    assert made.outbox_table_parts == ("a", "b")
+    assert made.outbox_table == "a.b"
     assert made.limits == Limits(
         mark_query_records=7, queue_timeout_seconds=8, mark_backoff_seconds=0.009, send_buffer=3
     )

@@ -180,6 +180,24 @@ def test_an_outage_is_asked_about_no_more_often_than_the_backoff_says():
     assert boot_seconds() - began > 0.4
 
 
+def test_a_purge_without_an_answer_does_not_keep_the_database_from_being_opened_again():
+    """What landed waits for the connection: asked of a closed one at every turn it would put off the next attempt."""
+    bench = Bench(io_error_backoff_seconds=0.05)
+    bench.table.insert(row(1, "a"), row(2, "a"))
+    original, refused = bench.source._called, []
+
+    def called(name):
+        if name == "acknowledge" and not refused:
+            refused.append(name)
+            bench.source.outages = 1
+        original(name)
+
+    bench.source._called = called
+    bench.run()
+    assert refused
+    assert bench.table.ids == []
+
+
 def test_a_long_mark_backoff_does_not_hold_up_the_end():
     bench = Bench(mark_backoff_seconds=30.0)
     began = boot_seconds()
