@@ -6,12 +6,12 @@ words as evidence; nothing that this module says holds a secret.
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -19,6 +19,60 @@ from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
 
 REACH_TIMEOUT_SECONDS = 5.0
+
+
+class KafkaProducer(Protocol):
+    """What we ask of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+
+    def produce(self, topic: str, value: Any = None, key: Any = None, **options: Any) -> None:
+        """Queue one message; `on_delivery(error, message)` is called for it by a later poll, flush or purge."""
+        ...
+
+    def poll(self, timeout: float) -> int:
+        """Serve callbacks, waiting up to `timeout` seconds for the first."""
+        ...
+
+    def flush(self, timeout: float) -> int:
+        """Serve callbacks until the queue is empty or `timeout` seconds have passed; return how many are left."""
+        ...
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
+        """Fail what is queued, and what is on the wire."""
+        ...
+
+    def close(self) -> bool:
+        """Let go of connections and threads."""
+        ...
+
+
+class KafkaConsumer(Protocol):
+    """What we ask of a consumer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+
+    def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
+        """Join the group; callbacks come by poll and close."""
+        ...
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Take over what was assigned."""
+        ...
+
+    def poll(self, timeout: float) -> Message | None:
+        """Return a message or an error, waiting up to `timeout` seconds."""
+        ...
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
+        """Commit offsets."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+KafkaProducerProvider = Callable[[dict[str, Any]], KafkaProducer]
+"""Make a producer from librdkafka settings; `confluent_kafka.Producer` is one."""
+KafkaConsumerProvider = Callable[[dict[str, Any]], KafkaConsumer]
+"""Make a consumer from librdkafka settings; `confluent_kafka.Consumer` is one."""
 
 _REPEAT_SECONDS = 30.0
 

@@ -84,8 +84,15 @@ class HarvestConfig(BaseSettings):
     """`baseKafkaConfig`: librdkafka settings for all clients. Default: bootstrap.servers localhost:9092."""
     producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
     """`producerKafkaConfig`: librdkafka settings for the producers, over the base ones. Default none."""
-    leadership: Literal["neli", "solo"] = "neli"
-    """How the one that works is chosen: `neli` elects it through Kafka, `solo` trusts that there is only one."""
+    leadership: Literal["neli", "postgres", "solo"] = "neli"
+    """How the one that works is chosen: `neli` elects it through Kafka, `postgres` by a lock in the database, `solo`
+    trusts that there is only one. Default neli."""
+    delivery: Literal["barrier", "pipelined"] = "barrier"
+    """How much of a key may be on its way: `barrier`, one record; `pipelined`, any number, at the price that a run of
+    records may repeat after a failure. Default barrier."""
+    parking: Literal["hold_key", "skip", "stop"] = "hold_key"
+    """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key behind it;
+    `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)

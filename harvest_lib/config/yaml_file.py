@@ -37,7 +37,7 @@ LOGGING_LEVELS = {
 """goharvest's levels and the nearest of Python's."""
 
 _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits")
-_TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership")
+_TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
 _MERGE = "tag:yaml.org,2002:merge"
 _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "timestamp", "value", "merge")}
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}

@@ -272,7 +272,7 @@ def test_of_leadership_there_are_two_kinds(value: object) -> None:
     if value is None:
         assert config(leadership=value).leadership == "neli"
     else:
-        assert "'neli' or 'solo'" in refused(leadership=value).cause
+        assert "'neli', 'postgres' or 'solo'" in refused(leadership=value).cause
 
 
 # The environment.

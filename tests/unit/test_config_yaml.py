@@ -227,7 +227,7 @@ WRONG = [
     ("leaderGroupID: g\noutboxTable: {a: b}\n", 2, "outboxTable", "must be text"),
     ("leaderGroupID: [g]\n", 1, "leaderGroupID", "must be text"),
     ("leaderGroupID: g\nrecordHeader: perhaps\n", 2, "recordHeader", "true or false"),
-    ("leaderGroupID: g\nleadership: both\n", 2, "leadership", "'neli' or 'solo'"),
+    ("leaderGroupID: g\nleadership: both\n", 2, "leadership", "'neli', 'postgres' or 'solo'"),
     ("leaderGroupID: g\nlimits:\n\n  sendBuffer: many\n", 4, "limits.sendBuffer", "whole number"),
     ("leaderGroupID: g\nlimits:\n  sendBuffer: yes\n", 3, "limits.sendBuffer", "whole number"),
     ("leaderGroupID: g\nlimits:\n  sendBuffer: 1.5\n", 3, "limits.sendBuffer", "whole number"),
