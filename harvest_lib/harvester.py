@@ -3,7 +3,8 @@
     CREATED ──start──► RUNNING ──stop──► STOPPING ──► STOPPED
                           └───────── an error that will not pass ─────────►
 
-Threads: `harvest` (the loop; the only one that touches source and delivery) and, under NELI, `harvest-neli`.
+Threads: `harvest` (the loop; the only one that touches the delivery), `harvest-source` (asks the database) and the
+leadership's own.
 """
 
 import enum
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from confluent_kafka import Consumer, Producer
+
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.delivery import AtLeastOnce, Delivery
+from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import (
     Event,
@@ -30,13 +33,15 @@ from harvest_lib.events import (
     LeaderRevoked,
     MeterRead,
 )
-from harvest_lib.kafka_client import topic_partitions
-from harvest_lib.leadership import Leadership, Neli, Solo, Term, TermEnd
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
+from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.metrics import Meter
-from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import MarkSource, Source
-from harvest_lib.term_loop import TermLoop, Wiring
+from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.parking import Parking, Refusals
+from harvest_lib.parts import make_delivery, make_leadership, make_source
+from harvest_lib.source import Source, SourceThread
+from harvest_lib.term_loop import TermLoop
+from harvest_lib.wiring import Wiring
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +71,8 @@ class Drained:
 class Harvest:
     """Harvest one outbox. Also a context manager: starts on entry, stops and waits on exit.
 
-    `source`, `delivery` and `leadership` replace the parts that the configuration would choose.
+    `source` (the database binding), `delivery` and `leadership` replace the parts that the configuration would choose;
+    the providers make the Kafka clients of those that it does choose.
     """
 
     def __init__(
@@ -76,16 +82,17 @@ class Harvest:
         source: Source | None = None,
         delivery: Delivery | None = None,
         leadership: Leadership | None = None,
+        kafka_consumer_provider: KafkaConsumerProvider = Consumer,
+        kafka_producer_provider: KafkaProducerProvider = Producer,
     ) -> None:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
-        self._source = source or MarkSource(config.data_source.conninfo(), self._table.identifier)
-        self._delivery = delivery or AtLeastOnce(
-            config.kafka_settings(for_producer=True),
-            delivery_timeout_seconds=config.delivery_timeout_seconds,
-            record_header=config.record_header,
-        )
-        self._leadership = leadership or _leadership(config)
+        self._source = source or make_source(config, self._table)
+        topics = Topics(config.kafka_settings(for_producer=False))
+        self._delivery = delivery or make_delivery(config, topics, kafka_producer_provider)
+        self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
+        self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider)
+        self._source_thread: SourceThread | None = None
         self._handler: EventHandler | None = None
         self._state = State.CREATED
         self._state_lock = threading.Lock()
@@ -116,6 +123,8 @@ class Harvest:
         try:
             with connect(self._config.data_source.conninfo()) as connection:
                 self._table.check(connection)
+                if self._config.parking != "stop":
+                    ParkedRecords(self._table).create(connection)
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:
@@ -123,6 +132,7 @@ class Harvest:
             self._state = State.STOPPED
             self._stopped.set()
             raise
+        self._source_thread = SourceThread(self._source)
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
         _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
@@ -247,10 +257,13 @@ class Harvest:
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
 
     def _lead(self, term: Term) -> None:
+        assert self._source_thread is not None  # noqa: S101 - `start` makes it before this thread
         wiring = Wiring(
-            source=self._source,
+            source=self._source_thread,
             delivery=self._delivery,
+            parking=Parking(self._config.parking, self._refusals),
             limits=self._config.limits,
+            one_per_key=self._config.delivery == "barrier",
             emit=self._emit,
             delivered=self._delivered,
         )
@@ -269,7 +282,8 @@ class Harvest:
     def _close(self) -> None:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         with ExitStack() as closing:  # last in, first out, and each even if another fails
-            closing.callback(self._source.close)
+            if (thread := self._source_thread) is not None:
+                closing.callback(lambda: thread.stop(deadline.remaining_seconds))
             closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
             closing.callback(self._delivery.close)  # before leadership goes: nothing of ours leaves after that
 
@@ -299,20 +313,3 @@ _EVENT_NAMES = {
     LeaderFenced: "leader_fenced",
     LeaderRevoked: "leader_revoked",
 }
-
-
-def _leadership(config: HarvestConfig) -> Leadership:
-    if config.leadership == "solo":
-        return Solo()
-    limits = config.limits
-    settings = NeliSettings(
-        topic=config.leader_topic,
-        group_id=config.leader_group_id,
-        create_topic=config.create_leader_topic,
-        heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
-        min_poll_interval_seconds=limits.min_poll_interval_seconds,
-        session_timeout_seconds=config.session_timeout_seconds,
-        # By then the loop has let go, or all that was in the producer's queue has expired.
-        quiesce_timeout_seconds=max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1),
-    )
-    return Neli(settings, {"client.id": config.name, **config.kafka_settings(for_producer=False)})

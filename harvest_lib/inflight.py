@@ -1,52 +1,52 @@
 """The window and the key barrier: which marked records may be sent now. Pure, no I/O.
 
-Promises: at most `max_records` are in flight, and at most one per key, so whatever fails and is sent again can only
-repeat (R0 R1 R1 R2), never step back (R0 R1 R2 R0). Rows of one key leave in the order in which they were offered.
+Both promise: at most `max_records` are in flight, and rows of one key leave in the order in which they were offered.
+`KeyBarrier` promises besides that at most one record of a key is in flight, so whatever fails and is sent again can
+only repeat (R0 R1 R1 R2), never step back (R0 R1 R2 R0).
 
-A key is *claimed* while one of its rows is ready to be sent or in flight; its other rows wait behind that one.
+Under the barrier a key is *claimed* while one of its rows is ready to be sent or in flight; its other rows wait behind
+that one.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from harvest_lib.record import Row
 
 
-class InFlight:
-    """Rows of one term, from mark to acknowledgement.
+class Window:
+    """Rows of one term, from mark to acknowledgement, any number of a key at a time.
 
     `offer` rows as they are marked, send what `admit` returns, then `settle` each once nothing more can come of it:
-    acknowledged *and purged*, or failed *and reset*. Used by one thread; reading the properties is safe from others.
+    acknowledged *and purged*, parked, or failed *and reset*. Used by one thread; reading the properties is safe from
+    others.
     """
 
     def __init__(self, max_records: int) -> None:
         self._max_records = max_records
-        self._claims: dict[str, int | None] = {}  # key -> id in flight, None while its row is only ready
         self._ready: deque[Row] = deque()
-        self._waiting: dict[str, deque[Row]] = {}
-        self._pending = 0
-        self._in_flight = 0
+        self._flying: dict[int, str] = {}  # id -> key
         self._highest_id = 0
 
     @property
     def records(self) -> int:
         """Return how many records are in flight."""
-        return self._in_flight
+        return len(self._flying)
 
     @property
     def pending(self) -> int:
         """Return how many records are held back, by the window or by the barrier."""
-        return self._pending
+        return len(self._ready)
 
     @property
     def room(self) -> int:
         """Return how many more records may be marked before something lands."""
-        return max(0, self._max_records - self._pending - self._in_flight)
+        return max(0, self._max_records - self.pending - self.records)
 
     @property
     def keys(self) -> list[str]:
         """Return the keys that have a record in flight."""
-        return [key for key, record_id in list(self._claims.items()) if record_id is not None]
+        return list(set(self._flying.copy().values()))
 
     def offer(self, rows: Iterable[Row]) -> int:
         """Queue rows, ascending by id, and return how many were new.
@@ -54,71 +54,116 @@ class InFlight:
         A row held already is left out: marks come back when another process took our rows and we took them again.
         """
         held: set[int] | None = None
-        new = 0
+        new: list[Row] = []
         for row in rows:
-            record_id, key = row[0], row[2]
+            record_id = row[0]
             if record_id <= self._highest_id:
                 held = self._held_ids() if held is None else held
                 if record_id in held:
                     continue
             else:
                 self._highest_id = record_id
-            new += 1
-            if key in self._claims:
-                self._waiting.setdefault(key, deque()).append(row)
-            else:
-                self._claims[key] = None
-                self._ready.append(row)
-        self._pending += new
-        return new
+            new.append(row)
+        self._queue(new)
+        return len(new)
 
     def admit(self) -> deque[Row]:
         """Return the rows that may be sent now; from here on they count as in flight."""
-        free = self._max_records - self._in_flight
+        free = self._max_records - self.records
         if free >= len(self._ready):
             admitted, self._ready = self._ready, deque()
         else:
             admitted = deque(self._ready.popleft() for _ in range(free))
+        flying = self._flying
         for row in admitted:
-            self._claims[row[2]] = row[0]
-        self._pending -= len(admitted)
-        self._in_flight += len(admitted)
+            flying[row[0]] = row[2]
         return admitted
 
     def withdraw(self, rows: Sequence[Row]) -> None:
         """Take back admitted rows that were not sent after all; they are ready again, in the same order."""
         for row in rows:
-            self._claims[row[2]] = None
+            del self._flying[row[0]]
         self._ready.extendleft(reversed(rows))
-        self._pending += len(rows)
-        self._in_flight -= len(rows)
 
     def settle(self, rows: Iterable[Row]) -> None:
-        """Lower the barrier behind rows that have landed, and make the next of each key ready."""
+        """Forget rows of which nothing more can come; under the barrier the next of each key becomes ready."""
         for row in rows:
-            key = row[2]
-            self._in_flight -= 1
-            queue = self._waiting.get(key)
-            if queue is None:
-                del self._claims[key]
-                continue
-            self._claims[key] = None
-            self._ready.append(queue.popleft())
-            if not queue:
-                del self._waiting[key]
+            del self._flying[row[0]]
+
+    def take_back(self, keys: Collection[str]) -> list[Row]:
+        """Forget the rows of `keys` that were not sent, and return them in order."""
+        taken = [row for row in self._ready if row[2] in keys]
+        if taken:
+            self._ready = deque(row for row in self._ready if row[2] not in keys)
+        return taken
 
     def drop_pending(self) -> list[int]:
-        """Forget all rows that were not sent and return their ids; what is in flight stays claimed."""
+        """Forget all rows that were not sent and return their ids."""
         dropped = [row[0] for row in self._ready]
-        dropped.extend(row[0] for queue in self._waiting.values() for row in queue)
         self._ready.clear()
-        self._waiting.clear()
-        self._claims = {key: record_id for key, record_id in self._claims.items() if record_id is not None}
-        self._pending = 0
         return dropped
 
+    def _queue(self, rows: Iterable[Row]) -> None:
+        self._ready.extend(rows)
+
     def _held_ids(self) -> set[int]:
-        held = {record_id for record_id in self._claims.values() if record_id is not None}
-        held.update(row[0] for row in self._ready)
+        return {*self._flying, *(row[0] for row in self._ready)}
+
+
+class KeyBarrier(Window):
+    """A window in which at most one record of a key is in flight."""
+
+    def __init__(self, max_records: int) -> None:
+        super().__init__(max_records)
+        self._claimed: set[str] = set()
+        self._waiting: dict[str, deque[Row]] = {}
+        self._waiting_rows = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._ready) + self._waiting_rows
+
+    def settle(self, rows: Iterable[Row]) -> None:
+        flying, claimed, waiting = self._flying, self._claimed, self._waiting
+        for row in rows:
+            key = row[2]
+            del flying[row[0]]
+            queue = waiting.get(key)
+            if queue is None:
+                claimed.discard(key)
+                continue
+            self._ready.append(queue.popleft())
+            self._waiting_rows -= 1
+            if not queue:
+                del waiting[key]
+
+    def take_back(self, keys: Collection[str]) -> list[Row]:
+        ready = super().take_back(keys)
+        self._claimed.difference_update(row[2] for row in ready)
+        waiting = [row for key in keys for row in self._waiting.pop(key, ())]
+        self._waiting_rows -= len(waiting)
+        return sorted([*ready, *waiting])
+
+    def drop_pending(self) -> list[int]:
+        dropped = super().drop_pending()
+        dropped.extend(row[0] for queue in self._waiting.values() for row in queue)
+        self._waiting.clear()
+        self._waiting_rows = 0
+        self._claimed = set(self._flying.values())
+        return dropped
+
+    def _queue(self, rows: Iterable[Row]) -> None:
+        claimed, waiting, ready = self._claimed, self._waiting, self._ready
+        for row in rows:
+            key = row[2]
+            if key in claimed:
+                waiting.setdefault(key, deque()).append(row)
+                self._waiting_rows += 1
+            else:
+                claimed.add(key)
+                ready.append(row)
+
+    def _held_ids(self) -> set[int]:
+        held = super()._held_ids()
         held.update(row[0] for queue in self._waiting.values() for row in queue)
         return held

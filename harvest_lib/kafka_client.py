@@ -24,8 +24,8 @@ REACH_TIMEOUT_SECONDS = 5.0
 class KafkaProducer(Protocol):
     """What we ask of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
 
-    def produce(self, topic: str, value: Any = None, key: Any = None, **options: Any) -> None:
-        """Queue one message; `on_delivery(error, message)` is called for it by a later poll, flush or purge."""
+    def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
+        """Queue one message; its callback (error, message) is called by a later poll, flush or purge."""
         ...
 
     def poll(self, timeout: float) -> int:
@@ -69,10 +69,11 @@ class KafkaConsumer(Protocol):
         ...
 
 
-KafkaProducerProvider = Callable[[dict[str, Any]], KafkaProducer]
-"""Make a producer from librdkafka settings; `confluent_kafka.Producer` is one."""
-KafkaConsumerProvider = Callable[[dict[str, Any]], KafkaConsumer]
-"""Make a consumer from librdkafka settings; `confluent_kafka.Consumer` is one."""
+# What they return is a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes say it otherwise.
+KafkaProducerProvider = Callable[[dict[str, Any]], Any]
+"""Make a KafkaProducer from librdkafka settings; `confluent_kafka.Producer` is a provider."""
+KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
+"""Make a KafkaConsumer from librdkafka settings; `confluent_kafka.Consumer` is a provider."""
 
 _REPEAT_SECONDS = 30.0
 

@@ -15,6 +15,12 @@ TOPIC_MAX_CHARS = 249
 
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
+
+def is_legal_topic(name: str) -> bool:
+    """Tell whether Kafka could have a topic of this name."""
+    return name not in {".", ".."} and len(name) <= TOPIC_MAX_CHARS and _LEGAL_TOPIC.fullmatch(name) is not None
+
+
 Header = tuple[str, str | None]
 """Name and value; names may repeat, order is kept."""
 

@@ -1,14 +1,17 @@
 """One term of harvesting: mark, admit, send, and purge or reset what lands, until the term is over.
 
     fetch (A3) ─► barrier and window (A4, A5) ─► send (A6-A8) ─► reports ─┬─ acknowledged: purge (B1), lower (B4, B5)
-      ▲                                                                      └─ failed: reset (B2), force remark (B3),
-      └────────── new leader id, pending dropped, mark again (A9) ◄──────────                    lower (B4, B5)
+      ▲                                                                   ├─ refused: park, lower
+      └────────── new leader id, pending dropped, mark again (A9) ◄───────┴─ failed: reset (B2), force remark (B3),
+                                                                                       lower (B4, B5)
+
+The database is asked on a thread of its own, one question at a time; meanwhile records are sent and reports come in.
 
 Promises
 - Purge comes before the barrier is lowered: the next record of a key leaves only when the one before is in Kafka *and*
-  out of the table, for good.
+  out of the table, for good. So does the reset of one that failed, and the parking of one that was refused.
 - A call to the database whose outcome is unknown is repeated (purge: harmless) or answered with a new leader id (mark,
-  reset), as a failed delivery is. Nothing is lost by it: what is marked under another id is simply marked again.
+  reset, park), as a failed delivery is. Nothing is lost by it: what is marked under another id is simply marked again.
 - Nothing is handed to the producer once the term is not live, and nothing in its queue leaves after `end`.
 """
 
@@ -16,36 +19,26 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
-from harvest_lib.config import Limits
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.delivery.protocol import Delivery, Failure, Reports
-from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
-from harvest_lib.events import Event, LeaderRefreshed
-from harvest_lib.inflight import InFlight
+from harvest_lib.delivery.protocol import Failure, Reports
+from harvest_lib.errors import RecordError
+from harvest_lib.events import LeaderRefreshed
+from harvest_lib.inflight import KeyBarrier, Window
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
 from harvest_lib.source import Source
+from harvest_lib.wiring import Enquiry, Wiring
 
 _log = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.002
 _IDLE_POLL_SECONDS = 0.05
 """An idle loop asks the database at most this often, unless `markBackoff` says less."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """What a term works with, and whom it tells."""
-
-    source: Source
-    delivery: Delivery
-    limits: Limits
-    emit: Callable[[Event], None]
-    delivered: Callable[[int], None]
-    """Told how many records were acknowledged and purged."""
+_LAST_ANSWER_SECONDS = 5.0
+"""How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
 
 
 class TermLoop:
@@ -53,20 +46,26 @@ class TermLoop:
 
     def __init__(self, term: Term, wiring: Wiring, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
-        self.in_flight = InFlight(wiring.limits.max_in_flight_records)
+        window = KeyBarrier if wiring.one_per_key else Window
+        self.in_flight = window(wiring.limits.max_in_flight_records)
         self.idle = False
         """True when the last look found the backlog empty and nothing was in flight."""
-        self._term = term
-        self._wiring = wiring
-        self._source = wiring.source
-        self._delivery = wiring.delivery
-        self._stopping = stopping
         self.abandoned = 0
         """How many records were in flight, their fate unknown, when the term ended."""
+        self._term = term
+        self._wiring = wiring
+        self._delivery = wiring.delivery
+        self._parking = wiring.parking
+        self._stopping = stopping
+        self._enquiry = Enquiry(wiring.source)
         self._landed: list[Row] = []  # acknowledged, not purged yet
-        self._lost = False  # the database did not answer; ask nothing of it before it is opened again
+        self._failed: list[Row] = []  # not reset yet
+        self._refused: list[Row] = []  # not parked yet
+        self._give_back: list[int] = []  # marked, not sent, to be reset at the end
+        self._ending = False
         self._force_remark = False
         self._pause_until = 0.0
+        self._progress_at = boot_seconds()
         self._mark_backoff = 0.0
         self._mark_at = 0.0
 
@@ -74,127 +73,260 @@ class TermLoop:
         """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
         self._term.quiesced.clear()
         try:
-            self._delivery.begin(self.leader_id)
-            self._open()
-            while self._may_go_on():
-                self._settle(self._delivery.poll(self._poll_seconds()))
-                if boot_seconds() < self._pause_until or not self._may_go_on():
-                    continue
-                if self._force_remark:
-                    self._remark()
-                    continue  # what landed meanwhile is purged before anything is marked again
-                self._mark()
-                self._send()
+            self.begin()
+            while self._may_go_on():  # A1
+                self.turn()
         finally:
             try:
                 self._end()
             finally:
                 self._term.quiesced.set()
 
+    def begin(self) -> None:
+        """Get ready to send and to mark under the term's leader id."""
+        self._delivery.begin(self.leader_id)
+        self._open()
+
+    def turn(self) -> None:
+        """Go once through all that there is to do now."""
+        self._hear()
+        self._take(self._delivery.poll(self._poll_seconds()))
+        self._hear()
+        self._ask()
+        self._send()
+
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()
 
     def _poll_seconds(self) -> float:
         now = boot_seconds()
-        if now < self._pause_until:
-            return min(self._pause_until - now, _IDLE_POLL_SECONDS)
-        if self.in_flight.records:
+        if self.in_flight.records > len(self._landed):
             return _BUSY_POLL_SECONDS
-        return min(max(0.0, self._mark_at - now), _IDLE_POLL_SECONDS)
+        if self._enquiry.pending:
+            self._enquiry.wait(_IDLE_POLL_SECONDS)
+            return 0.0
+        return min(max(0.0, self._mark_at - now, self._pause_until - now), _IDLE_POLL_SECONDS)
 
-    def _mark(self) -> None:
-        limits, now = self._wiring.limits, boot_seconds()
+    # -- asking the database, one thing at a time
+
+    def _ask(self) -> None:
+        """Ask what is most urgent, if nothing is being asked."""
+        if self._enquiry.pending:
+            return
+        pausing = boot_seconds() < self._pause_until
+        if self._enquiry.lost:
+            if not pausing:
+                self._refresh()
+        elif self._failed:
+            self._reset()
+        elif self._parking.has_work:
+            self._park()
+        elif self._force_remark:
+            if self._landed:
+                self._fetch(0)  # what landed is purged before anything is marked again
+            elif not pausing:
+                self._refresh()
+        else:
+            self._watch_queue()
+            self._fetch(0 if pausing else self._room())
+
+    def _hear(self) -> None:
+        """Take the answer, if there is one; if the database was lost, everything marked so far is marked again."""
+        if not self._enquiry.hear():
+            self._force_remark = True
+            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
+
+    def _open(self) -> None:
+        leader_id = self.leader_id
+        self._enquiry.put(lambda source: source.open(leader_id), self._opened)
+
+    def _opened(self, parked_keys: frozenset[str]) -> None:
+        self._enquiry.lost = False
+        self._lower(self._refused)  # they come again, and are refused again
+        self._refused.clear()
+        self._parking.begin(parked_keys)
+
+    def _refresh(self) -> None:
+        """Take a new leader id (A9) and start from the head again, where the oldest of what failed now stands."""
+        self.in_flight.drop_pending()
+        self.leader_id = leader_id = uuid.uuid4()
+
+        def opened(parked_keys: frozenset[str]) -> None:
+            self._opened(parked_keys)
+            self._force_remark = False  # A2
+            self._mark_at = 0.0
+            self._progress_at = boot_seconds()
+            self._delivery.begin(leader_id)
+            self._wiring.emit(LeaderRefreshed(leader_id=leader_id))
+
+        self._enquiry.put(lambda source: source.open(leader_id), opened)
+
+    def _watch_queue(self) -> None:
+        """Mark anew when marked records have waited for their turn longer than they may."""
+        waited = boot_seconds() - self._progress_at
+        if not self.in_flight.pending:
+            self._progress_at = boot_seconds()
+        elif waited > self._wiring.limits.queue_timeout_seconds:
+            _log.warning("queue_timeout", extra={"records": self.in_flight.pending, "waited_seconds": round(waited, 1)})
+            self._force_remark = True
+
+    def _room(self) -> int:
+        """Return how many records to mark now: none before it is worthwhile, or before the backoff is over."""
+        limits = self._wiring.limits
         wanted = min(limits.mark_query_records, self.in_flight.room)
         worthwhile = min(limits.mark_query_records, max(1, limits.max_in_flight_records // 2))
-        if wanted < worthwhile or now < self._mark_at:
+        return wanted if wanted >= worthwhile and boot_seconds() >= self._mark_at else 0
+
+    def _fetch(self, limit: int) -> None:
+        """Purge what landed (B1) and mark as much as there is room for (A3), in one go."""
+        landed = list(self._landed)
+        if not landed and not limit:
             return
-        rows: list[Row] = []
-        if not self._asked(lambda: rows.extend(self._source.fetch(wanted))):
-            return
-        self.in_flight.offer(rows)
+
+        def fetched(rows: list[Row]) -> None:
+            del self._landed[: len(landed)]
+            self._lower(landed)
+            if landed:
+                self._wiring.delivered(len(landed))
+            if self._ending:
+                self._give_back.extend(row[0] for row in rows)
+            elif limit and not self._force_remark:  # else the batch is dropped (A9): it is marked again
+                self._offer(rows)
+
+        ids = [row[0] for row in landed]
+        self._enquiry.put(lambda source: source.fetch(limit, ids), fetched)
+
+    def _offer(self, rows: Sequence[Row]) -> None:
+        limits = self._wiring.limits
+        try:
+            self.in_flight.offer(self._parking.sieve(rows))
+        except RecordError:  # we are to stop
+            self._give_back.extend(row[0] for row in rows)
+            raise
         if rows:
             self.idle = False
             self._mark_backoff = self._mark_at = 0.0
         else:
-            self.idle = not (self.in_flight.records or self.in_flight.pending or self._landed)
+            self.idle = not (self.in_flight.records or self.in_flight.pending or self._parking.has_work)
             slowest = max(limits.mark_backoff_seconds, _IDLE_POLL_SECONDS)
             self._mark_backoff = min(slowest, max(limits.mark_backoff_seconds, self._mark_backoff * 1.5))
             self._mark_at = boot_seconds() + self._mark_backoff
 
+    def _reset(self) -> None:
+        """Give back what failed (B2), raise the flag (B3), and only then lower the barrier."""
+        failed = list(self._failed)
+
+        def given_back(_: None) -> None:
+            self._force_remark = True
+            del self._failed[: len(failed)]
+            self._lower(failed)
+
+        self._enquiry.put(partial(_reset, ids=[row[0] for row in failed]), given_back)
+
+    def _park(self) -> None:
+        """Move what can never be sent, and what waits behind it, out of the outbox; then lower the barrier."""
+        rows, (refused, behind) = list(self._refused), self._parking.work()
+
+        def parked(released: frozenset[int]) -> None:
+            del self._refused[: len(rows)]
+            self._lower(rows)
+            if self._parking.done(refused, behind, released):
+                self._force_remark = True  # the key's records are back in the outbox, before those we hold
+
+        self._enquiry.put(lambda source: source.park(refused, behind), parked)
+
+    # -- sending, and what comes of it
+
     def _send(self) -> None:
+        if self._force_remark:
+            return
         rows = self.in_flight.admit()
+        self._delivery.send(rows, self._term.is_live)
         if rows:
-            self._delivery.send(rows, self._may_go_on)
             self.in_flight.withdraw(rows)
 
-    def _settle(self, reports: Reports) -> None:
+    def _take(self, reports: Reports) -> None:
         self._landed.extend(reports.acknowledged)
-        if self._landed and not self._lost:
-            landed = self._landed
-            if self._asked(lambda: self._source.acknowledge([row[0] for row in landed])):
-                self._landed = []
-                self.in_flight.settle(landed)
-                self._wiring.delivered(len(landed))
-        if reports.failed:
-            failed = [failure.row for failure in reports.failed]
-            if not self._lost:
-                self._asked(lambda: self._source.reset([row[0] for row in failed]))
-            self._force_remark = True
-            self.in_flight.settle(failed)
+        self._force_remark = self._force_remark or reports.halted
+        failed = [failure for failure in reports.failed if not failure.refused]
+        if failed:
+            self._failed.extend(failure.row for failure in failed)
             self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
-            _log_failures(reports.failed)
+            _log_failures(failed)
+        for failure in reports.failed:
+            if failure.refused:
+                self._refused.append(failure.row)
+                if self._parking.refuse(failure.row, failure.reason):
+                    self._parking.hold(self.in_flight.take_back({failure.row[2]}))
 
-    def _remark(self) -> None:
-        """Take a new leader id and start from the head again, where the oldest of what failed now stands."""
-        self.in_flight.drop_pending()
-        self.leader_id = uuid.uuid4()
-        if self._open():
-            self._force_remark = False
-            self._mark_at = 0.0
-            self._delivery.begin(self.leader_id)
-            self._wiring.emit(LeaderRefreshed(leader_id=self.leader_id))
+    def _lower(self, rows: Sequence[Row]) -> None:
+        """Let the next of each key go (B4, B5)."""
+        if rows:
+            self.in_flight.settle(rows)
+            self._progress_at = boot_seconds()
 
-    def _open(self) -> bool:
-        self._lost = False
-        return self._asked(lambda: self._source.open(self.leader_id))
-
-    def _asked(self, call: Callable[[], None]) -> bool:
-        """Ask the database; False if it did not answer, and then everything marked so far is marked again."""
-        try:
-            call()
-        except (DatabaseUnavailable, DatabaseAccessDenied) as error:
-            if not self._force_remark:
-                _log.warning("database_unavailable", extra={"reason": error.evidence})
-            self._source.close()
-            self._lost = self._force_remark = True
-            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
-            return False
-        return True
+    # -- the end
 
     def _end(self) -> None:
         """Leave nothing unaccounted for. An orderly end lets what is in flight land; a fenced one stops it at once."""
-        dropped = self.in_flight.drop_pending()
+        self._ending = True
+        self._give_back.extend(self.in_flight.drop_pending())
         fenced = self._term.ended is TermEnd.FENCED
+        limits = self._wiring.limits
+        patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
+        deadline = Deadline(0.0 if fenced else patience_seconds)
         abandoned = Reports()
         try:
-            if self._lost and not fenced:
-                self._open()
-            limits = self._wiring.limits
-            patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
-            deadline = Deadline(0.0 if fenced else patience_seconds)
             while self.in_flight.records and not deadline.passed and self._term.ended is not TermEnd.FENCED:
-                self._settle(self._delivery.poll(min(_IDLE_POLL_SECONDS, deadline.remaining_seconds)))
+                self._hear()
+                self._take(self._delivery.poll(min(self._poll_seconds(), deadline.remaining_seconds)))
+                self._ask_last()
         finally:
             # Whatever happened, nothing leaves after this.
-            if self.in_flight.records > len(self._landed):
+            if self.in_flight.records > len(self._landed) + len(self._failed) + len(self._refused):
                 abandoned = self._delivery.abandon()
         self.abandoned = len(abandoned.failed)
         if self.abandoned:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
-        self._settle(Reports(acknowledged=abandoned.acknowledged))
-        dropped.extend(failure.row[0] for failure in abandoned.failed)
-        if dropped and not fenced and not self._lost:
-            self._asked(lambda: self._source.reset(dropped))
+        self._landed.extend(abandoned.acknowledged)
+        unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
+        self._give_back.extend(row[0] for row in unsent)
+        self._give_back.extend(self._parking.ids)
+        self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
+
+    def _ask_last(self) -> None:
+        if self._enquiry.pending:
+            return
+        if self._enquiry.lost:
+            if boot_seconds() >= self._pause_until:
+                self._open()
+        elif self._failed:
+            self._reset()
+        elif self._parking.has_work:
+            self._park()
+        elif self._landed:
+            self._fetch(0)
+
+    def _settle_accounts(self, *, give_back: bool) -> None:
+        """Purge what landed and, unless fenced, unmark what was not sent: the successor of a fenced leader marks it."""
+        deadline = Deadline(_LAST_ANSWER_SECONDS)
+        while not deadline.passed:
+            if self._enquiry.pending:
+                self._enquiry.wait(deadline.remaining_seconds)
+                self._hear()
+            elif self._enquiry.lost:
+                break
+            elif self._landed:
+                self._fetch(0)
+            elif self._give_back and give_back:
+                self._enquiry.put(partial(_reset, ids=self._give_back))
+                self._give_back = []
+            else:
+                break
+
+
+def _reset(source: Source, ids: Sequence[int]) -> None:
+    source.reset(ids)
 
 
 def _log_failures(failed: Sequence[Failure]) -> None:

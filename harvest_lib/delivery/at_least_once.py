@@ -1,4 +1,4 @@
-"""Delivery at least once, through one idempotent producer.
+"""Delivery at least once, through one idempotent producer: a lane.
 
 Promises
 - A record is acknowledged when every in-sync replica has it (`acks=all`).
@@ -9,22 +9,28 @@ Promises
 - A record's timestamp is taken before the check that it may still be sent. So where the topic refuses old timestamps
   (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket buffer of
   its own, which nothing on this side can take back: see docs/operations.md, "Topics that refuse the late".
+- Brokers refuse whole batches. The records of a refused one are *suspects*: they are reported as failed, and when they
+  come again each is sent alone. One that is refused alone is reported as refused, and nothing else is.
 - Settings on which these rest cannot be overridden (see `harvest_lib.config`).
 
 A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
 goharvest does, but does not scatter the empty key.
 """
 
+import enum
 import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.kafka_client import client_settings, refused_settings
+from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
+from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
 from harvest_lib.record import Row
 
@@ -37,97 +43,230 @@ _DEFAULTS = {
     "queue.buffering.max.messages": 1_000_000,  # our window is the limit that counts
 }
 
+_BATCH_OVERHEAD_BYTES = 1_000
+"""More than a batch of one needs beside the record's own bytes."""
+
+_LONGEST_CHARACTER_BYTES = 4
+
+_ANY_PARTITION = -1
+
+_NEVER_TAKEN = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+"""Refusals that would be the same at the next attempt; other errors pass, or concern everything."""
+
+_NO_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
+    }
+)
+
+
+class _Went(enum.Enum):
+    """How far handing rows over went."""
+
+    WHOLLY = "all are with the producer"
+    UNTIL_FULL = "the producer's queue is full"
+    UNTIL_TOLD = "sending has to stop for now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSettings:
+    """`kafka` are the user's producer settings, secrets in clear; `send_buffer` counts records."""
+
+    kafka: Mapping[str, object]
+    delivery_timeout_seconds: float
+    record_header: bool = True
+    send_buffer: int = 10
+    producer_provider: KafkaProducerProvider = Producer
+
 
 class AtLeastOnce:
-    """`Delivery` without transactions. `settings` are the user's producer settings, secrets in clear.
+    """`Delivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
-    Raises ConfigError for a setting that librdkafka does not take.
-    """
+    _halts = False
+    """Whether one failure ends the sending."""
 
-    def __init__(self, settings: Mapping[str, object], *, delivery_timeout_seconds: float, record_header: bool) -> None:
-        self._settings = client_settings(
-            {**_DEFAULTS, **settings},
-            **{
-                "acks": "all",
-                "allow.auto.create.topics": False,
-                "enable.idempotence": True,
-                "message.timeout.ms": int(delivery_timeout_seconds * 1000),
-            },
-        )
-        self._record_header = record_header
+    def __init__(self, settings: LaneSettings, topics: Topics | None = None) -> None:
+        self._settings = settings
+        self._topics = topics or Topics(settings.kafka)
+        self._batch_bytes = DEFAULT_BATCH_BYTES
+        self._queue: deque[Row] = deque()  # taken from the loop, and not yet by the producer
+        self._flying: dict[int, float] = {}  # id -> when the producer took it, in boot seconds
+        self._suspects: set[int] = set()
+        self._alone: Row | None = None
         self._stamp: Callable[[int], bytes] | None = None
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
-        self._producer: Producer | None = self._make_producer()
+        self._producer: KafkaProducer | None = self._make_producer()
         self._dead = False  # librdkafka calls some errors fatal: the producer never sends again
         self._reports = Reports()
 
     def begin(self, leader_id: UUID) -> None:
-        self._stamp = stamp(leader_id) if self._record_header else None
+        self._stamp = stamp(leader_id) if self._settings.record_header else None
         if self._dead:
-            self._reports = self.abandon()
-            self._dead = False
+            self._replace()
         if self._producer is None:
             self._producer = self._make_producer()
 
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
-        producer, stamped, report = self._producer, self._stamp, self._report
-        if producer is None:
+        if self._producer is None:
             raise RuntimeError("send before begin")
-        while rows:
-            timestamp_ms = int(time.time() * 1000)
-            if not may_send():
-                break
-            row = rows[0]
-            record_id, topic, key, value, names, contents = row
-            try:
-                headers: list[tuple[str, str | bytes | None]] = list(zip(names, contents, strict=True))
-                if stamped is not None:
-                    headers.append((HEADER_NAME, stamped(record_id)))
-                producer.produce(
-                    topic,
-                    value,
-                    key,
-                    headers=headers,
-                    timestamp=timestamp_ms,
-                    on_delivery=functools.partial(report, row),
-                )
-            except BufferError:
-                producer.poll(0.01)
-                continue
-            except (KafkaException, ValueError, TypeError) as error:
-                self._dead = self._dead or (isinstance(error, KafkaException) and _is_fatal(error.args[0]))
-                self._reports.failed.append(Failure(row=row, reason=str(error)))
-            rows.popleft()
+        if self._topics.smallest_limit < self._batch_bytes:
+            if self._flying:
+                return  # batches get smaller with the next producer, once this one has nothing to do
+            self._replace()
+            self._producer = self._make_producer()
+        if not self._queue or self._produce(self._queue, may_send) is _Went.WHOLLY:
+            went = self._produce(rows, may_send)
+            if went is _Went.UNTIL_FULL:
+                while rows and len(self._queue) < self._settings.send_buffer:
+                    self._queue.append(rows.popleft())
 
     def poll(self, timeout_seconds: float) -> Reports:
-        if self._producer is not None:
-            self._producer.poll(timeout_seconds)
+        if (producer := self._producer) is not None:
+            self._serve(lambda: producer.poll(timeout_seconds))
         reports, self._reports = self._reports, Reports()
         return reports
 
     def abandon(self) -> Reports:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            # Only once the queue is empty: close() would send what is left.
-            producer.purge(in_queue=True, in_flight=True, blocking=True)
-            if producer.flush(_ABANDON_SECONDS):
-                producer.purge(in_queue=True, in_flight=True, blocking=True)
-            producer.close()
+        self._discard()
         return self.poll(0)
 
     def close(self) -> None:
         self.abandon()
 
-    def _make_producer(self) -> Producer:
-        with refused_settings():
-            return Producer(self._settings)
+    @property
+    def outstanding(self) -> int:
+        """Return how many records the producer has taken and not reported."""
+        return len(self._flying)
+
+    def _own_settings(self) -> dict[str, object]:
+        return {"message.timeout.ms": int(self._settings.delivery_timeout_seconds * 1000)}
+
+    def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> _Went:
+        """Hand over what the producer takes of `rows`, and tell how far that went."""
+        assert self._producer is not None  # noqa: S101 - `send` has checked
+        # This runs for every record: names are bound once, and arguments go by position (topic, value, key, partition,
+        # callback, its other name, timestamp, headers), which together halves the time it takes.
+        produce, stamped, report = self._producer.produce, self._stamp, self._report
+        partial, clock, flying, now = functools.partial, time.time, self._flying, boot_seconds()
+        suspects, large = self._suspects, self._batch_bytes // _LONGEST_CHARACTER_BYTES - _BATCH_OVERHEAD_BYTES
+        while rows:
+            timestamp_ms = int(clock() * 1000)
+            if not may_send():
+                return _Went.UNTIL_TOLD
+            row = rows[0]
+            record_id, topic, key, value, names, contents = row
+            if suspects or self._alone or (value is not None and len(value) > large):
+                if flying and (self._alone or self._is_suspect(row)):
+                    return _Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
+                self._alone = row if self._is_suspect(row) else None
+            try:
+                headers: list[tuple[str, str | bytes | None]] = list(zip(names, contents, strict=True))
+                if stamped is not None:
+                    headers.append((HEADER_NAME, stamped(record_id)))
+                produce(topic, value, key, _ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
+            except BufferError:
+                return _Went.UNTIL_FULL
+            except (KafkaException, ValueError, TypeError) as error:
+                rows.popleft()
+                self._alone = None
+                self._fail(row, error)
+                if self._halts:
+                    return _Went.UNTIL_TOLD
+            else:
+                rows.popleft()
+                flying[record_id] = now
+        return _Went.WHOLLY
+
+    def _is_suspect(self, row: Row) -> bool:
+        if row[0] in self._suspects:
+            return True
+        _, topic, key, value, names, contents = row
+        texts = (key, value, *names, *contents)
+        size = sum(len(text.encode()) for text in texts if text) + _BATCH_OVERHEAD_BYTES
+        return size > self._topics.limit(topic)
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        """Note a record that the producer did not take: a refusal, unless the client itself is the trouble."""
+        if not isinstance(error, KafkaException):
+            self._reports.failed.append(Failure(row=row, reason=str(error), refused=True))
+            return
+        reason: KafkaError = error.args[0]
+        self._learn_from(reason)
+        self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in _NEVER_TAKEN))
 
     def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
+        del self._flying[row[0]]
         if error is None:
             self._reports.acknowledged.append(row)
         else:
-            self._dead = self._dead or _is_fatal(error)
-            self._reports.failed.append(Failure(row=row, reason=error.str()))
+            self._failed(row, error)
+        if row is self._alone:
+            self._alone = None
+            self._suspects.discard(row[0])
+
+    def _failed(self, row: Row, error: KafkaError) -> None:
+        self._learn_from(error)
+        refused = error.code() in _NEVER_TAKEN
+        if refused and row is not self._alone:  # the batch was; who is to blame shows when each is sent alone
+            refused = False
+            self._suspects.add(row[0])
+        self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))
+
+    def _serve(self, call: Callable[[], int]) -> int:
+        """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
+        try:
+            return call()
+        except KafkaException as error:
+            self._learn_from(error.args[0])
+            return self.outstanding
+
+    def _learn_from(self, error: KafkaError) -> None:
+        self._dead = self._dead or _is_fatal(error)
+        if error.code() in _NEVER_TAKEN or error.code() in _NO_TOPIC:
+            self._topics.forget()  # it has changed since we asked
+
+    def _replace(self) -> None:
+        self._discard()
+        self._dead = False
+
+    def _discard(self) -> None:
+        """Let nothing more leave; reports of what was outstanding are kept for the next poll."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # Only once the queue is empty: close() would send what is left.
+            producer.purge(in_queue=True, in_flight=True, blocking=True)
+            if self._serve(lambda: producer.flush(_ABANDON_SECONDS)):
+                producer.purge(in_queue=True, in_flight=True, blocking=True)
+            producer.close()
+        self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
+        self._queue.clear()
+        self._alone = None
+
+    def _make_producer(self) -> KafkaProducer:
+        self._batch_bytes = min(self._topics.smallest_limit, DEFAULT_BATCH_BYTES)
+        own = {
+            "acks": "all",
+            "allow.auto.create.topics": False,
+            "enable.idempotence": True,
+            **self._own_settings(),
+        }
+        user = {**_DEFAULTS, **self._settings.kafka}
+        if self._batch_bytes < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
+            own["batch.size"] = self._batch_bytes
+        with refused_settings():
+            producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
+            return producer
 
 
 def _is_fatal(error: KafkaError) -> bool:

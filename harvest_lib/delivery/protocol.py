@@ -11,18 +11,23 @@ from harvest_lib.record import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A record that was not acknowledged. It may be in Kafka all the same: treat it as unknown, send it again."""
+    """A record that was not acknowledged. It may be in Kafka all the same: treat it as unknown, send it again.
+
+    Unless it was `refused`: then it is not there, and Kafka would never take it.
+    """
 
     row: Row
     reason: str
+    refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reports:
-    """What became of records since the last poll."""
+    """What became of records since the last poll. `halted`: nothing more is sent before the delivery begins again."""
 
     acknowledged: list[Row] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
+    halted: bool = False
 
 
 class Delivery(Protocol):
@@ -33,7 +38,8 @@ class Delivery(Protocol):
         ...
 
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
-        """Hand rows to the producer, in order, taking each from `rows` as it goes; stop when `may_send` says no."""
+        """Take rows from the left of `rows` and hand them to Kafka, in order per key, together with what earlier calls
+        could not hand over. Rows stay when `may_send` says no, when there is no room for them, or once halted."""
         ...
 
     def poll(self, timeout_seconds: float) -> Reports:

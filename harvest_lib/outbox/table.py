@@ -78,6 +78,11 @@ class OutboxTable:
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(*self.parts)
 
+    @property
+    def parked(self) -> "OutboxTable":
+        """Return the name of the table of parked records."""
+        return OutboxTable((*self.parts[:-1], f"{self.parts[-1]}_parked"))
+
     def create_statement(self) -> sql.Composed:
         """Return the DDL: goharvest's table, unchanged."""
         return sql.SQL(_CREATE).format(table=self.identifier)

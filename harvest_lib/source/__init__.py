@@ -2,5 +2,6 @@
 
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.protocol import Source
+from harvest_lib.source.thread import SourceThread
 
-__all__ = ["MarkSource", "Source"]
+__all__ = ["MarkSource", "Source", "SourceThread"]

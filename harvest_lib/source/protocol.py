@@ -1,6 +1,6 @@
 """What a source of outbox records promises to the loop that drives it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -8,26 +8,28 @@ from harvest_lib.record import Row
 
 
 class Source(Protocol):
-    """Records in order, fetched under one leader id at a time. Used by one thread.
+    """Records in order, fetched under one leader id at a time. Used by one thread at a time.
 
     Every call raises DatabaseUnavailable when the database cannot be asked (the outcome of the call is then unknown:
     `open` again, under a new leader id), and another DatabaseError when asking again will not help.
     """
 
-    def open(self, leader_id: UUID) -> None:
-        """(Re)connect if need be and work under `leader_id` from now on."""
+    def open(self, leader_id: UUID) -> frozenset[str]:
+        """(Re)connect if need be, work under `leader_id` from now on, and return the keys that have a parked record."""
         ...
 
-    def fetch(self, limit: int) -> list[Row]:
-        """Return up to `limit` records that this leader id has not seen, ascending by id."""
-        ...
-
-    def acknowledge(self, ids: Sequence[int]) -> None:
-        """Record durably that these were delivered; none of them is fetched again. Safe to repeat."""
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
+        """Record durably that `delivered` were delivered, none of which is fetched again, and return up to `limit`
+        records that this leader id has not seen, ascending by id. One transaction; safe to repeat."""
         ...
 
     def reset(self, ids: Sequence[int]) -> None:
         """Give back records that were fetched and not delivered. Leaves alone what another leader has taken."""
+        ...
+
+    def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
+        """Set aside the records `refused` (id and reason), and of those `behind` them each one whose key has a parked
+        record; return the ids of the others, whose key was released meanwhile. Durable, one transaction."""
         ...
 
     def close(self) -> None:

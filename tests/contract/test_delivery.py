@@ -1,17 +1,18 @@
-"""What every delivery promises, asked of the fake that the loop's tests use and of the real one, with a real broker."""
+"""What every delivery promises, asked of the fake that the loop's tests use and of the real ones, with a real broker:
+one lane and eight, with the barrier in mind and pipelined."""
 
 import time
 import uuid
 from collections import Counter, deque
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from support.fakes import FakeDelivery
 from support.outbox import Delivered, read_topic
 from support.rows import row
 from support.waiting import eventually
 
-from harvest_lib.delivery import AtLeastOnce, Reports, at_least_once
+from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Reports, Topics, at_least_once
 
 
 def always():
@@ -32,7 +33,7 @@ class FakeBroker:
         return row(number, key)
 
     def refused(self, number):
-        self._delivery.fail[number] = 1
+        self._delivery.refuse[number] = "never"
         return row(number, "k")
 
     def arrived(self):
@@ -45,15 +46,24 @@ class FakeBroker:
 class RealBroker:
     """A topic of a real broker, and what arrived there."""
 
-    def __init__(self, servers, topic):
+    def __init__(self, servers, topic, kind=AtLeastOnce, lanes=1):
         self._servers = servers
+        self._kind = kind
+        self._lanes = lanes
         self.topic = topic
         self._made = []
 
-    def delivery(self, *, held=False, timeout_seconds=8.0, **settings):
+    def delivery(self, *, held=False, timeout_seconds=8.0, send_buffer=10, provider=Producer, **settings):
         """Make a delivery; with `held` what is sent stays in its queue."""
-        settings = {"bootstrap.servers": self._servers, "linger.ms": 7_000 if held else 2, **settings}
-        made = AtLeastOnce(settings, delivery_timeout_seconds=timeout_seconds, record_header=True)
+        lane_settings = LaneSettings(
+            kafka={"bootstrap.servers": self._servers, "linger.ms": 7_000 if held else 2, **settings},
+            delivery_timeout_seconds=timeout_seconds,
+            send_buffer=send_buffer,
+            producer_provider=provider,
+        )
+        topics = Topics({"bootstrap.servers": self._servers})
+        lanes = [self._kind(lane_settings, topics) for _ in range(self._lanes)]
+        made = lanes[0] if self._lanes == 1 else Lanes(lanes)
         self._made.append(made)
         return made
 
@@ -79,9 +89,24 @@ def kafka(bootstrap_servers, make_topic):
     broker.close()
 
 
-@pytest.fixture(params=["fake", "kafka"])
+KINDS = {
+    "one_lane": (AtLeastOnce, 1),
+    "eight_lanes": (AtLeastOnce, 8),
+    "pipelined": (Pipelined, 1),
+    "eight_pipelined": (Pipelined, 8),
+}
+
+
+@pytest.fixture(params=["fake", *KINDS])
 def broker(request):
-    return FakeBroker() if request.param == "fake" else request.getfixturevalue("kafka")
+    if request.param == "fake":
+        yield FakeBroker()
+        return
+    servers, topic = request.getfixturevalue("bootstrap_servers"), request.getfixturevalue("make_topic")()
+    kind, lanes = KINDS[request.param]
+    real = RealBroker(servers, topic, kind, lanes)
+    yield real
+    real.close()
 
 
 def begun(delivery):
@@ -110,6 +135,35 @@ def poll(delivery, count, seconds=20):
     return reports
 
 
+def deliver(delivery, *rows):
+    """Do as the loop does until every row is acknowledged or refused; return what was refused."""
+    left, refused, acknowledged = deque(rows), [], []
+
+    def done():
+        delivery.send(left, always)
+        reports = delivery.poll(0.05)
+        acknowledged.extend(reports.acknowledged)
+        refused.extend(failure for failure in reports.failed if failure.refused)
+        again = [failure.row for failure in reports.failed if not failure.refused]
+        if again or reports.halted:
+            left.extendleft(sorted(again, reverse=True))
+            delivery.begin(uuid.uuid4())
+        return len(acknowledged) + len(refused) == len(rows)
+
+    eventually(done, 20, f"all {len(rows)} are acknowledged or refused")
+    assert delivery.poll(0) == Reports()
+    assert not set(ids(acknowledged)) & {failure.row[0] for failure in refused}
+    return refused
+
+
+def by_key(records):
+    """Return the outbox ids of each key in the order of their partition."""
+    found = {}
+    for record in records:
+        found.setdefault(record.key, []).append(record.outbox_id)
+    return found
+
+
 def ids(rows):
     return [r[0] for r in rows]
 
@@ -128,7 +182,8 @@ def test_every_row_is_reported_once_and_what_is_acknowledged_is_there(broker):
     reports = poll(delivery, 100)
     assert sorted(reports.acknowledged) == sorted(rows), "the very rows that were sent"
     assert reports.failed == []
-    assert [record.outbox_id for record in broker.arrived()] == ids(rows), "in order, and none twice"
+    expected = {f"k{n}": [r[0] for r in rows if r[2] == f"k{n}"] for n in range(3)}
+    assert by_key(broker.arrived()) == expected, "each key in order, and none twice"
 
 
 def test_sending_stops_when_it_may_not_go_on(broker):
@@ -168,11 +223,19 @@ def test_a_delivery_can_begin_again_after_it_was_abandoned(broker):
 def test_a_row_that_is_refused_fails_alone(broker):
     """I8."""
     delivery = begun(broker.delivery())
-    assert send(delivery, broker.row(1), broker.refused(2), broker.row(3)) == []
-    reports = poll(delivery, 3)
-    assert sorted(ids(reports.acknowledged)) == [1, 3]
-    assert failed_ids(reports) == [2]
+    refused = deliver(delivery, broker.row(1), broker.refused(2), broker.row(3))
+    assert [failure.row[0] for failure in refused] == [2]
+    assert refused[0].reason
     assert [record.outbox_id for record in broker.arrived()] == [1, 3]
+
+
+def test_nothing_is_sent_to_a_full_lane_that_is_not_sent_later(broker):
+    """What was taken comes out again, in order."""
+    delivery = begun(broker.delivery())
+    rows = [broker.row(number, f"k{number % 5}") for number in range(1, 301)]
+    assert deliver(delivery, *rows) == []
+    expected = {f"k{n}": [r[0] for r in rows if r[2] == f"k{n}"] for n in range(5)}
+    assert by_key(broker.arrived()) == expected
 
 
 def test_close_sends_nothing_and_is_repeatable(broker):
@@ -203,48 +266,132 @@ def test_to_send_after_it_was_abandoned_takes_a_new_beginning(kafka):
         send(delivery, kafka.row(1))
 
 
-def test_a_full_queue_is_waited_out_without_loss_or_repetition(kafka):
-    delivery = begun(kafka.delivery(**{"queue.buffering.max.messages": 10}))
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_full_queue_is_waited_out_without_loss_or_repetition(kafka, kind, bootstrap_servers):
+    lane = RealBroker(bootstrap_servers, kafka.topic, *kind)
+    delivery = begun(lane.delivery(**{"queue.buffering.max.messages": 10}))
     rows = [kafka.row(number) for number in range(1, 201)]
-    assert send(delivery, *rows) == []
-    assert ids(poll(delivery, 200).acknowledged) == ids(rows)
+    assert deliver(delivery, *rows) == []
     assert [record.outbox_id for record in kafka.arrived()] == ids(rows)
+    lane.close()
+
+
+@pytest.mark.parametrize("send_buffer", [0, 5])
+def test_the_send_buffer_bounds_what_waits_for_a_full_producer(kafka, send_buffer):
+    """Records beyond it stay with the loop."""
+    delivery = begun(kafka.delivery(held=True, send_buffer=send_buffer, **{"queue.buffering.max.messages": 10}))
+    rows = [kafka.row(number) for number in range(1, 21)]
+    assert ids(send(delivery, *rows)) == list(range(11 + send_buffer, 21))
+    assert len(delivery.abandon().failed) == 10 + send_buffer
+    assert kafka.arrived() == []
 
 
 REFUSED = {
     "unknown_topic": lambda kafka: row(2, "k", topic=f"{kafka.topic}_missing"),
     "illegal_topic": lambda kafka: row(2, "k", topic="not/legal"),
     "header_without_a_value": lambda kafka: kafka.refused(2),
-    "larger_than_a_client_sends": lambda kafka: kafka.row(2, value="v" * 1_100_000),
 }
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_never_be_sent_fails_alone(kafka, refused):
+def test_what_is_not_taken_fails_alone(kafka, refused):
     """I8: its neighbours, of the same key and partition even, are acknowledged."""
     # librdkafka would hope for the topic to appear for 30 s.
     delivery = begun(kafka.delivery(**{"topic.metadata.propagation.max.ms": 300}))
     bad = refused(kafka)
-    assert send(delivery, kafka.row(1), bad, kafka.row(3)) == []
-    reports = poll(delivery, 3)
-    assert sorted(ids(reports.acknowledged)) == [1, 3]
+    assert send(delivery, kafka.row(1), bad) == []
+    reports = poll(delivery, 2)
+    assert ids(reports.acknowledged) == [1]
     assert [failure.row for failure in reports.failed] == [bad]
     assert reports.failed[0].reason
+    assert deliver(delivery, kafka.row(3)) == []
     assert [record.outbox_id for record in kafka.arrived()] == [1, 3]
 
 
-def test_a_record_larger_than_its_topic_takes_fails_and_the_producer_goes_on(kafka, bootstrap_servers, make_topic):
-    """Only the topic knows: a broker refuses the whole batch the record is in, here one of its own."""
-    small = RealBroker(bootstrap_servers, make_topic(name=f"{kafka.topic}_small", **{"max.message.bytes": 2_000}))
-    delivery = begun(small.delivery(**{"batch.num.messages": 1}))
-    assert send(delivery, small.row(1), small.row(2, value="v" * 5_000), small.row(3), kafka.row(4)) == []
-    reports = poll(delivery, 4)
-    assert sorted(ids(reports.acknowledged)) == [1, 3, 4]
-    assert failed_ids(reports) == [2]
-    send(delivery, small.row(5))
-    assert ids(poll(delivery, 1).acknowledged) == [5]
-    assert [record.outbox_id for record in small.arrived()] == [1, 3, 5]
-    small.close()
+def test_a_record_larger_than_a_client_sends_is_refused_alone(kafka):
+    delivery = begun(kafka.delivery())
+    refused = deliver(delivery, kafka.row(1), kafka.row(2, value="v" * 1_100_000), kafka.row(3))
+    assert [failure.row[0] for failure in refused] == [2]
+    assert [record.outbox_id for record in kafka.arrived()] == [1, 3]
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def small(request, bootstrap_servers, make_topic):
+    """A topic that takes batches of 2,000 bytes."""
+    broker = RealBroker(bootstrap_servers, make_topic(**{"max.message.bytes": 2_000}), *request.param)
+    yield broker
+    broker.close()
+
+
+def test_of_a_batch_that_is_refused_only_the_record_to_blame_is(small):
+    """Only the topic knows how large is too large, and a broker refuses all that travel together."""
+    delivery = begun(small.delivery())
+    rows = [small.row(number, f"k{number % 3}", value="v" * (5_000 if number == 7 else 100)) for number in range(1, 31)]
+    refused = deliver(delivery, *rows)
+    assert [failure.row[0] for failure in refused] == [7]
+    assert "size" in refused[0].reason.lower()
+    assert deliver(delivery, small.row(31, "k1")) == []
+    assert sorted(record.outbox_id for record in small.arrived()) == [n for n in range(1, 32) if n != 7]
+    assert all(numbers == sorted(numbers) for numbers in by_key(small.arrived()).values())
+
+
+def test_batches_are_no_larger_than_the_topic_takes(small, bootstrap_servers):
+    """Many small records together are too large as well: known beforehand, no batch is refused for it."""
+    topics = Topics({"bootstrap.servers": bootstrap_servers})
+    rows = [small.row(number, f"k{number % 3}", value="v" * 300) for number in range(1, 101)]
+    assert topics.refused(rows) == {}
+    assert topics.limit(small.topic) == topics.smallest_limit == 2_000
+    delivery = begun(small.delivery())
+    for lane in getattr(delivery, "_lanes", [delivery]):
+        lane._topics = topics
+    left = deque(rows)
+    acknowledged = []
+
+    def landed():
+        delivery.send(left, always)
+        reports = delivery.poll(0.05)
+        assert reports.failed == []
+        acknowledged.extend(reports.acknowledged)
+        return len(acknowledged) == 100
+
+    eventually(landed, 20, "all are acknowledged")
+
+
+def test_a_record_that_makes_its_batch_too_large_when_compressed_little_is_sent(kafka):
+    """What counts is what arrives: 400,000 characters that compress to nothing are no reason to refuse."""
+    delivery = begun(kafka.delivery(**{"compression.type": "lz4"}))
+    assert deliver(delivery, kafka.row(1), kafka.row(2, value="v" * 400_000), kafka.row(3)) == []
+    assert [record.outbox_id for record in kafka.arrived()] == [1, 2, 3]
+
+
+def test_topics_are_known_before_anything_is_sent_to_them(kafka, bootstrap_servers, make_topic):
+    topics = Topics({"bootstrap.servers": bootstrap_servers})
+    missing = f"{kafka.topic}_missing"
+    rows = [
+        kafka.row(1),
+        row(2, "k", topic=missing),
+        row(3, "k", topic="not/legal"),
+        kafka.refused(4),
+        (5, kafka.topic, "k", "v", [None], ["1"]),
+        row(6, "", topic=kafka.topic),
+    ]
+    assert topics.refused(rows) == {
+        2: "the topic does not exist",
+        3: "the topic's name is not legal in Kafka",
+        4: "2 header names, 1 header values",
+        5: "a header without a name",
+    }
+    make_topic(name=missing)
+    eventually(lambda: topics.refused([rows[1]]) == {}, 20, "the topic is found once it is there")
+
+
+def test_while_nobody_answers_no_record_is_refused():
+    """A topic that cannot be asked about is not missing."""
+    topics = Topics({"bootstrap.servers": "127.0.0.1:1"})
+    assert topics.refused([row(1, "k")]) == {}
+    began = time.monotonic()
+    assert topics.refused([row(2, "k")]) == {}
+    assert time.monotonic() - began < 1.0, "it is not asked again for each batch"
 
 
 @pytest.mark.parametrize(
@@ -254,11 +401,11 @@ def test_a_record_larger_than_its_topic_takes_fails_and_the_producer_goes_on(kaf
         {"enable.idempotence": "false", "acks": 0, "allow.auto.create.topics": True, "message.timeout.ms": 0},
     ],
 )
-def test_settings_that_promises_rest_on_cannot_be_overridden(kafka, monkeypatch, settings):
+def test_settings_that_promises_rest_on_cannot_be_overridden(kafka, settings):
     used = {}
-    real = AtLeastOnce.begin.__globals__["Producer"]
-    monkeypatch.setitem(AtLeastOnce.begin.__globals__, "Producer", lambda given: used.update(given) or real(given))
-    delivery = begun(kafka.delivery(timeout_seconds=7.0, **settings))
+    delivery = begun(
+        kafka.delivery(timeout_seconds=7.0, provider=lambda given: used.update(given) or Producer(given), **settings)
+    )
     send(delivery, kafka.row(1))
     assert ids(poll(delivery, 1).acknowledged) == [1]
     rests_on = {name: used[name] for name in ("acks", "enable.idempotence", "allow.auto.create.topics")}
@@ -334,18 +481,11 @@ def test_what_is_abandoned_while_the_broker_is_away_never_leaves(connected, kafk
 
 
 def test_a_full_queue_does_not_hold_up_the_end_of_a_term(kafka, frozen):
-    """While the broker is away nothing lands, so the queue stays full: sending must go on asking whether it may."""
-    delivery = begun(kafka.delivery(**{"queue.buffering.max.messages": 10}))
-    asked = 0
-
-    def may_send():
-        nonlocal asked
-        asked += 1
-        return asked <= 30
-
-    rows = [kafka.row(number) for number in range(1, 21)]
-    assert ids(send(delivery, *rows, may_send=may_send)) == list(range(11, 21))
-    assert asked == 31
+    """While the broker is away nothing lands, so the queue stays full: sending returns, and the loop sees it."""
+    delivery = begun(kafka.delivery(send_buffer=0, **{"queue.buffering.max.messages": 10}))
+    began = time.monotonic()
+    assert ids(send(delivery, *[kafka.row(number) for number in range(1, 21)])) == list(range(11, 21))
+    assert time.monotonic() - began < 2.0, "it does not wait for room"
     assert len(delivery.abandon().failed) == 10
 
 

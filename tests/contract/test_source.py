@@ -8,7 +8,7 @@ from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.source import MarkSource
 
 INSERT = """
@@ -23,10 +23,12 @@ class RealOutbox:
     def __init__(self, dsn):
         self.dsn = dsn
         self.connection = psycopg.connect(dsn, autocommit=True)
-        OutboxTable.parse("outbox").create(self.connection)
+        self._table = OutboxTable.parse("outbox")
+        self._table.create(self.connection)
+        ParkedRecords(self._table).create(self.connection)
 
     def source(self):
-        return MarkSource(self.dsn, OutboxTable.parse("outbox").identifier)
+        return MarkSource(self.dsn, self._table.identifier, self._table.parked.identifier)
 
     def insert(self, *rows):
         with self.connection.cursor() as cursor:
@@ -86,8 +88,8 @@ def test_a_late_row_with_a_low_id_is_fetched(outbox, leader):
 def test_what_was_acknowledged_is_gone_and_may_be_acknowledged_again(outbox, leader):
     outbox.insert(row(1, "k"), row(2, "k"))
     leader.fetch(10)
-    leader.acknowledge([1])
-    leader.acknowledge([1])
+    leader.fetch(0, [1])
+    leader.fetch(0, [1])
     assert set(outbox.leaders()) == {2}
 
 
@@ -102,7 +104,7 @@ def test_a_reset_row_is_fetched_again_from_the_head(outbox, leader):
 def test_a_new_leader_id_takes_everything_that_was_not_acknowledged(outbox, leader):
     outbox.insert(row(1, "k"), row(2, "k"), row(3, "k"))
     leader.fetch(10)
-    leader.acknowledge([2])
+    leader.fetch(0, [2])
     leader.open(uuid.uuid4())
     assert ids(leader.fetch(10)) == [1, 3]
 
@@ -127,7 +129,7 @@ def test_a_delivered_row_is_purged_even_if_a_deposed_leader_has_marked_it(outbox
     zombie = outbox.source()
     zombie.open(uuid.uuid4())
     zombie.fetch(10)
-    leader.acknowledge([1])
+    leader.fetch(0, [1])
     assert outbox.leaders() == {}
     zombie.close()
 
@@ -136,7 +138,7 @@ def test_a_closed_source_answers_nothing_until_it_is_opened(outbox, leader):
     outbox.insert(row(1, "k"))
     leader.fetch(1)
     leader.close()
-    for call in (lambda: leader.fetch(1), lambda: leader.acknowledge([1]), lambda: leader.reset([1])):
+    for call in (lambda: leader.fetch(1), lambda: leader.fetch(0, [1]), lambda: leader.reset([1])):
         with pytest.raises(DatabaseUnavailable):
             call()
     leader.open(uuid.uuid4())

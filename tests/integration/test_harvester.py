@@ -200,7 +200,7 @@ def test_marks_and_purges_are_durable_whatever_the_database_says(outbox, solo):
     """The barrier rests on a purge that no crash undoes; a database may have `synchronous_commit` off by default."""
     name = outbox.connection.info.dbname
     outbox.connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
-    source = MarkSource(outbox.dsn, outbox.name.identifier)
+    source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
     source.open(uuid.uuid4())
     assert source._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
     source.close()

@@ -10,8 +10,9 @@ from support.waiting import eventually
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.events import LeaderAcquired
-from harvest_lib.harvester import Harvest, _leadership
+from harvest_lib.harvester import Harvest
 from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.parts import make_leadership
 
 
 class Appointed:
@@ -59,6 +60,6 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
 def test_a_rebalance_waits_until_nothing_queued_can_leave(bootstrap_servers, limits):
     """The successor is elected once the loop has let go, or everything in the producer's queue has expired."""
     config = harvest_config("host=unused", bootstrap_servers, "pool", limits=limits)
-    waits = _leadership(config)._settings.quiesce_timeout_seconds
+    waits = make_leadership(config)._settings.quiesce_timeout_seconds
     assert waits > config.delivery_timeout_seconds
     assert waits >= 2 * config.limits.drain_interval_seconds

@@ -1,7 +1,7 @@
 """A source that counts what it asks of the database."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from harvest_lib.record import Row
@@ -9,7 +9,7 @@ from harvest_lib.source import Source
 
 
 class CountingSource:
-    """`Source` over another one. Of the mark source each call is one statement, and one commit."""
+    """`Source` over another one. Of the mark source a purge and the mark after it are two, and one commit."""
 
     def __init__(self, source: Source) -> None:
         self.statements: Counter[str] = Counter()
@@ -21,21 +21,24 @@ class CountingSource:
         """Return how many statements there were for the records there were: empty marks come by the clock."""
         return self.statements.total() - self.statements["empty mark"]
 
-    def open(self, leader_id: UUID) -> None:
-        self._source.open(leader_id)
+    def open(self, leader_id: UUID) -> frozenset[str]:
+        return self._source.open(leader_id)
 
-    def fetch(self, limit: int) -> list[Row]:
-        rows = self._source.fetch(limit)
-        self.statements["mark" if rows else "empty mark"] += 1
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
+        rows = self._source.fetch(limit, delivered)
+        if delivered:
+            self.statements["purge"] += 1
+        if limit:
+            self.statements["mark" if rows else "empty mark"] += 1
         return rows
-
-    def acknowledge(self, ids: Sequence[int]) -> None:
-        self.statements["purge"] += 1
-        self._source.acknowledge(ids)
 
     def reset(self, ids: Sequence[int]) -> None:
         self.statements["reset"] += 1
         self._source.reset(ids)
+
+    def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
+        self.statements["park"] += 1
+        return self._source.park(refused, behind)
 
     def close(self) -> None:
         self._source.close()

@@ -1,6 +1,7 @@
 """In-memory parts for the tests of the loop. Each passes the same contract suite as the real one (tests/contract)."""
 
 from collections import deque
+from concurrent.futures import Future
 from uuid import UUID
 
 from harvest_lib.delivery import Failure, Reports
@@ -8,10 +9,11 @@ from harvest_lib.errors import DatabaseUnavailable
 
 
 class FakeTable:
-    """An outbox table: id -> [row, leader id]."""
+    """An outbox table: id -> [row, leader id]; and the table of parked records: id -> (row, reason, held)."""
 
     def __init__(self):
         self.rows = {}
+        self.parked = {}
 
     def insert(self, *rows):
         for row in rows:
@@ -20,6 +22,17 @@ class FakeTable:
     @property
     def ids(self):
         return sorted(self.rows)
+
+    @property
+    def parked_keys(self):
+        return frozenset(row[2] for row, _, held in self.parked.values() if not held)
+
+    def retry(self, key):
+        """Put what is parked or held of a key back."""
+        for record_id, (row, _, _) in list(self.parked.items()):
+            if row[2] == key:
+                del self.parked[record_id]
+                self.insert(row)
 
     def leaders(self):
         return {record_id: leader for record_id, (_, leader) in self.rows.items()}
@@ -40,9 +53,14 @@ class FakeSource:
         self._called("open")
         self._closed = False
         self._leader = leader_id
+        return self.table.parked_keys
 
-    def fetch(self, limit):
+    def fetch(self, limit, delivered=()):
         self._called("fetch")
+        if delivered:
+            self.calls.append("purge")
+        for record_id in delivered:
+            self.table.rows.pop(record_id, None)
         rows = []
         for record_id in self.table.ids:
             row, leader = self.table.rows[record_id]
@@ -52,12 +70,6 @@ class FakeSource:
         self._answered("fetch")
         return rows
 
-    def acknowledge(self, ids):
-        self._called("acknowledge")
-        for record_id in ids:
-            self.table.rows.pop(record_id, None)
-        self._answered("acknowledge")
-
     def reset(self, ids):
         self._called("reset")
         for record_id in ids:
@@ -66,9 +78,25 @@ class FakeSource:
                 entry[1] = None
         self._answered("reset")
 
+    def park(self, refused, behind=()):
+        self._called("park")
+        for record_id, reason in refused.items():
+            self._move(record_id, reason, held=False)
+        held = [i for i in behind if i in self.table.rows and self.table.rows[i][0][2] in self.table.parked_keys]
+        for record_id in held:
+            self._move(record_id, "held", held=True)
+        self._answered("park")
+        return frozenset(behind) - {i for i in held if i in self.table.parked}
+
     def close(self):
         self.calls.append("close")
         self._closed = True
+
+    def _move(self, record_id, reason, *, held):
+        row, leader = self.table.rows.get(record_id, (None, None))
+        if row is not None and leader == self._leader:
+            del self.table.rows[record_id]
+            self.table.parked[record_id] = (row, reason, held)
 
     def _called(self, name):
         self.calls.append(name)
@@ -82,14 +110,31 @@ class FakeSource:
             raise DatabaseUnavailable("Postgres does not answer", evidence="injected, after the fact", next_step="none")
 
 
+class Inline:
+    """Stands for the source's thread: asks at once."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def ask(self, call):
+        answer = Future()
+        try:
+            answer.set_result(call(self._source))
+        except Exception as error:  # noqa: BLE001 - whoever asked is told
+            answer.set_exception(error)
+        return answer
+
+
 class FakeDelivery:
     """`Delivery` into a list. Acknowledges at the next poll, unless `hold` says to keep records in flight, or `fail`
-    says how often each id fails first (`persisted_failures`: the record is in Kafka all the same)."""
+    says how often each id fails first (`persisted_failures`: the record is in Kafka all the same). `refuse` says which
+    ids Kafka would never take, and why."""
 
     def __init__(self):
         self.log = []  # (leader id, row), as a broker would have them
         self.hold = False
         self.fail = {}
+        self.refuse = {}
         self.persisted_failures = False
         self.before_send = None
         self.land_at_most = None  # per poll
@@ -130,7 +175,9 @@ class FakeDelivery:
         while self._flying and landed != self.land_at_most:
             landed += 1
             leader, row = self._flying.popleft()
-            if self.fail.get(row[0], 0):
+            if row[0] in self.refuse:
+                reports.failed.append(Failure(row=row, reason=self.refuse[row[0]], refused=True))
+            elif self.fail.get(row[0], 0):
                 self.fail[row[0]] -= 1
                 if self.persisted_failures:
                     self.log.append((leader, row))

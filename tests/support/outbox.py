@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.provenance import HEADER_NAME, unpack
 
 _FILL = """
@@ -44,6 +44,7 @@ class Outbox:
         self.connection = psycopg.connect(self.dsn, autocommit=True)
         self.name = OutboxTable.parse(self.table)
         self.name.create(self.connection)
+        ParkedRecords(self.name).create(self.connection)
 
     def fill(self, records, *, keys=10, value_bytes=20):
         self.connection.execute(

@@ -2,7 +2,7 @@
 
 from support.rows import row
 
-from harvest_lib.inflight import InFlight
+from harvest_lib.inflight import KeyBarrier
 
 
 def ids(rows):
@@ -10,7 +10,7 @@ def ids(rows):
 
 
 def test_only_one_record_of_a_key_is_in_flight():
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     assert ids(flight.admit()) == [1, 3]
     assert ids(flight.admit()) == []
@@ -18,7 +18,7 @@ def test_only_one_record_of_a_key_is_in_flight():
 
 
 def test_landing_makes_the_next_of_the_key_ready():
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     rows = [row(1, "a"), row(2, "a"), row(3, "a")]
     flight.offer(rows)
     for expected in rows:
@@ -29,7 +29,7 @@ def test_landing_makes_the_next_of_the_key_ready():
 
 
 def test_the_window_bounds_what_is_in_flight():
-    flight = InFlight(2)
+    flight = KeyBarrier(2)
     flight.offer([row(n, f"k{n}") for n in range(1, 6)])
     first = flight.admit()
     assert ids(first) == [1, 2]
@@ -39,7 +39,7 @@ def test_the_window_bounds_what_is_in_flight():
 
 
 def test_room_counts_what_is_pending_and_what_is_in_flight():
-    flight = InFlight(5)
+    flight = KeyBarrier(5)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     flight.admit()
     assert flight.room == 2
@@ -49,7 +49,7 @@ def test_room_counts_what_is_pending_and_what_is_in_flight():
 
 def test_rows_that_come_back_are_not_sent_twice():
     """Another process marked our rows and we marked them again: in flight, ready or waiting, they are already ours."""
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     flight.offer([row(1, "a"), row(2, "a")])
     flight.admit()
     flight.offer([row(3, "b")])
@@ -58,14 +58,14 @@ def test_rows_that_come_back_are_not_sent_twice():
 
 
 def test_a_late_row_with_a_low_id_is_taken():
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     flight.offer([row(5, "a")])
     assert flight.offer([row(4, "b")]) == 1
     assert sorted(ids(flight.admit())) == [4, 5]
 
 
 def test_dropping_pending_keeps_the_barrier_up_for_what_is_in_flight():
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     sent = flight.admit()
     flight.offer([row(4, "c")])
@@ -77,7 +77,7 @@ def test_dropping_pending_keeps_the_barrier_up_for_what_is_in_flight():
 
 
 def test_admitted_rows_that_were_not_sent_are_ready_again():
-    flight = InFlight(10)
+    flight = KeyBarrier(10)
     flight.offer([row(1, "a"), row(2, "b"), row(3, "a")])
     admitted = flight.admit()
     admitted.popleft()  # row 1 was sent

@@ -1,63 +1,22 @@
 """The loop of one term over fakes: what it does when deliveries fail, the database is away, or the term ends."""
 
-import threading
 import uuid
 
 import pytest
-from support.fakes import FakeDelivery, FakeSource, FakeTable
+from support.bench import Bench
+from support.fakes import FakeSource
 from support.rows import row
 
-from harvest_lib.config import Limits
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.term_loop import TermLoop, Wiring
 
 
-class Bench:
-    """A loop on fakes, run in this thread until the table is empty or `until` says so."""
-
-    def __init__(self, **limits):
-        self.table, self.delivery, self.events = FakeTable(), FakeDelivery(), []
-        self.source = FakeSource(self.table)
-        self.stopping = threading.Event()
-        self.term = Term(uuid.uuid4())
-        self.delivered = 0
-        self.limits = Limits(
-            **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 0.2, **limits}
-        )
-        wiring = Wiring(
-            source=self.source,
-            delivery=self.delivery,
-            limits=self.limits,
-            emit=self.events.append,
-            delivered=self._count,
-        )
-        self.loop = TermLoop(self.term, wiring, self.stopping)
-
-    def _count(self, records):
-        self.delivered += records
-
-    def run(self, until=None, seconds=5.0):
-        """Run the loop; `until` is asked from a watcher thread, which then stops the loop."""
-        done = until or (lambda: not self.table.rows)
-        finished = threading.Event()
-
-        def watch():
-            for _ in range(int(seconds / 0.002)):
-                if finished.wait(0.002) or done():
-                    break
-            self.stopping.set()
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            self.loop.run()
-        finally:
-            finished.set()
-            watcher.join()
-        return self
+@pytest.fixture(autouse=True, params=[False, True], ids=["asked_at_once", "asked_on_a_thread"])
+def _mode(request, monkeypatch):
+    """Whatever the loop does, it does however long the database takes."""
+    monkeypatch.setattr(Bench, "threaded", request.param)
 
 
 def steps_back(log):
@@ -144,7 +103,7 @@ def test_a_database_that_fails_at_any_call_costs_nothing(kind, after):
 def test_an_error_that_will_not_pass_ends_the_loop_and_still_quiesces():
     bench = Bench()
 
-    def broken(limit):
+    def broken(limit, delivered=()):
         raise OutboxTableError("the column is gone", next_step="put it back")
 
     bench.source.fetch = broken
@@ -158,11 +117,19 @@ def test_an_error_while_ending_still_leaves_nothing_in_the_producer():
     bench = Bench()
     bench.table.insert(row(1, "a"), row(2, "b"))
 
-    def refuse(ids):
-        bench.delivery.hold = True
+    fetch, poll = bench.source.fetch, bench.delivery.poll
+
+    def refuse(limit, delivered=()):
+        if not delivered:
+            return fetch(limit)
         raise OutboxTableError("no delete here", next_step="allow it")
 
-    bench.source.acknowledge = refuse
+    def land_one(timeout_seconds):
+        reports = poll(timeout_seconds)
+        bench.delivery.hold = bench.delivery.hold or bool(reports.acknowledged)
+        return reports
+
+    bench.source.fetch, bench.delivery.poll = refuse, land_one
     bench.delivery.land_at_most = 1
     with pytest.raises(OutboxTableError):
         bench.run()
@@ -187,7 +154,7 @@ def test_a_purge_without_an_answer_does_not_keep_the_database_from_being_opened_
     original, refused = bench.source._called, []
 
     def called(name):
-        if name == "acknowledge" and not refused:
+        if name == "fetch" and bench.delivery.log and not refused:
             refused.append(name)
             bench.source.outages = 1
         original(name)

@@ -1,0 +1,59 @@
+"""Several deliveries side by side, each with a producer of its own: lanes.
+
+Promises: the records of a key take one lane, by the hash of the key, so what a lane promises per key or partition all
+of them together do. A lane that is full or halted holds up no other.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from harvest_lib.delivery.at_least_once import AtLeastOnce
+from harvest_lib.delivery.protocol import Reports
+from harvest_lib.record import Row
+
+
+class Lanes:
+    """`Delivery` over lanes, which are all of one kind."""
+
+    def __init__(self, lanes: Sequence[AtLeastOnce]) -> None:
+        self._lanes = lanes
+
+    def begin(self, leader_id: UUID) -> None:
+        for lane in self._lanes:
+            lane.begin(leader_id)
+
+    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
+        shares: list[deque[Row]] = [deque() for _ in self._lanes]
+        for row in rows:
+            shares[hash(row[2]) % len(shares)].append(row)
+        rows.clear()
+        for lane, share in zip(self._lanes, shares, strict=True):
+            lane.send(share, may_send)
+            rows.extend(share)
+
+    def poll(self, timeout_seconds: float) -> Reports:
+        reports = Reports()
+        for lane in self._lanes:
+            _merge(reports, lane.poll(0))
+        if not reports.acknowledged and not reports.failed and timeout_seconds:
+            # One can be waited for; the others are asked again at the next turn, a few milliseconds later.
+            busiest = max(self._lanes, key=lambda lane: lane.outstanding)
+            _merge(reports, busiest.poll(timeout_seconds))
+        return reports
+
+    def abandon(self) -> Reports:
+        reports = Reports()
+        for lane in self._lanes:
+            _merge(reports, lane.abandon())
+        return reports
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+def _merge(all_reports: Reports, reports: Reports) -> None:
+    all_reports.acknowledged.extend(reports.acknowledged)
+    all_reports.failed.extend(reports.failed)
+    all_reports.halted = all_reports.halted or reports.halted

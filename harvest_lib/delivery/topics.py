@@ -1,0 +1,105 @@
+"""What is known of the topics that records name: whether they exist, and how large a batch they take.
+
+Asked before a record is sent, because what a broker refuses it refuses by the batch: one record too many bytes costs
+all that travel with it. Topics that exist are remembered, the absence of one for a few seconds.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.kafka_client import client_settings
+from harvest_lib.record import Row, is_legal_topic
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 2.0
+_RECHECK_SECONDS = 5.0
+"""How long the absence of a topic is believed, and how long silence is not asked again."""
+
+DEFAULT_BATCH_BYTES = 1_000_000
+"""librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
+
+
+class Topics:
+    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are the base ones."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = {**settings, "socket.timeout.ms": int(_ANSWER_SECONDS * 1000)}
+        self._admin: AdminClient | None = None
+        self._limits: dict[str, int] = {}
+        self._missing: dict[str, float] = {}  # topic -> until when this is believed
+        self._ask_at = 0.0
+        self.smallest_limit = DEFAULT_BATCH_BYTES
+        """The lowest `max.message.bytes` of a topic seen so far, if it is below librdkafka's own limit."""
+
+    def refused(self, rows: Iterable[Row]) -> dict[int, str]:
+        """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic."""
+        known = self._limits
+        doubtful = [row for row in rows if row[1] not in known or len(row[4]) != len(row[5]) or None in row[4]]
+        if not doubtful:
+            return {}
+        self._learn({row[1] for row in doubtful if row[1] not in known and is_legal_topic(row[1])})
+        reasons = ((row[0], self._reason(row)) for row in doubtful)
+        return {record_id: reason for record_id, reason in reasons if reason}
+
+    def limit(self, topic: str) -> int:
+        """Return how many bytes a batch for the topic may have."""
+        return self._limits.get(topic, DEFAULT_BATCH_BYTES)
+
+    def forget(self) -> None:
+        """Ask again of every topic: one was removed, or its limit changed."""
+        self._limits.clear()
+
+    def _reason(self, row: Row) -> str:
+        _, topic, _, _, names, contents = row
+        if len(names) != len(contents):
+            return f"{len(names)} header names, {len(contents)} header values"
+        if None in names:
+            return "a header without a name"
+        if not is_legal_topic(topic):
+            return "the topic's name is not legal in Kafka"
+        if topic in self._missing:
+            return "the topic does not exist"
+        return ""
+
+    def _learn(self, topics: set[str]) -> None:
+        now = boot_seconds()
+        self._missing = {topic: until for topic, until in self._missing.items() if until > now}
+        topics = topics - self._missing.keys()
+        if not topics or now < self._ask_at:
+            return
+        try:
+            existing = self._existing(topics)
+            self._limits.update(existing)
+        except KafkaException as error:  # nobody knows: the delivery finds out
+            self._ask_at = boot_seconds() + _RECHECK_SECONDS
+            _log.debug("topics_unknown", extra={"reason": error.args[0].str()})
+            return
+        self._missing.update(dict.fromkeys(topics - existing.keys(), boot_seconds() + _RECHECK_SECONDS))
+        self.smallest_limit = min(self.smallest_limit, *self._limits.values(), DEFAULT_BATCH_BYTES)
+
+    def _existing(self, topics: set[str]) -> dict[str, int]:
+        self._admin = self._admin or AdminClient(client_settings(self._settings))
+        found: set[str] = set()
+        for topic in topics:
+            error = self._admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].error
+            if error is None:
+                found.add(topic)
+            elif error.code() not in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001 - librdkafka's own code
+                raise KafkaException(error)
+        return {topic: self._batch_bytes(self._admin, topic) for topic in found}
+
+    def _batch_bytes(self, admin: AdminClient, topic: str) -> int:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            asked: Any = admin.describe_configs([resource], request_timeout=_ANSWER_SECONDS)[resource]
+            return int(asked.result(_ANSWER_SECONDS)["max.message.bytes"].value)
+        except (KafkaException, TimeoutError, KeyError) as error:  # not ours to see: the broker's default will do
+            _log.debug("topic_limit_unknown", extra={"topic": topic, "reason": str(error)})
+            return DEFAULT_BATCH_BYTES

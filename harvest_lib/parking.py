@@ -1,0 +1,100 @@
+"""Which records are set aside, and which wait behind one that is. Pure, no I/O.
+
+A record that Kafka can never take is *parked*. Under the policy `hold_key` its key is then held: records of the key
+that come later are set aside behind it, in order, until somebody retries or drops the parked one. Under `skip` they go
+on without it. Under `stop` the harvester stops instead.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+from harvest_lib.errors import RecordError
+from harvest_lib.record import Row
+
+_log = logging.getLogger(__name__)
+
+Policy = Literal["hold_key", "skip", "stop"]
+Refusals = Callable[[Sequence[Row]], Mapping[int, str]]
+"""Return those of the rows that can never be sent, id and reason."""
+
+_SHOWN = 10
+
+
+class Parking:
+    """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id."""
+
+    def __init__(self, policy: Policy, refusals: Refusals) -> None:
+        self._policy = policy
+        self._refusals = refusals
+        self._held_keys: set[str] = set()
+        self._refused: dict[int, str] = {}
+        self._behind: dict[int, str] = {}  # id -> key
+
+    def begin(self, parked_keys: Collection[str]) -> None:
+        """Start over with the keys that have a parked record; what was found before comes again."""
+        self._held_keys = set(parked_keys) if self._policy == "hold_key" else set()
+        self._refused.clear()
+        self._behind.clear()
+
+    def sieve(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that may be sent, and keep the others to be set aside. Raises RecordError under `stop`."""
+        refusals = self._refusals(rows)
+        if not refusals and not self._held_keys:
+            return rows
+        good: list[Row] = []
+        for row in rows:
+            if row[2] in self._held_keys:
+                self._behind[row[0]] = row[2]
+            elif row[0] in refusals:
+                self.refuse(row, refusals[row[0]])
+            else:
+                good.append(row)
+        return good
+
+    def refuse(self, row: Row, reason: str) -> bool:
+        """Set a record aside; tell whether its key is held from now on. Raises RecordError under `stop`."""
+        if self._policy == "stop":
+            raise RecordError(
+                f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
+                evidence=reason,
+                next_step="correct it in the outbox or delete it there; `parking: hold_key` would set it aside",
+            )
+        self._refused[row[0]] = reason
+        if self._policy == "hold_key":
+            self._held_keys.add(row[2])
+        return self._policy == "hold_key"
+
+    def hold(self, rows: Collection[Row]) -> None:
+        """Set records aside that come behind one that is parked."""
+        self._behind.update((row[0], row[2]) for row in rows)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._refused or self._behind)
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the ids of all that is to be set aside."""
+        return [*self._refused, *self._behind]
+
+    def work(self) -> tuple[dict[int, str], list[int]]:
+        """Return what to set aside: refused records with reasons, and the ids of those behind them."""
+        return dict(self._refused), list(self._behind)
+
+    def done(self, refused: Mapping[int, str], behind: Sequence[int], released: Collection[int]) -> bool:
+        """Note that the work was done, but for `released`, whose key is held no more; tell whether there are any."""
+        for record_id in refused:
+            self._refused.pop(record_id, None)
+        released_keys = {self._behind[record_id] for record_id in released if record_id in self._behind}
+        for record_id in behind:
+            self._behind.pop(record_id, None)
+        self._held_keys -= released_keys
+        if refused:
+            reasons = sorted(set(refused.values()))[:_SHOWN]
+            _log.warning(
+                "records_parked", extra={"ids": list(refused)[:_SHOWN], "count": len(refused), "reasons": reasons}
+            )
+        if held := len(behind) - len(released):
+            _log.info("records_held", extra={"count": held})
+        return bool(released_keys)

@@ -1,0 +1,42 @@
+"""The thread that talks to the database, so that Kafka is served meanwhile, and a term ends while a statement hangs."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from harvest_lib.source.protocol import Source
+
+Answer = TypeVar("Answer")
+
+
+class SourceThread:
+    """Ask a source, one call after the other, on the thread `harvest-source`. The thread is a daemon: a statement that
+    hangs does not keep the process from ending."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._calls: SimpleQueue[tuple[Callable[[Source], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="harvest-source", daemon=True)
+        self._thread.start()
+
+    def ask(self, call: Callable[[Source], Answer]) -> "Future[Answer]":
+        """Have `call` called with the source after all calls asked before; what it returns or raises is the answer."""
+        answer: Future[Answer] = Future()
+        self._calls.put((call, answer))
+        return answer
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
+        self.ask(lambda source: source.close())
+        self._calls.put(None)
+        self._thread.join(timeout_seconds)
+
+    def _serve(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            call, answer = asked
+            try:
+                answer.set_result(call(self._source))
+            except BaseException as error:  # noqa: BLE001 - whoever asked is told
+                answer.set_exception(error)

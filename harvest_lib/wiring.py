@@ -1,0 +1,93 @@
+"""What a term of harvesting works with, and how it asks the database: one question at a time, without waiting."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from harvest_lib.config import Limits
+from harvest_lib.delivery.protocol import Delivery
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
+from harvest_lib.events import Event
+from harvest_lib.parking import Parking
+from harvest_lib.source import Source
+
+_log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class Asks(Protocol):
+    """`SourceThread`, or what stands for it in a test."""
+
+    def ask(self, call: Callable[[Source], Answer]) -> "Future[Answer]":
+        """Have the source called after all calls asked before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What a term works with, and whom it tells."""
+
+    source: Asks
+    delivery: Delivery
+    parking: Parking
+    limits: Limits
+    one_per_key: bool
+    """Whether the key barrier is up: at most one record of a key in flight."""
+    emit: Callable[[Event], None]
+    delivered: Callable[[int], None]
+    """Told how many records were acknowledged and purged."""
+
+
+class Enquiry:
+    """Questions to the source, one at a time, each with what is to be done with its answer.
+
+    `lost` turns True when the database did not answer, and stays so until whoever opened it again says otherwise: the
+    outcome of what was asked is unknown, so nothing may be asked that rests on it.
+    """
+
+    def __init__(self, source: Asks) -> None:
+        self._source = source
+        self._question: Future[Any] | None = None
+        self._then: Callable[[Any], None] | None = None
+        self.lost = False
+
+    @property
+    def pending(self) -> bool:
+        return self._question is not None
+
+    def put(self, call: Callable[[Source], Answer], then: Callable[[Answer], None] | None = None) -> None:
+        """Ask; `then` gets the answer when it is heard."""
+        self._question, self._then = self._source.ask(call), then
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the answer, if one is due."""
+        if self._question is not None:
+            wait([self._question], seconds)
+
+    def hear(self) -> bool:
+        """Take the answer if there is one; False if there was none and the database is lost from now on.
+
+        Raises whatever error will not pass by itself.
+        """
+        question, then = self._question, self._then
+        if question is None or not question.done():
+            return True
+        self._question = self._then = None
+        try:
+            answer = question.result()
+        except (DatabaseUnavailable, DatabaseAccessDenied) as error:
+            if not self.lost:
+                _log.warning("database_unavailable", extra={"reason": error.evidence})
+            self.lost = True
+            self._source.ask(_close)
+            return False
+        if then is not None:
+            then(answer)
+        return True
+
+
+def _close(source: Source) -> None:
+    source.close()
