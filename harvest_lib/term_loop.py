@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _BUSY_POLL_SECONDS = 0.002
 _IDLE_POLL_SECONDS = 0.05
 """An idle loop asks the database at most this often, unless `markBackoff` says less."""
+_PURGE_DELAY_SECONDS = 0.005
+"""Records that land one after the other are purged together, if they land within this time."""
 _LAST_ANSWER_SECONDS = 5.0
 """How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
 
@@ -59,6 +61,7 @@ class TermLoop:
         self._stopping = stopping
         self._enquiry = Enquiry(wiring.source)
         self._landed: list[Row] = []  # acknowledged, not purged yet
+        self._landed_between = (0.0, 0.0)  # when the first and the last of them did
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
         self._give_back: list[int] = []  # marked, not sent, to be reset at the end
@@ -128,7 +131,9 @@ class TermLoop:
                 self._refresh()
         else:
             self._watch_queue()
-            self._fetch(0 if pausing else self._room())
+            room = 0 if pausing else self._room()
+            if room or self._purge_is_worthwhile():
+                self._fetch(room)
 
     def _hear(self) -> None:
         """Take the answer, if there is one; if the database was lost, everything marked so far is marked again."""
@@ -176,6 +181,14 @@ class TermLoop:
         wanted = min(limits.mark_query_records, self.in_flight.room)
         worthwhile = min(limits.mark_query_records, max(1, limits.max_in_flight_records // 2))
         return wanted if wanted >= worthwhile and boot_seconds() >= self._mark_at else 0
+
+    def _purge_is_worthwhile(self) -> bool:
+        """Tell whether to purge now: half of what is in flight has landed, or a batch, or no more has for a while."""
+        landed = len(self._landed)
+        enough = min(self._wiring.limits.mark_query_records, (self.in_flight.records + 1) // 2)
+        now, (first, last) = boot_seconds(), self._landed_between
+        waited = now - last > _PURGE_DELAY_SECONDS or now - first > _IDLE_POLL_SECONDS
+        return landed > 0 and (landed >= enough or waited)
 
     def _fetch(self, limit: int) -> None:
         """Purge what landed (B1) and mark as much as there is room for (A3), in one go."""
@@ -246,7 +259,10 @@ class TermLoop:
             self.in_flight.withdraw(rows)
 
     def _take(self, reports: Reports) -> None:
-        self._landed.extend(reports.acknowledged)
+        if reports.acknowledged:
+            now = boot_seconds()
+            self._landed_between = (self._landed_between[0] if self._landed else now, now)
+            self._landed.extend(reports.acknowledged)
         self._force_remark = self._force_remark or reports.halted
         failed = [failure for failure in reports.failed if not failure.refused]
         if failed:
