@@ -3,6 +3,7 @@
 import enum
 import logging
 import sys
+from typing import TextIO
 
 import structlog
 
@@ -18,8 +19,8 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-def configure_logging(log_format: LogFormat, level: str) -> None:
-    """Send every record of the standard library's logging to standard error."""
+def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
+    """Send every record of the standard library's logging to standard error, by the handler returned."""
     renderer: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format is LogFormat.JSON
@@ -42,3 +43,4 @@ def configure_logging(log_format: LogFormat, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    return handler

@@ -1,12 +1,15 @@
 """`harvest run`: goharvest's reaper. One process of a pool, until it is told to stop."""
 
 import signal
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
+from harvest_lib.cli.live import status_line
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.terminal import watched
 from harvest_lib.harvester import Harvest, State
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -17,6 +20,9 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="console for people, json for machines.")] = LogFormat.CONSOLE,
     log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
+    no_status: Annotated[
+        bool, typer.Option("--no-status", help="No status line. It is shown on a terminal only, below a console log.")
+    ] = False,
 ) -> None:
     """Harvest until SIGTERM or Ctrl-C; then let what is in flight land, and hand leadership over.
 
@@ -31,7 +37,7 @@ def run(
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
     settings = configuration(config, elects=True)
-    configure_logging(log_format, log_level or settings.logging_level)
+    handler = configure_logging(log_format, log_level or settings.logging_level)
     harvest = Harvest(settings.harvest)
 
     def ask_to_stop(*_: object) -> None:
@@ -41,10 +47,17 @@ def run(
 
     for number in _ENDING:
         signal.signal(number, ask_to_stop)
+    shown = watched() and log_format is LogFormat.CONSOLE and not no_status
+    with status_line(harvest, handler) if shown else nullcontext():
+        if drain:
+            done = harvest.drain()
+        else:
+            _run_until_stopped(harvest)
     if drain:
-        done = harvest.drain()
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")
-        return
+
+
+def _run_until_stopped(harvest: Harvest) -> None:
     with harvest:
         # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
         while harvest.state is State.RUNNING:

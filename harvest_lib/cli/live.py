@@ -1,0 +1,114 @@
+"""The status line of `harvest run`, for a person who looks on: what this process is and does right now.
+
+It is the last line of the terminal; the log goes by above it. It reads only what the harvester knows anyway: watching
+asks nothing of Postgres or Kafka.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from uuid import UUID
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from harvest_lib.harvester import State
+
+_LOOKS_PER_SECOND = 4
+_RATE_SECONDS = 3.0
+_SHORT_ID = 8
+
+
+class Watched(Protocol):
+    """What is read of a harvester."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def leader_id(self) -> UUID | None: ...
+    @property
+    def delivered_records(self) -> int: ...
+    @property
+    def in_flight_records(self) -> int: ...
+
+
+class StatusLine:
+    """A line about a harvester; each look is taken at a time on a clock of seconds."""
+
+    def __init__(self, harvest: Watched) -> None:
+        self._harvest = harvest
+        self._looks: deque[tuple[float, int]] = deque()
+
+    def look(self, now: float) -> Text:
+        """Return the line. The rate is that of the last three seconds."""
+        harvest = self._harvest
+        delivered = harvest.delivered_records
+        self._looks.append((now, delivered))
+        while len(self._looks) > 1 and now - self._looks[1][0] >= _RATE_SECONDS:
+            self._looks.popleft()
+        then, before = self._looks[0]
+        rate = (delivered - before) / (now - then) if now > then else 0.0
+        return Text.assemble(
+            _role(harvest),
+            ("  delivered ", "dim"),
+            f"{delivered:,}",
+            ("  rate ", "dim"),
+            f"{rate:,.0f}/s",
+            ("  in flight ", "dim"),
+            f"{harvest.in_flight_records:,}",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+
+
+@contextmanager
+def status_line(harvest: Watched, log: "logging.StreamHandler[Any]") -> Iterator[None]:
+    """Show the line on standard error until the block ends, and have the log written above it meanwhile."""
+    console = Console(stderr=True)
+    line = StatusLine(harvest)
+    live = Live(
+        get_renderable=lambda: line.look(time.monotonic()),
+        console=console,
+        refresh_per_second=_LOOKS_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    live.start()
+    stream = log.setStream(_Above(console))
+    try:
+        yield
+    finally:
+        log.acquire()  # what is logged while the line is being erased would draw it once more
+        try:
+            live.stop()
+            log.setStream(stream)
+        finally:
+            log.release()
+
+
+class _Above:
+    """A stream whose lines go above the status line, as they are."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, text: str) -> int:
+        self._console.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits: each write is printed at once."""
+
+
+def _role(harvest: Watched) -> tuple[str, str]:
+    leader_id = harvest.leader_id
+    if harvest.state is not State.RUNNING:
+        return "starting" if harvest.state is State.CREATED else harvest.state.value, "bold yellow"
+    if leader_id is None:
+        return "standby", "bold"
+    return f"leader {str(leader_id)[:_SHORT_ID]}", "bold green"

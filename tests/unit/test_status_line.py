@@ -1,0 +1,71 @@
+"""The status line of `harvest run`, and what the commands say of a terminal."""
+
+import re
+import uuid
+
+import pytest
+
+from harvest_lib.cli.live import StatusLine
+from harvest_lib.cli.terminal import age, printable, watched
+from harvest_lib.harvester import State
+
+
+class Harvest:
+    """What the line reads."""
+
+    state = State.RUNNING
+    leader_id = None
+    delivered_records = 0
+    in_flight_records = 0
+
+
+def test_it_says_the_role():
+    harvest = Harvest()
+    line = StatusLine(harvest)
+    assert line.look(0).plain.startswith("standby ")
+    harvest.leader_id = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
+    assert line.look(1).plain.startswith("leader 12345678 ")
+    harvest.state = State.CREATED
+    assert line.look(2).plain.startswith("starting ")
+    harvest.state = State.STOPPING
+    assert line.look(2).plain.startswith("stopping ")
+
+
+def test_the_rate_is_that_of_the_last_seconds():
+    harvest = Harvest()
+    line = StatusLine(harvest)
+
+    def rate(now, delivered):
+        harvest.delivered_records = delivered
+        return re.search(r"rate (\S+)/s", line.look(now).plain)[1]
+
+    assert rate(0, 0) == "0"
+    assert rate(0, 0) == "0", "no time has passed"
+    assert rate(1, 2_000) == "2,000"
+    assert rate(3, 6_000) == "2,000"
+    assert rate(6, 6_000) == "0"
+    assert rate(7, 6_100) == "25"
+    assert "delivered 6,100" in line.look(7).plain
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7_199, "1 h"), (86_400 * 400, "400 d")]
+)
+def test_an_age_has_one_unit(seconds, text):
+    assert age(seconds) == text
+
+
+def test_foreign_text_cannot_move_the_cursor():
+    assert printable("ü 🙂 \\n") == "ü 🙂 \\n"
+    assert printable("a\nb\x1b[2J\u2028\u202e") == r"a\nb\x1b[2J\u2028\u202e"
+
+
+def test_nobody_looks_on_where_a_line_cannot_be_redrawn(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    for terminal, answer in (("xterm-256color", True), ("dumb", False), ("", False)):
+        monkeypatch.setenv("TERM", terminal)
+        assert watched() is answer
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert watched() is False
