@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
 
@@ -102,6 +103,11 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     return DatabaseError(
         "Postgres refused a statement", evidence=evidence, next_step="see the server's log for the statement"
     )
+
+
+def in_statement(name: sql.Identifier) -> sql.SQL:
+    """Return a quoted name for a statement that is given values: there psycopg reads a % even inside a name."""
+    return sql.SQL(name.as_string(None).replace("%", "%%"))
 
 
 def _first_line(error: psycopg.Error) -> str:

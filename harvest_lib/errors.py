@@ -11,6 +11,7 @@
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and says no
     │   └── TopicMissing           a topic that must exist does not
+    ├── ParkedRecordMissing    a parked record that was asked for is not there
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
 
@@ -95,6 +96,10 @@ class KafkaAccessDenied(KafkaError):
 
 class TopicMissing(KafkaError):
     """A topic that must exist does not, and may not be created: create it with the command given."""
+
+
+class ParkedRecordMissing(HarvestError):
+    """A parked record that was asked for is not there (any longer): look with `harvest park list`."""
 
 
 class LifecycleError(HarvestError):

@@ -27,12 +27,20 @@ def render() -> str:
     root = typer.Context(group, info_name="harvest")
     parts = [_HEAD, *_sentences(cli.__doc__ or "", skip=1)]
     for name, command in group.commands.items():
-        context = typer.Context(command, info_name=name, parent=root)
-        parts.append(f"## harvest {name}\n")
-        parts += _sentences(command.help or "")
-        parts += _examples(command.epilog or "")
-        parts += _options(command, context)
+        parts += _described(command, typer.Context(command, info_name=name, parent=root))
     return "\n".join(parts)
+
+
+def _described(command: Any, context: typer.Context) -> Iterator[str]:
+    """Yield a command and, if it is a group of commands, those in it."""
+    yield f"## {context.command_path}\n"
+    yield from _sentences(command.help or "")
+    yield from _examples(command.epilog or "")
+    if not hasattr(command, "commands"):
+        yield from _options(command, context)
+        return
+    for name, member in command.commands.items():
+        yield from _described(member, typer.Context(member, info_name=name, parent=context))
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from harvest_lib.cli.audit import audit
 from harvest_lib.cli.init import init
+from harvest_lib.cli.park import app as park
+from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
 from harvest_lib.cli.stack import app as stack
 from harvest_lib.cli.status import status
@@ -26,8 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, run, status, audit):
+for _command in (init, run, status, audit, pump):
     app.command()(_command)
+app.add_typer(park)
 app.add_typer(stack)
 
 

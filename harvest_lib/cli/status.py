@@ -18,7 +18,7 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import OutboxTable, ParkedRecords
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
@@ -32,6 +32,9 @@ class Status:
     backlog_records: int
     oldest_age_seconds: float
     marked_records: int
+    parked_records: int | None
+    held_records: int | None
+    """None, both of them, if there is no table of parked records, or none that may be read."""
     leader: str | None
     members: int
     records_per_second: float
@@ -88,12 +91,15 @@ class _Look:
         purged, at = self._count_purged(), time.monotonic()
         rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
         backlog = self._table.backlog(self._connection)
+        set_aside = ParkedRecords(self._table).counts(self._connection)
         leader, members, trouble = _leader(self._config)
         return Status(
             table=str(self._table),
             backlog_records=backlog.records,
             oldest_age_seconds=round(backlog.oldest_age_seconds, 3),
             marked_records=backlog.marked,
+            parked_records=set_aside.parked if set_aside is not None else None,
+            held_records=set_aside.held if set_aside is not None else None,
             leader=leader,
             members=members,
             records_per_second=round(max(0.0, rate), 1),
@@ -115,7 +121,8 @@ def _leader(config: HarvestConfig) -> tuple[str | None, int, str | None]:
     try:
         description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
     except KafkaException as error:
-        return None, 0, error.args[0].str()
+        failure = error.args[0]  # its text may be no more than the name of the request
+        return None, 0, f"{failure.str().rstrip(': ')} ({failure.name()})"
     for member in description.members:
         for owned in member.assignment.topic_partitions:
             if owned.topic == config.leader_topic and owned.partition == 0:
@@ -125,10 +132,19 @@ def _leader(config: HarvestConfig) -> tuple[str | None, int, str | None]:
 
 def _rendered(status: Status) -> Table:
     grid = Table(title=f"outbox {escape(status.table)}", show_header=False)
-    grid.add_row("backlog", f"{status.backlog_records:,} records, {status.marked_records:,} of them marked")
+    grid.add_row("backlog", f"{_records(status.backlog_records)}, {status.marked_records:,} of them marked")
+    if status.parked_records is not None:
+        style = "yellow" if status.parked_records else "none"
+        grid.add_row(
+            "parked", f"[{style}]{_records(status.parked_records)}, {status.held_records:,} held behind them[/]"
+        )
     grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
     leader = escape(status.leader) if status.leader else "[yellow]nobody[/]"
     grid.add_row("leader", f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
     grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid
+
+
+def _records(number: int) -> str:
+    return f"{number:,} {'record' if number == 1 else 'records'}"

@@ -1,7 +1,22 @@
-"""The outbox table: its definition, how writers append to it, and what waits in it."""
+"""The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
 
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.parked import ParkedRecords
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
+from harvest_lib.outbox.pump import Load, pump
 from harvest_lib.outbox.table import OutboxTable
 
-__all__ = ["OutboxTable", "ParkedRecords", "append", "append_async"]
+__all__ = [
+    "Dropped",
+    "Load",
+    "OutboxTable",
+    "ParkedCounts",
+    "ParkedRecord",
+    "ParkedRecords",
+    "ParkedRow",
+    "Retried",
+    "Selection",
+    "append",
+    "append_async",
+    "pump",
+]

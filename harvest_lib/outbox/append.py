@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
+from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import OutboxRecord, RecordLimits
 
@@ -74,9 +74,7 @@ def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[
 
 
 def _statement(table: str) -> sql.Composed:
-    # In a statement with values psycopg reads every % as the start of a placeholder, even in a quoted name.
-    parts = (part.replace("%", "%%") for part in OutboxTable.parse(table).parts)
-    return sql.SQL(_INSERT).format(table=sql.Identifier(*parts))
+    return sql.SQL(_INSERT).format(table=in_statement(OutboxTable.parse(table).identifier))
 
 
 def _psycopg(connection: "psycopg.Connection[Any] | sqlalchemy.Connection") -> "psycopg.Connection[Any]":

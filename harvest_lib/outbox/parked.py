@@ -1,30 +1,258 @@
-"""Parked records."""
+"""Parked records, for people: what was set aside, and how it is put back or dropped.
 
+A record that Kafka can never take is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`. Under
+the policy `hold_key` what follows of its key, whatever the topic, is *held*: moved there too, behind it. The harvester
+moves records in; what is here moves them out.
+
+Promises
+- Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
+  tables, and a key is not released while more of it is being held.
+- What is put back has its own id and no mark, so that the mark takes it in its old place, from the head.
+- A held record goes back as soon as no parked record of its key is before it, in the transaction that makes it so.
+- No key is put out of order: a record that is to be retried behind a parked one of its key is held behind that.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import class_row
 
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
+from harvest_lib.outbox import parked_queries as queries
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.table import OutboxTable
 
-_CREATE = """
-CREATE TABLE IF NOT EXISTS {parked} (
-  id          BIGINT PRIMARY KEY,
-  kafka_topic TEXT NOT NULL,
-  kafka_key   TEXT NOT NULL,
-  reason      TEXT NOT NULL,
-  held        BOOLEAN NOT NULL,
-  parked_at   TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-  record      JSONB NOT NULL
-)"""
+_LONGEST_NAME_BYTES = 63
+_SHOWN_IDS = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Touched:
+    """A record that a change is about: selected, or held and of the same key as one that is."""
+
+    id: int
+    held: bool
+    selected: bool
+    behind: int | None
+    """The first record of its key that stays parked, if that is before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ParkedRecords:
-    """Parked records of an outbox."""
+    """The parked records of an outbox."""
 
-    def __init__(self, table: OutboxTable) -> None:
-        self._table = table.parked
+    outbox: OutboxTable
 
-    def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the table unless it is there."""
-        connection.execute(sql.SQL(_CREATE).format(parked=self._table.identifier))
+    @property
+    def table(self) -> OutboxTable:
+        """The table they are in. Raises OutboxTableError if the outbox's name is too long to be lengthened."""
+        return self.outbox.parked
+
+    # -- the table
+
+    def create_statement(self) -> sql.Composed:
+        """Return the DDL: two statements."""
+        return _create_statement(self.table)
+
+    def create(self, connection: psycopg.Connection[Any]) -> bool:
+        """Create the table, in the outbox's schema, unless it is there; tell whether it was created."""
+        table = self.table
+        with translated(), connection.transaction():
+            existed = self._exists(connection)
+            schema = connection.execute(queries.SCHEMA, (self.outbox.identifier.as_string(connection),)).fetchone()
+            if schema is not None:  # the first of the search path, where it would be made, may be another
+                table = OutboxTable((schema[0], table.parts[-1]))
+            connection.execute(_create_statement(table))
+        return not existed
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError or DatabaseAccessDenied if nothing could be parked, retried or dropped."""
+        with translated():
+            missing = connection.execute(queries.MISSING_COLUMNS, (self._quoted(connection),)).fetchall()
+            exists = self._exists(connection)
+        if not exists:
+            raise OutboxTableError(
+                f"there is no table {self.table} for parked records in this database",
+                evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
+                next_step="create it with `harvest init`, or park nothing: `parking: stop`",
+            )
+        if missing:
+            raise OutboxTableError(
+                f"the table {self.table} is not one of parked records",
+                evidence="; ".join(f"{name} is missing" for (name,) in missing),
+                next_step="compare it with `harvest init --print`",
+            )
+        with translated():
+            answer = connection.execute(queries.PRIVILEGES, {"table": self._quoted(connection)}).fetchone()
+        if answer is not None and not answer[0]:
+            raise DatabaseAccessDenied(
+                f"the user {answer[1]!r} may not park records in {self.table}",
+                evidence="SELECT, INSERT and DELETE are needed, at least one is missing",
+                next_step=f"GRANT SELECT, INSERT, DELETE ON {self.table} TO {_role(answer[1])}",
+            )
+
+    # -- looking
+
+    def counts(self, connection: psycopg.Connection[Any], selection: Selection | None = None) -> ParkedCounts | None:
+        """Count what is set aside; None if there is no such table, or none this user may read.
+
+        Reads it all: for people, not for the hot path.
+        """
+        try:
+            quoted = self._quoted(connection)
+        except OutboxTableError:
+            return None
+        with translated():
+            readable = connection.execute(queries.READABLE, (quoted,)).fetchone()
+            if readable is None or not readable[0]:
+                return None
+            row = connection.execute(self._statement(queries.COUNT), _values(selection or Selection())).fetchone()
+        return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
+
+    def list(
+        self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
+    ) -> Sequence[ParkedRecord]:
+        """Return up to `limit` records, ascending by id."""
+        values = {**_values(Selection(topic=topic, key=key)), "limit": limit}
+        with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
+            return cursor.execute(self._statement(queries.LIST), values).fetchall()
+
+    def show(self, connection: psycopg.Connection[Any], record_id: int) -> ParkedRow:
+        """Return one record, payload included. Raises ParkedRecordMissing."""
+        with translated(), connection.cursor(row_factory=class_row(ParkedRow)) as cursor:
+            found = cursor.execute(self._statement(queries.SHOW), {"id": record_id}).fetchone()
+        if found is None:
+            raise self._missing([record_id])
+        return found
+
+    # -- resolving
+
+    def retry(self, connection: psycopg.Connection[Any], selection: Selection, *, keep_order: bool = True) -> Retried:
+        """Put records back into the outbox, and those held behind them; one transaction.
+
+        A selected record stays, held, while an earlier one of its key stays parked: it goes back with that one. With
+        `keep_order` false, which suits the policy `skip`, it goes back at once. Needs INSERT on the outbox. Raises
+        ParkedRecordMissing, having changed nothing, if an id is not there.
+        """
+        with self._changing(connection):
+            touched = self._touched(connection, selection, parked_only=False)
+            back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
+            waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
+            self._put_back(connection, back)
+            self._hold(connection, [each for each in waiting if not each.held])
+        held = sum(each.held for each in back)
+        behind = sorted({each.behind for each in waiting if each.behind is not None})
+        return Retried(parked=len(back) - held, held=held, waiting=len(waiting), behind=tuple(behind[:_SHOWN_IDS]))
+
+    def drop(self, connection: psycopg.Connection[Any], selection: Selection) -> Dropped:
+        """Delete parked records for good, and put back what was held behind them; one transaction.
+
+        By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Needs INSERT on
+        the outbox if something was held. Raises ParkedRecordMissing, having changed nothing, if an id is not there.
+        """
+        with self._changing(connection):
+            touched = self._touched(connection, selection, parked_only=selection.ids is None)
+            gone = [each.id for each in touched if each.selected]
+            released = [each for each in touched if not each.selected and each.behind is None]
+            connection.execute(self._statement(queries.DELETE), {"ids": gone})
+            self._put_back(connection, released)
+        return Dropped(dropped=len(gone), released=len(released))
+
+    @contextmanager
+    def _changing(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """One transaction, in which nobody else moves records in or out."""
+        try:
+            with translated(), connection.transaction():
+                connection.execute(self._statement(queries.LOCK), {})
+                yield
+        except DatabaseAccessDenied as error:
+            raise DatabaseAccessDenied(
+                f"the user {connection.info.user!r} may not move records between {self.table} and {self.outbox}",
+                evidence=error.evidence,
+                next_step=f"GRANT SELECT, INSERT, DELETE ON {self.table} TO {_role(connection.info.user)}; "
+                f"GRANT SELECT, INSERT ON {self.outbox} TO {_role(connection.info.user)}",
+            ) from error
+
+    def _touched(
+        self, connection: psycopg.Connection[Any], selection: Selection, *, parked_only: bool
+    ) -> Sequence[_Touched]:
+        values = {**_values(selection), "parked_only": parked_only}
+        with connection.cursor(row_factory=class_row(_Touched)) as cursor:
+            touched = cursor.execute(self._statement(queries.TOUCHED), values).fetchall()
+        missing = sorted(set(selection.ids or ()).difference(each.id for each in touched if each.selected))
+        if missing:
+            raise self._missing(missing)
+        return touched
+
+    def _put_back(self, connection: psycopg.Connection[Any], records: Sequence[_Touched]) -> None:
+        if not records:
+            return
+        values = {"ids": [each.id for each in records], "outbox": self.outbox.identifier.as_string(connection)}
+        try:
+            # Rows that were parked before the outbox got another column leave that to its default.
+            for columns, ids in connection.execute(self._statement(queries.SHAPES), values).fetchall():
+                statement = sql.SQL(queries.PUT_BACK).format(
+                    parked=in_statement(self.table.identifier),
+                    outbox=in_statement(self.outbox.identifier),
+                    columns=sql.SQL(", ").join(in_statement(sql.Identifier(name)) for name in columns),
+                    fields=sql.SQL(", ").join(in_statement(sql.Identifier("back", name)) for name in columns),
+                )
+                connection.execute(statement, {"ids": ids})
+        except psycopg.errors.UniqueViolation as error:
+            raise DatabaseError(
+                "a record cannot be put back: its id is taken in the outbox",
+                evidence=f"{self.outbox}, constraint {error.diag.constraint_name}",
+                next_step="compare both rows: were ids given out again after a restore? Drop the parked one if it is "
+                "the same record",
+            ) from error
+
+    def _hold(self, connection: psycopg.Connection[Any], records: Sequence[_Touched]) -> None:
+        if records:
+            values = {"ids": [each.id for each in records], "behind": [each.behind for each in records]}
+            connection.execute(self._statement(queries.HOLD), values)
+
+    def _statement(self, query: str) -> sql.Composed:
+        return sql.SQL(query).format(parked=in_statement(self.table.identifier))
+
+    def _exists(self, connection: psycopg.Connection[Any]) -> bool:
+        row = connection.execute(queries.EXISTS, (self._quoted(connection),)).fetchone()
+        return row is not None and bool(row[0])
+
+    def _quoted(self, connection: psycopg.Connection[Any]) -> str:
+        return self.table.identifier.as_string(connection)
+
+    def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
+        shown = ", ".join(str(each) for each in ids[:_SHOWN_IDS])
+        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+        return ParkedRecordMissing(
+            f"{'this record is' if len(ids) == 1 else 'these records are'} not parked: {shown}{more}",
+            evidence=f"looked for in {self.table}",
+            next_step="see with `harvest park list` what is; nothing was changed",
+        )
+
+
+def _values(selection: Selection) -> dict[str, object]:
+    ids = None if selection.ids is None else [*selection.ids]
+    return {"ids": ids, "topic": selection.topic, "key": selection.key}
+
+
+def _create_statement(table: OutboxTable) -> sql.Composed:
+    return sql.SQL(queries.CREATE).format(table=table.identifier, index=sql.Identifier(_index_name(table.parts[-1])))
+
+
+def _index_name(table: str) -> str:
+    """Name the index for a table whose own name may leave no room for a longer one."""
+    name = f"{table}_key"
+    if len(name.encode()) <= _LONGEST_NAME_BYTES:
+        return name
+    return f"parked_{hashlib.sha256(table.encode()).hexdigest()[:16]}_key"
+
+
+def _role(name: str) -> str:
+    return sql.Identifier(name).as_string(None)

@@ -42,6 +42,9 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time
 FROM {table}
 """
 
+_PARKED_SUFFIX = "_parked"
+_LONGEST_NAME_BYTES = 63
+
 _EXPECTED = {
     "id": {"bigint", "integer"},
     "create_time": {"timestamp with time zone"},
@@ -80,8 +83,17 @@ class OutboxTable:
 
     @property
     def parked(self) -> "OutboxTable":
-        """Return the name of the table of parked records."""
-        return OutboxTable((*self.parts[:-1], f"{self.parts[-1]}_parked"))
+        """The name of the table beside this one that takes parked records."""
+        last = self.parts[-1] + _PARKED_SUFFIX
+        if len(last.encode()) > _LONGEST_NAME_BYTES:
+            raise OutboxTableError(
+                f"the name of {self} leaves no room for that of its parked records",
+                evidence=f"{last!r} has {len(last.encode())} bytes, Postgres would cut it off after "
+                f"{_LONGEST_NAME_BYTES}",
+                next_step="rename the outbox to at most "
+                f"{_LONGEST_NAME_BYTES - len(_PARKED_SUFFIX)} bytes, or park nothing: `parking: stop`",
+            )
+        return OutboxTable((*self.parts[:-1], last))
 
     def create_statement(self) -> sql.Composed:
         """Return the DDL: goharvest's table, unchanged."""
@@ -94,8 +106,8 @@ class OutboxTable:
             connection.execute(self.create_statement())
         return not existed
 
-    def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be harvested."""
+    def check_columns(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError if there is no such table, or it is not an outbox."""
         with translated():
             columns = self._columns(connection)
         if not columns:
@@ -115,6 +127,10 @@ class OutboxTable:
                 evidence="; ".join(wrong),
                 next_step="compare it with `harvest init --print`, or name another with `outboxTable`",
             )
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be harvested."""
+        self.check_columns(connection)
         with translated():
             cached = connection.execute(_CACHE, (self._quoted(connection),)).fetchone()
         if cached is not None:

@@ -1,7 +1,6 @@
 """The commands, as a person runs them: real processes, real servers."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,61 +12,13 @@ from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
 
-REAPER = """\
-harvest:
-  baseKafkaConfig:
-    bootstrap.servers: {servers}
-  producerKafkaConfig:
-    compression.type: lz4
-    delivery.timeout.ms: 10000
-  leaderTopic: {group}.neli
-  leaderGroupID: {group}
-  dataSource: {dsn}
-  outboxTable: outbox
-  limits:
-    minPollInterval: 100ms
-    heartbeatTimeout: 5s
-    maxInFlightRecords: 1000
-    minMetricsInterval: 5s
-    sendConcurrency: 4
-    sendBuffer: 10
-logging:
-  level: Info
-"""
-
-
-@pytest.fixture
-def environment():
-    return {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
-
-
-@pytest.fixture
-def harvest(environment):
-    def command(*arguments, **variables):
-        return subprocess.run(
-            [sys.executable, "-m", "harvest_lib.cli", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            env={**environment, **variables},
-            check=False,
-        )
-
-    return command
-
-
-@pytest.fixture
-def reaper(tmp_path, dsn, bootstrap_servers, group_id):
-    file = tmp_path / "reaper.yaml"
-    file.write_text(REAPER.format(servers=bootstrap_servers, group=group_id, dsn=dsn))
-    return file
-
 
 def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     printed = harvest("init", "-f", reaper, "--print")
     assert printed.returncode == 0
     assert "kafka_header_values TEXT[] NOT NULL" in printed.stdout
-    assert harvest("init", "-f", reaper).stdout.startswith("created")
+    assert "record      JSONB NOT NULL" in printed.stdout
+    assert harvest("init", "-f", reaper).stdout.splitlines() == ['created: "outbox"', 'created: "outbox_parked"']
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already there")
 
 
@@ -133,9 +84,27 @@ def test_errors_name_the_cause_and_have_their_exit_code(harvest, reaper, outbox,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["init", "run", "status", "audit", "version", "up", "down", "ps", "logs"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "init",
+        "run",
+        "status",
+        "audit",
+        "pump",
+        "version",
+        "park list",
+        "park show",
+        "park retry",
+        "park drop",
+        "up",
+        "down",
+        "ps",
+        "logs",
+    ],
+)
 def test_every_command_has_an_example(harvest, command):
-    shown = harvest(command, "--help")
+    shown = harvest(*command.split(), "--help")
     assert shown.returncode == 0
     assert f"harvest {command}" in shown.stdout
 

@@ -1,0 +1,119 @@
+"""`harvest pump`: goharvest's load generator. Records into the outbox, for trying things out."""
+
+import random
+import signal
+import threading
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.terminal import watched
+from harvest_lib.config.durations import SPELLING, parse_duration
+from harvest_lib.database import connect
+from harvest_lib.errors import RecordError
+from harvest_lib.outbox import Load, OutboxTable
+from harvest_lib.outbox import pump as pump_into
+
+_INTERRUPTED = 130
+
+
+def pump(
+    *,
+    keys: Annotated[int, typer.Option("--keys", "-k", min=1, help="How many different keys.")],
+    records: Annotated[int, typer.Option("--records", "-n", min=1, help="How many records.")],
+    config: ConfigFile = None,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The Kafka topic they are for.")] = "pump",
+    transaction: Annotated[int, typer.Option(min=1, max=100_000, help="Records in each transaction.")] = 20,
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Pause between transactions, e.g. 100ms.")] = "0s",
+    blank: Annotated[bool, typer.Option("--blank", help="Records without a value: tombstones in Kafka.")] = False,
+    value_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="CHARACTERS", help="Length of each value. Default: `value-` and a random number."),
+    ] = None,
+    headers: Annotated[
+        int, typer.Option(min=0, max=1000, help="Headers of each record; the first, `Seq`, is its number.")
+    ] = 1,
+    table: Annotated[str | None, typer.Option(help="The outbox; default: the configuration's.")] = None,
+) -> None:
+    """Write records into the outbox, for others to harvest.
+
+    One connection writes one transaction after the other. Ctrl-C ends it after the present one; what is committed
+    stays.
+
+    Examples:
+
+      harvest pump -f reaper.yaml --keys 10 --records 1000
+
+      harvest pump -f reaper.yaml --keys 1000 --records 1000000 --transaction 1000 --value-size 200 --topic orders
+
+      harvest pump -f reaper.yaml --keys 10 --records 600 --transaction 1 --interval 100ms --blank
+    """
+    if blank and value_size is not None:
+        raise typer.BadParameter("--blank records have no value: leave out --value-size")
+    load = Load(
+        topic=topic,
+        keys=keys,
+        records=records,
+        per_transaction=transaction,
+        interval_seconds=_seconds(interval),
+        blank=blank,
+        value_chars=value_size,
+        headers=headers,
+    )
+    try:
+        load.check()
+    except RecordError as error:
+        raise typer.BadParameter(f"{error.cause}: {error.next_step}", param_hint="--topic") from error
+    harvest = configuration(config).harvest
+    outbox = OutboxTable.parse(table or harvest.outbox_table)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    began, written = time.monotonic(), 0
+    with connect(harvest.data_source.conninfo()) as connection, _progress() as progress:
+        task = progress.add_task("pump", total=records)
+        for written in pump_into(connection, outbox, load, dice=random.Random(), stopping=stopping):  # noqa: S311
+            progress.update(task, completed=written)
+    seconds = time.monotonic() - began
+    transactions = -(-written // transaction)
+    typer.echo(
+        f"{written:,} records in {transactions:,} transactions, {seconds:.1f} s, {written / seconds:,.0f} records/s"
+    )
+    if written < records:
+        typer.echo(f"interrupted: {records - written:,} records were not written", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+class _Rate(ProgressColumn):
+    """Records a second, over the last ones."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f}/s", style="cyan")
+
+
+def _progress() -> Progress:
+    return Progress(
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:,} of {task.total:,} records"),
+        _Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+        disable=not watched(),
+    )
+
+
+def _seconds(duration: str) -> float:
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(f"{duration!r} {error}: {SPELLING}", param_hint="--interval") from error
+    if seconds < 0:
+        raise typer.BadParameter(f"{duration!r} is negative", param_hint="--interval")
+    return seconds

@@ -1,0 +1,101 @@
+"""The statements of `parked`. Those with {parked} in them take it quoted, with each % doubled."""
+
+CREATE = """\
+CREATE TABLE IF NOT EXISTS {table} (
+  id          BIGINT PRIMARY KEY,
+  kafka_topic TEXT NOT NULL,
+  kafka_key   TEXT NOT NULL,
+  reason      TEXT NOT NULL,
+  held        BOOLEAN NOT NULL,
+  parked_at   TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  record      JSONB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
+# A hash, since a B-tree refuses keys of more than 2,700 bytes, and with them the record.
+
+EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
+
+SCHEMA = """
+SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+
+READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
+
+MISSING_COLUMNS = """
+SELECT name FROM unnest(ARRAY['id', 'kafka_topic', 'kafka_key', 'reason', 'held', 'parked_at', 'record'])
+  WITH ORDINALITY AS expected (name, number)
+WHERE NOT EXISTS (
+  SELECT FROM pg_attribute AS a WHERE a.attrelid = to_regclass(%s) AND a.attname = name AND NOT a.attisdropped
+) ORDER BY number
+"""
+
+PRIVILEGES = """
+SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privilege(to_regclass(%(table)s), 'INSERT')
+   AND has_table_privilege(to_regclass(%(table)s), 'DELETE'), current_user
+"""
+
+LOCK = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
+
+_SELECTED = """
+      (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
+  AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
+  AND (%(key)s::text IS NULL OR kafka_key = %(key)s::text)
+"""
+
+_FIELDS = """
+id, kafka_topic AS topic, kafka_key AS key, reason, held, parked_at,
+extract(epoch FROM greatest(clock_timestamp() - parked_at, '0'))::float8 AS age_seconds
+"""
+
+COUNT = f"""
+SELECT count(*) FILTER (WHERE NOT held), count(*) FILTER (WHERE held) FROM {{parked}} WHERE {_SELECTED}
+"""  # noqa: S608 - it is above
+
+LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(limit)s"  # noqa: S608 - as above
+
+SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
+
+TOUCHED = f"""
+WITH selected AS (
+  SELECT id, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
+), staying AS (
+  SELECT kafka_key, min(id) AS id FROM {{parked}}
+  WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM selected) AND id NOT IN (SELECT id FROM selected)
+  GROUP BY kafka_key
+)
+SELECT p.id, p.held, s.id IS NOT NULL AS selected, first.id AS behind
+FROM {{parked}} AS p
+LEFT JOIN selected AS s ON s.id = p.id
+LEFT JOIN staying AS first ON first.kafka_key = p.kafka_key AND first.id < p.id
+WHERE s.id IS NOT NULL OR (p.held AND p.kafka_key IN (SELECT kafka_key FROM selected))
+ORDER BY p.id
+"""  # noqa: S608 - as above
+
+DELETE = "DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[])"
+
+HOLD = """
+WITH moved AS (
+  DELETE FROM {parked} AS p USING unnest(%(ids)s::bigint[], %(behind)s::bigint[]) AS waiting (id, behind)
+  WHERE p.id = waiting.id RETURNING p.*, waiting.behind
+)
+INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, parked_at, record)
+SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, parked_at, record FROM moved
+"""
+# Not an UPDATE, for which another privilege would be needed.
+
+SHAPES = """
+SELECT columns, array_agg(id) FROM (
+  SELECT p.id, ARRAY(
+    SELECT a.attname::text FROM pg_attribute AS a
+    WHERE a.attrelid = %(outbox)s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+      AND p.record ? a.attname::text
+    ORDER BY a.attnum
+  ) AS columns FROM {parked} AS p WHERE p.id = ANY(%(ids)s::bigint[])
+) AS parked GROUP BY columns
+"""
+
+PUT_BACK = """
+WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)
+INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
+SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
+"""

@@ -1,0 +1,66 @@
+"""What is said of parked records: which are meant, what they are, what was done with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedRecord:
+    """One record that was set aside, without its payload. `held` tells that it only waits behind a parked one."""
+
+    id: int
+    topic: str
+    key: str
+    reason: str
+    held: bool
+    parked_at: datetime
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedRow(ParkedRecord):
+    """The same with the whole row of the outbox, by column, as JSON has it: payload included."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which records: those that meet everything given; all of them when nothing is. All ids must be there."""
+
+    ids: Sequence[int] | None = None
+    topic: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedCounts:
+    """How many records are set aside."""
+
+    parked: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """What a retry did. `behind` are some of the parked ids that the waiting ones stand behind."""
+
+    parked: int
+    """Parked records put back into the outbox."""
+    held: int
+    """Held records put back with them."""
+    waiting: int
+    """Selected, and held where they are: an earlier record of their key is still parked."""
+    behind: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What a drop did."""
+
+    dropped: int
+    """Records deleted for good."""
+    released: int
+    """Held records put back into the outbox, since nothing parked is before them any longer."""

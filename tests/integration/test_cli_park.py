@@ -1,0 +1,167 @@
+"""`harvest park` and `harvest pump`, as a person runs them."""
+
+import json
+import signal
+
+import psycopg
+import pytest
+from support.parking import Parking
+from support.terminal import Screen
+from support.waiting import eventually
+
+from harvest_lib import OutboxRecord, append
+from harvest_lib.outbox import OutboxTable, ParkedRecords
+
+
+@pytest.fixture
+def parking(dsn):
+    """Two parked records, one of a key that has another held behind it; no Kafka is needed to look at them."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        parked = ParkedRecords(OutboxTable.parse("outbox"))
+        parked.outbox.create(connection)
+        parked.create(connection)
+        made = Parking(connection, parked)
+        keys = ("o-1", "o-2\x1b[2J\n", "o-1", "o-3")
+        headers = [("type", "placed"), ("trace", None)]
+        append(connection, [OutboxRecord(topic="orders", key=key, value="canary", headers=headers) for key in keys])
+        made.move(1, reason="no topic 'orders'")
+        made.move(2, reason="[red]too large[/]")
+        made.move(3, held=1)
+        yield made
+
+
+@pytest.fixture
+def park(harvest, dsn):
+    return lambda *arguments, **variables: harvest("park", *arguments, HARVEST_DSN=dsn, **variables)
+
+
+def test_list_shows_what_is_set_aside_without_payloads(park, parking):
+    shown = park("list").stdout
+    assert "2 parked, 1 held" in shown
+    assert "[red]too large[/]" in shown
+    assert r"o-2\x1b[2J\n" in shown
+    assert "canary" not in shown
+    listed = json.loads(park("list", "--key", "o-1", "--json").stdout)
+    assert [(each["id"], each["held"]) for each in listed] == [(1, False), (3, True)]
+    assert "the first 1 shown" in park("list", "-n", "1").stdout
+    assert park("list", "--topic", "none").stdout == "nothing of that is parked\n"
+
+
+def test_show_has_the_payload_only_when_asked(park, parking):
+    for arguments in (["show", "1"], ["show", "1", "--json"]):
+        shown = park(*arguments).stdout
+        assert "placed" in shown
+        assert "canary" not in shown
+        assert "canary" in park(*arguments, "--value").stdout
+    assert json.loads(park("show", "3", "--json").stdout)["row"]["kafka_header_values"] == ["placed", None]
+    missing = park("show", "99")
+    assert missing.returncode == 1
+    assert "harvest park list" in missing.stderr
+
+
+def test_retry_says_what_it_did(park, parking):
+    assert park("retry", "3").stdout.splitlines()[1:] == [
+        "1 waits behind an earlier record of its key that is still parked: 1"
+    ]
+    assert park("retry", "1").stdout == "put back: 1 parked record, and 1 held behind them\n"
+    assert json.loads(park("retry", "--all", "--json").stdout)["parked"] == 1
+    assert parking.ids() == ([1, 2, 3, 4], [], [])
+
+
+def test_retry_follows_the_policy(park, parking):
+    assert park("retry", "3", HARVEST_PARKING="skip").stdout.startswith("put back: 0 parked records, and 1 held")
+
+
+def test_drop_asks_first(park, parking, environment, dsn):
+    refused = park("drop", "--all")
+    assert (refused.returncode, parking.ids()[1]) == (2, [1, 2])
+    variables = {**environment, "HARVEST_DSN": dsn}
+    for answer, left in (("n", [1, 2]), ("y", [2])):
+        screen = Screen(["park", "drop", "--key", "o-1"], environment=variables)
+        try:
+            screen.until("Delete 1 parked record for good?")
+            screen.type(f"{answer}\n")
+            assert screen.rest() == (1 if answer == "n" else 0)
+        finally:
+            screen.close()
+        assert parking.ids()[1] == left
+    assert parking.ids() == ([3, 4], [2], [])
+    assert park("drop", "2", "--yes").stdout.startswith("dropped: 1 parked record;")
+    assert json.loads(park("drop", "--key", "o-1", "--yes", "--json").stdout) == {"dropped": 0, "released": 0}
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--all"], ["1", "--topic", "t"], ["--all", "--key", "k"], ["one"]])
+@pytest.mark.parametrize("command", ["retry", "drop"])
+def test_what_is_meant_must_be_said(park, command, arguments):
+    assert park(command, *arguments).returncode == 2
+
+
+def test_status_counts_them_and_goes_on_without_the_table(harvest, parking, dsn):
+    solo = {"HARVEST_DSN": dsn}
+    status = json.loads(harvest("status", "--json", **solo).stdout)
+    assert (status["parked_records"], status["held_records"]) == (2, 1)
+    parking.connection.execute("DROP TABLE outbox_parked")
+    status = json.loads(harvest("status", "--json", **solo).stdout)
+    assert (status["parked_records"], status["held_records"], status["backlog_records"]) == (None, None, 1)
+    assert "parked" not in harvest("status", **solo).stdout
+    assert harvest("park", "list", **solo).returncode == 4
+
+
+def test_pump_writes_and_sums_up(harvest, outbox, reaper):
+    pumped = harvest("pump", "-f", reaper, "--keys", "5", "--records", "1234", "--transaction", "100", "--blank")
+    assert pumped.stdout.startswith("1,234 records in 13 transactions")
+    assert pumped.stderr == ""
+    assert outbox.count() == 1234
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--keys", "0", "--records", "1"],
+        ["--records", "1"],
+        ["--keys", "1"],
+        ["--keys", "1", "--records", "1", "--interval", "5"],
+        ["--keys", "1", "--records", "1", "--interval", "-5s"],
+        ["--keys", "1", "--records", "1", "--topic", "no topic"],
+        ["--keys", "1", "--records", "1", "--blank", "--value-size", "3"],
+    ],
+)
+def test_wrong_options_of_pump_are_usage_errors(harvest, wrong):
+    assert harvest("pump", *wrong).returncode == 2
+
+
+def test_pump_without_a_table_says_so(harvest, dsn):
+    assert harvest("pump", "--keys", "1", "--records", "1", HARVEST_DSN=dsn).returncode == 4
+
+
+def test_pump_shows_its_progress_and_ends_cleanly_on_ctrl_c(environment, outbox, dsn):
+    arguments = ["pump", "--keys", "5", "--records", "1000000", "--interval", "1ms"]
+    screen = Screen(arguments, environment={**environment, "HARVEST_DSN": dsn})
+    try:
+        screen.until(" of 1,000,000 records ")
+        eventually(outbox.count, 10, "something is written")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.rest() == 130
+    finally:
+        screen.close()
+    *_, summary, interrupted = screen.lines[:-1]
+    assert f"{outbox.count():,} records in {outbox.count() // 20:,} transactions" in summary
+    assert interrupted.startswith("interrupted: ")
+
+
+def test_run_has_a_status_line_only_for_a_person(reaper, outbox, environment):
+    outbox.fill(300)
+    for options, expected in (([], True), (["--no-status"], False), (["--log-format", "json"], False)):
+        screen = Screen(["run", "-f", reaper, *options], environment=environment)
+        try:
+            screen.until("leader_acquired")
+            if expected:
+                screen.until("  delivered 300  ")
+            screen.process.send_signal(signal.SIGINT)
+            assert screen.rest() == 0
+        finally:
+            screen.close()
+        assert (" in flight " in screen.plain) is expected
+        log = [line for line in screen.lines if line]
+        assert [line for line in log if not line.startswith(("20", "{"))] == [], "whole lines of the log only"
+        assert "harvester_stopped" in log[-1]
