@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery import Delivery, Topics
-from harvest_lib.errors import HarvestError, LifecycleError
+from harvest_lib.errors import DatabaseAccessDenied, HarvestError, LifecycleError
 from harvest_lib.events import (
     Event,
     EventHandler,
@@ -124,7 +124,10 @@ class Harvest:
             with connect(self._config.data_source.conninfo()) as connection:
                 self._table.check(connection)
                 if self._config.parking != "stop":
-                    ParkedRecords(self._table).create(connection)
+                    parked = ParkedRecords(self._table)
+                    with suppress(DatabaseAccessDenied):  # the check says what is missing
+                        parked.create(connection)
+                    parked.check(connection)
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:

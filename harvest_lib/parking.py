@@ -27,13 +27,13 @@ class Parking:
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
         self._policy = policy
         self._refusals = refusals
-        self._held_keys: set[str] = set()
+        self._held_keys: dict[str, int] = {}  # key -> the lowest id of it that is parked
         self._refused: dict[int, str] = {}
-        self._behind: dict[int, str] = {}  # id -> key
+        self._behind: set[int] = set()
 
-    def begin(self, parked_keys: Collection[str]) -> None:
-        """Start over with the keys that have a parked record; what was found before comes again."""
-        self._held_keys = set(parked_keys) if self._policy == "hold_key" else set()
+    def begin(self, parked_keys: Mapping[str, int]) -> None:
+        """Start over with the keys that have a parked record, and its id; what was found before comes again."""
+        self._held_keys = dict(parked_keys) if self._policy == "hold_key" else {}
         self._refused.clear()
         self._behind.clear()
 
@@ -44,8 +44,8 @@ class Parking:
             return rows
         good: list[Row] = []
         for row in rows:
-            if row[2] in self._held_keys:
-                self._behind[row[0]] = row[2]
+            if row[0] > self._held_keys.get(row[2], row[0]):
+                self._behind.add(row[0])
             elif row[0] in refusals:
                 self.refuse(row, refusals[row[0]])
             else:
@@ -62,12 +62,12 @@ class Parking:
             )
         self._refused[row[0]] = reason
         if self._policy == "hold_key":
-            self._held_keys.add(row[2])
+            self._held_keys[row[2]] = min(row[0], self._held_keys.get(row[2], row[0]))
         return self._policy == "hold_key"
 
     def hold(self, rows: Collection[Row]) -> None:
         """Set records aside that come behind one that is parked."""
-        self._behind.update((row[0], row[2]) for row in rows)
+        self._behind.update(row[0] for row in rows)
 
     @property
     def has_work(self) -> bool:
@@ -80,16 +80,15 @@ class Parking:
 
     def work(self) -> tuple[dict[int, str], list[int]]:
         """Return what to set aside: refused records with reasons, and the ids of those behind them."""
-        return dict(self._refused), list(self._behind)
+        return dict(self._refused), sorted(self._behind)
 
     def done(self, refused: Mapping[int, str], behind: Sequence[int], released: Collection[int]) -> bool:
-        """Note that the work was done, but for `released`, whose key is held no more; tell whether there are any."""
+        """Note that the work was done, but for `released`, which nothing parked is before any more; tell whether there
+        are any."""
         for record_id in refused:
             self._refused.pop(record_id, None)
-        released_keys = {self._behind[record_id] for record_id in released if record_id in self._behind}
         for record_id in behind:
-            self._behind.pop(record_id, None)
-        self._held_keys -= released_keys
+            self._behind.discard(record_id)
         if refused:
             reasons = sorted(set(refused.values()))[:_SHOWN]
             _log.warning(
@@ -97,4 +96,4 @@ class Parking:
             )
         if held := len(behind) - len(released):
             _log.info("records_held", extra={"count": held})
-        return bool(released_keys)
+        return bool(released)

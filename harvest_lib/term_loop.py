@@ -145,7 +145,7 @@ class TermLoop:
         leader_id = self.leader_id
         self._enquiry.put(lambda source: source.open(leader_id), self._opened)
 
-    def _opened(self, parked_keys: frozenset[str]) -> None:
+    def _opened(self, parked_keys: dict[str, int]) -> None:
         self._enquiry.lost = False
         self._lower(self._refused)  # they come again, and are refused again
         self._refused.clear()
@@ -156,7 +156,7 @@ class TermLoop:
         self.in_flight.drop_pending()
         self.leader_id = leader_id = uuid.uuid4()
 
-        def opened(parked_keys: frozenset[str]) -> None:
+        def opened(parked_keys: dict[str, int]) -> None:
             self._opened(parked_keys)
             self._force_remark = False  # A2
             self._mark_at = 0.0

@@ -68,7 +68,8 @@ class ParkedRecords:
             schema = connection.execute(queries.SCHEMA, (self.outbox.identifier.as_string(connection),)).fetchone()
             if schema is not None:  # the first of the search path, where it would be made, may be another
                 table = OutboxTable((schema[0], table.parts[-1]))
-            connection.execute(_create_statement(table))
+            if not existed:  # else a privilege would be asked for that is not needed
+                connection.execute(_create_statement(table))
         return not existed
 
     def check(self, connection: psycopg.Connection[Any]) -> None:

@@ -21,7 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import connect, translated
+from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import Row
 
 # The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
@@ -40,7 +40,7 @@ _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = %(leader)s"
 
-_PARKED_KEYS = "SELECT DISTINCT kafka_key FROM {parked} WHERE NOT held"
+_PARKED_KEYS = "SELECT kafka_key, min(id) FROM {parked} WHERE NOT held GROUP BY kafka_key"
 
 # Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
 _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
@@ -58,8 +58,9 @@ SELECT id, kafka_topic, kafka_key, reason, false, record FROM moved
 _HOLD = """
 WITH moved AS (
   DELETE FROM {table} AS o
-  USING (SELECT kafka_key AS key, max(id) AS id FROM {parked} WHERE NOT held GROUP BY kafka_key) AS first
+  USING (SELECT kafka_key AS key, min(id) AS id FROM {parked} WHERE NOT held GROUP BY kafka_key) AS first
   WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.key = o.kafka_key
+    AND o.id > first.id
   RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, to_jsonb(o) || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
@@ -77,8 +78,7 @@ class MarkSource:
     def __init__(self, conninfo: str, table: sql.Identifier, parked: sql.Identifier | None = None) -> None:
         self._conninfo = conninfo
         self._has_parked = parked is not None
-        # In a statement with values psycopg reads a % even inside a quoted name.
-        names = {"table": _doubled(table), "parked": _doubled(parked or table)}
+        names = {"table": in_statement(table), "parked": in_statement(parked or table)}
         self._mark = sql.SQL(_MARK).format(**names)
         self._purge = sql.SQL(_PURGE).format(**names)
         self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
@@ -91,7 +91,7 @@ class MarkSource:
         self._leader_id = UUID(int=0)
         self._reconnected = False
 
-    def open(self, leader_id: UUID) -> frozenset[str]:
+    def open(self, leader_id: UUID) -> dict[str, int]:
         self._leader_id = leader_id
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
@@ -103,10 +103,9 @@ class MarkSource:
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
             self._reconnected = True
         if not self._has_parked:
-            return frozenset()
+            return {}
         with translated():
-            rows: list[tuple[str]] = self._connected().execute(self._parked_keys).fetchall()
-        return frozenset(key for (key,) in rows)
+            return dict(self._connected().execute(self._parked_keys).fetchall())
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
         connection = self._connected()
@@ -158,10 +157,6 @@ class MarkSource:
             with translated():
                 raise psycopg.OperationalError("not connected")
         return self._connection
-
-
-def _doubled(name: sql.Identifier) -> sql.SQL:
-    return sql.SQL(name.as_string(None).replace("%", "%%"))
 
 
 def _array(ids: Iterable[int]) -> str:

@@ -14,8 +14,9 @@ class Source(Protocol):
     `open` again, under a new leader id), and another DatabaseError when asking again will not help.
     """
 
-    def open(self, leader_id: UUID) -> frozenset[str]:
-        """(Re)connect if need be, work under `leader_id` from now on, and return the keys that have a parked record."""
+    def open(self, leader_id: UUID) -> dict[str, int]:
+        """(Re)connect if need be, work under `leader_id` from now on, and return the keys that have a parked record,
+        each with the lowest id of one."""
         ...
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
@@ -29,7 +30,7 @@ class Source(Protocol):
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
         """Set aside the records `refused` (id and reason), and of those `behind` them each one whose key has a parked
-        record; return the ids of the others, whose key was released meanwhile. Durable, one transaction."""
+        record before it; return the ids of the others, released meanwhile. Durable, one transaction."""
         ...
 
     def close(self) -> None:

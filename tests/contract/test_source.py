@@ -151,3 +151,47 @@ def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):
     assert ids(leader.fetch(2)) == [6, 7]
     outbox.insert(row(5, "a"), row(9, "a"))
     assert ids(leader.fetch(2)) == [5, 9]
+
+
+def parked(outbox):
+    """Return what is set aside: id, and whether it is held."""
+    if isinstance(outbox, FakeOutbox):
+        return {record_id: held for record_id, (_, _, held) in outbox.parked.items()}
+    return dict(outbox.connection.execute("SELECT id, held FROM outbox_parked ORDER BY id").fetchall())
+
+
+def test_a_parked_record_is_set_aside_with_what_is_behind_it(outbox, leader):
+    outbox.insert(row(1, "a"), row(2, "b"), row(3, "a"), row(4, "c"))
+    leader.fetch(10)
+    assert leader.park({1: "too large"}, [3]) == frozenset()
+    assert parked(outbox) == {1: False, 3: True}
+    assert set(outbox.leaders()) == {2, 4}
+    assert leader.open(uuid.uuid4()) == {"a": 1}
+    assert ids(leader.fetch(10)) == [2, 4]
+
+
+def test_nothing_is_held_behind_a_key_that_was_released(outbox, leader):
+    """Nor before the record of its key that is parked."""
+    outbox.insert(row(1, "a"), row(2, "b"), row(5, "b"), row(7, "b"))
+    leader.fetch(10)
+    assert leader.park({5: "bad"}, [1, 2, 7]) == {1, 2}
+    assert parked(outbox) == {5: False, 7: True}
+
+
+def test_a_deposed_leader_parks_nothing_of_its_successors(outbox, leader):
+    """I6."""
+    outbox.insert(row(1, "a"), row(2, "a"))
+    leader.fetch(10)
+    successor = outbox.source()
+    successor.open(uuid.uuid4())
+    successor.fetch(10)
+    assert leader.park({1: "bad"}, [2]) == {2}
+    assert parked(outbox) == {}
+    successor.close()
+
+
+def test_a_purge_and_the_mark_after_it_are_one(outbox, leader):
+    outbox.insert(*[row(n, "k") for n in range(1, 6)])
+    first = leader.fetch(2)
+    assert ids(leader.fetch(2, ids(first))) == [3, 4]
+    assert set(outbox.leaders()) == {3, 4, 5}

@@ -9,6 +9,8 @@ from support.waiting import eventually
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import ParkedRecords
+from harvest_lib.outbox.parked_record import Selection
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -155,3 +157,26 @@ def test_under_skip_the_key_goes_on(outbox, insert, config, bootstrap_servers):
     assert parked(outbox) == {bad: "1 header names, 0 header values"}
     assert delivered(bootstrap_servers, outbox.topic) == [1, 3]
     assert refreshed == [], "it was seen before anything was sent"
+
+
+@both_deliveries
+def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
+    outbox, insert, config, make_topic, unique, bootstrap_servers
+):
+    """The harvester holds more of the key all the while, until it finds that the key was released."""
+    topic = unique("later")
+    records = ParkedRecords(outbox.name)
+    with Harvest(config()):
+        ids = [insert("a", topic=topic), insert("a", topic=topic)]
+        eventually(lambda: set(parked(outbox)) == set(ids), 20, "both are set aside")
+        make_topic(name=topic)
+
+        def arrived():
+            records.retry(outbox.connection, Selection())  # the topic's absence is believed for a few seconds
+            ids.append(insert("a", topic=topic))
+            return delivered(bootstrap_servers, topic)
+
+        eventually(arrived, 30, "the first arrives")
+        eventually(lambda: len(delivered(bootstrap_servers, topic)) == len(ids), 30, "all arrive")
+    assert [record.outbox_id for record in read_topic(bootstrap_servers, topic)] == ids
+    assert parked(outbox) == {}

@@ -21,7 +21,7 @@ class CountingSource:
         """Return how many statements there were for the records there were: empty marks come by the clock."""
         return self.statements.total() - self.statements["empty mark"]
 
-    def open(self, leader_id: UUID) -> frozenset[str]:
+    def open(self, leader_id: UUID) -> dict[str, int]:
         return self._source.open(leader_id)
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:

@@ -25,7 +25,11 @@ class FakeTable:
 
     @property
     def parked_keys(self):
-        return frozenset(row[2] for row, _, held in self.parked.values() if not held)
+        found = {}
+        for record_id, (row, _, held) in sorted(self.parked.items()):
+            if not held:
+                found.setdefault(row[2], record_id)
+        return found
 
     def retry(self, key):
         """Put what is parked or held of a key back."""
@@ -82,7 +86,8 @@ class FakeSource:
         self._called("park")
         for record_id, reason in refused.items():
             self._move(record_id, reason, held=False)
-        held = [i for i in behind if i in self.table.rows and self.table.rows[i][0][2] in self.table.parked_keys]
+        first = self.table.parked_keys
+        held = [i for i in behind if i in self.table.rows and i > first.get(self.table.rows[i][0][2], i)]
         for record_id in held:
             self._move(record_id, "held", held=True)
         self._answered("park")

@@ -170,3 +170,13 @@ def test_records_that_wait_longer_than_the_queue_timeout_are_marked_again():
     patient.delivery.hold = True
     patient.run(until=lambda: False, seconds=0.3)
     assert not patient.events
+
+
+def test_a_record_put_back_before_another_that_stays_parked_is_sent():
+    """Only what comes after a parked record is held behind it."""
+    bench = Bench()
+    bench.table.parked = {3: (row(3, "a"), "bad", False), 4: (row(4, "a"), "held", True)}
+    bench.table.insert(row(1, "a"), row(5, "a"), row(6, "b"))
+    bench.run()
+    assert sorted(bench.delivery.sent_ids) == [1, 6]
+    assert parked(bench) == {3: False, 4: True, 5: True}
