@@ -48,7 +48,7 @@ format: setup  ## rewrite the code as `lint` wants it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup  ## measure, against floors measured in the same run
+bench: setup  ## measure, against floors measured in the same run (`harvest bench --help`)
 	@$(BIN)/python -m tests.benchmarks
 
 docs: setup  ## rewrite the generated parts of docs/

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -65,7 +66,8 @@ class Enquiry:
     def wait(self, seconds: float) -> None:
         """Wait for the answer, if one is due."""
         if self._question is not None:
-            wait([self._question], seconds)
+            with suppress(TimeoutError):
+                self._question.exception(seconds)
 
     def hear(self) -> bool:
         """Take the answer if there is one; False if there was none and the database is lost from now on.

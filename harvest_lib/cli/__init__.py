@@ -12,6 +12,7 @@ from confluent_kafka import libversion
 from rich.console import Console
 
 from harvest_lib.cli.audit import audit
+from harvest_lib.cli.bench import bench
 from harvest_lib.cli.init import init
 from harvest_lib.cli.park import app as park
 from harvest_lib.cli.pump import pump
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, run, status, audit, pump):
+for _command in (init, run, status, audit, pump, bench):
     app.command()(_command)
 app.add_typer(park)
 app.add_typer(stack)

@@ -50,6 +50,8 @@ _LONGEST_CHARACTER_BYTES = 4
 
 _ANY_PARTITION = -1
 
+_FEW_RECORDS = 64
+
 _NEVER_TAKEN = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -133,7 +135,9 @@ class AtLeastOnce:
 
     def poll(self, timeout_seconds: float) -> Reports:
         if (producer := self._producer) is not None:
-            self._serve(lambda: producer.poll(timeout_seconds))
+            few = 0 < len(self._flying) <= _FEW_RECORDS and timeout_seconds > 0
+            # A flush does not linger: the last few are better off alone than waiting for company that does not come.
+            self._serve(lambda: producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds))
         reports, self._reports = self._reports, Reports()
         return reports
 

@@ -39,6 +39,7 @@ class Harvester:
     def __init__(self, number: int, config: Path, folder: Path) -> None:
         self.number = number
         self.lead: Lead | None = None
+        self.started = False
         self.stopped_cleanly = False
         self.process = ServerProcess(
             f"harvester {number}",
@@ -66,6 +67,8 @@ class Harvester:
                 yield self.lead
             elif event in _ENDS:
                 self.lead = None
+            elif event == "harvester_started":
+                self.started = True
             elif event == "harvester_stopped":
                 self.stopped_cleanly = True
 
@@ -77,6 +80,7 @@ class Pool:
         """Prepare; nothing is started yet."""
         self.leads: list[Lead] = []
         """All terms that began, in the order in which they were heard of."""
+        self._leaving: list[Harvester] = []
         self._living = [Harvester(number, config, folder) for number in range(1, size + 1)]
 
     @property
@@ -113,6 +117,20 @@ class Pool:
         self._living.remove(victim)
         return at
 
+    def release(self, lead: Lead) -> float:
+        """Ask the harvester of a term to stop, and return when, in Unix time."""
+        leaving = next(harvester for harvester in self._living if harvester.number == lead.harvester)
+        at = time.time()
+        leaving.process.begin_stop()
+        self._living.remove(leaving)
+        self._leaving.append(leaving)
+        return at
+
+    @property
+    def all_started(self) -> bool:
+        """Tell whether every living harvester has come up."""
+        return all(harvester.started for harvester in self._living)
+
     def end(self) -> float:
         """Ask those that live to stop, and return how long they took. Raises StackError when one had to be forced."""
         began = time.monotonic()
@@ -132,5 +150,5 @@ class Pool:
         """End all, in order and then by force."""
         for harvester in self._living:
             harvester.process.begin_stop()
-        for harvester in self._living:
+        for harvester in [*self._living, *self._leaving]:
             harvester.process.stop()

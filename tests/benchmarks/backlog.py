@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import psycopg
+import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvest_lib.outbox import OutboxTable
@@ -27,13 +28,22 @@ class Servers:
     bootstrap_servers: str
     topic: str
 
-    def fill(self, records: int) -> None:
-        """Make the outbox anew with so many records."""
+    def yaml(self) -> str:
+        """Write a configuration with the default limits. Holds the password."""
+        harvest = {
+            "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
+            "leaderGroupID": f"bench-{self.topic}",
+            "dataSource": self.dsn,
+        }
+        return yaml.safe_dump({"harvest": harvest})
+
+    def fill(self, records: int, *, keys: int = KEYS) -> None:
+        """Make the outbox anew with so many records of so many keys; 0 stands for one."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("DROP TABLE IF EXISTS outbox")
+            connection.execute("DROP TABLE IF EXISTS outbox, outbox_parked")
             OutboxTable.parse("outbox").create(connection)
             connection.execute("SELECT setseed(0.5)")
-            values = {"topic": self.topic, "keys": KEYS, "bytes": VALUE_BYTES, "records": records}
+            values = {"topic": self.topic, "keys": keys, "bytes": VALUE_BYTES, "records": records}
             connection.execute(_FILL, values)
             connection.execute("VACUUM ANALYZE outbox")
             connection.execute("CHECKPOINT")  # which the first one measured would otherwise pay for

@@ -7,7 +7,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.events import Event, LeaderAcquired
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import MarkSource
+from harvest_lib.parts import make_source
 from tests.benchmarks.backlog import Servers
 from tests.support.counting import CountingSource
 
@@ -23,16 +23,17 @@ class Drain:
     statements: float
 
 
-def drain(servers: Servers, records: int) -> Drain:
+def drain(servers: Servers, records: int, *, delivery: str, lanes: int) -> Drain:
     """Harvest the whole backlog."""
     config = HarvestConfig(
         data_source=servers.dsn,
         base_kafka_config={"bootstrap.servers": servers.bootstrap_servers},
         producer_kafka_config={"compression.type": "lz4"},
         leadership="solo",
-        limits={"mark_query_records": 1_000, "max_in_flight_records": 10_000},
+        delivery=delivery,
+        limits={"mark_query_records": 1_000, "max_in_flight_records": 10_000, "send_concurrency": lanes},
     )
-    source = CountingSource(MarkSource(servers.dsn, OutboxTable.parse("outbox").identifier))
+    source = CountingSource(make_source(config, OutboxTable.parse("outbox")))
     began = 0.0
 
     def watch(event: Event) -> None:

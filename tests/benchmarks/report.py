@@ -1,0 +1,61 @@
+"""What a benchmark found: one line per scenario, as a table for people and as a list in a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One scenario: a value, what it is compared with in the same run, and whether the target was met.
+
+    `ratio` is that of value to `floor`. `target` is one of the ratio, if there is a ratio, else of the value.
+    """
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
+    ratio: float | None = None
+    target: float | None = None
+    met: bool | None = None
+
+
+def at_least(name: str, value: float, unit: str, *, floor: float, ratio: float, target: float | None = None) -> Result:
+    """A value that shall be as large a part of its floor as possible, at least `target`."""
+    met = None if target is None else ratio >= target
+    return Result(name=name, value=value, unit=unit, floor=floor, ratio=ratio, target=target, met=met)
+
+
+def at_most(name: str, value: float, unit: str, *, target: float) -> Result:
+    """A value that shall be as small as possible, at most `target`."""
+    return Result(name=name, value=value, unit=unit, target=target, met=value <= target)
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+    """Print the table."""
+    table = Table("scenario", "", "unit", "floor", "ratio", "target", "", title="200-byte values, 8 partitions, lz4")
+    for column in (1, 3, 4, 5):
+        table.columns[column].justify = "right"
+    for result in results:
+        met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[result.met]
+        target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:g}"
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        table.add_row(result.name, _number(result.value), result.unit, _number(result.floor), ratio, target, met)
+    console.print(table)
+
+
+def write(results: Sequence[Result], path: Path) -> None:
+    """Write the list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:,.2f}"

@@ -1,0 +1,87 @@
+"""The scenarios by name. Each measures its floor in the same run, in turn with what it measures."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from tests.benchmarks import floors, idle, pools
+from tests.benchmarks.backlog import Servers
+from tests.benchmarks.drain import drain
+from tests.benchmarks.report import Result, at_least, at_most
+
+_ONE_KEY_RECORDS = 500
+
+_STATEMENTS = 4.0
+"""Per 1,000 records; marked and purged singly it would be 1,001."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much to measure."""
+
+    records: int
+    rounds: int
+
+
+def _drains(delivery: str, lanes: int, target: float | None) -> Callable[[Servers, Size], Iterator[Result]]:
+    """Compare drains with a bare mark-and-purge loop that sends nothing."""
+    name = f"drain-{delivery}" + (f"-{lanes}-lanes" if lanes > 1 else "")
+
+    def measure(servers: Servers, size: Size) -> Iterator[Result]:
+        rates, ratios, floor_rates, statements = [], [], [], []
+        for _ in range(size.rounds):
+            servers.fill(size.records)
+            floor = floors.mark_and_purge(servers, size.records)
+            servers.fill(size.records)
+            done = drain(servers, size.records, delivery=delivery, lanes=lanes)
+            rates.append(done.rate)
+            floor_rates.append(floor)
+            ratios.append(done.rate / floor)
+            statements.append(done.statements)
+        floor = median(floor_rates)
+        yield at_least(name, median(rates), "records/s", floor=floor, ratio=median(ratios), target=target)
+        if target is not None:
+            yield at_most(f"{name}-statements", median(statements), "per 1,000 records", target=_STATEMENTS)
+
+    return measure
+
+
+def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
+    """Under the barrier one key sends a record per round trip: compare with that of a produce and its answer."""
+    rates, ratios, floor_rates = [], [], []
+    for _ in range(size.rounds):
+        floor = 1 / floors.round_trip(servers)
+        servers.fill(_ONE_KEY_RECORDS, keys=0)
+        rate = drain(servers, _ONE_KEY_RECORDS, delivery="barrier", lanes=1).rate
+        rates.append(rate)
+        floor_rates.append(floor)
+        ratios.append(rate / floor)
+    yield at_least("one-key", median(rates), "records/s", floor=median(floor_rates), ratio=median(ratios), target=0.5)
+
+
+def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
+    session = pools.SESSION_SECONDS
+    seconds = pools.take_over(servers)
+    yield at_most("take-over", seconds, f"s, session {session:g} s", target=session + 1)
+
+
+def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
+    yield at_most("hand-over", pools.hand_over(servers), "s", target=1.0)
+
+
+def _idle(servers: Servers, size: Size) -> Iterator[Result]:
+    cost = idle.cost(servers)
+    yield at_most("idle-cpu", cost.core_percent, "% of a core", target=2.0)
+    yield at_most("idle-statements", cost.statements_per_second, "statements/s", target=20.0)
+
+
+SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
+    "drain-barrier": _drains("barrier", 1, 0.5),
+    "drain-pipelined": _drains("pipelined", 1, 0.7),
+    "drain-barrier-8-lanes": _drains("barrier", 8, None),
+    "drain-pipelined-8-lanes": _drains("pipelined", 8, None),
+    "one-key": _one_key,
+    "take-over": _take_over,
+    "hand-over": _hand_over,
+    "idle": _idle,
+}
