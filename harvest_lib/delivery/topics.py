@@ -22,6 +22,9 @@ _ANSWER_SECONDS = 2.0
 _RECHECK_SECONDS = 5.0
 """How long the absence of a topic is believed, and how long silence is not asked again."""
 
+_FEW_TOPICS = 10
+"""More of them than this are looked for in a list of all."""
+
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
 
@@ -85,21 +88,31 @@ class Topics:
         self.smallest_limit = min(self.smallest_limit, *self._limits.values(), DEFAULT_BATCH_BYTES)
 
     def _existing(self, topics: set[str]) -> dict[str, int]:
-        self._admin = self._admin or AdminClient(client_settings(self._settings))
-        found: set[str] = set()
-        for topic in topics:
-            error = self._admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].error
-            if error is None:
-                found.add(topic)
-            elif error.code() not in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001 - librdkafka's own code
-                raise KafkaException(error)
-        return {topic: self._batch_bytes(self._admin, topic) for topic in found}
+        """Return those of the topics that exist, with the bytes of a batch that each takes."""
+        admin = self._admin = self._admin or AdminClient(client_settings(self._settings))
+        if len(topics) > _FEW_TOPICS:
+            found = topics & admin.list_topics(timeout=_ANSWER_SECONDS).topics.keys()
+        else:
+            found = {topic for topic in topics if _exists(admin, topic)}
+        return self._batch_bytes(admin, found)
 
-    def _batch_bytes(self, admin: AdminClient, topic: str) -> int:
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        try:
-            asked: Any = admin.describe_configs([resource], request_timeout=_ANSWER_SECONDS)[resource]
-            return int(asked.result(_ANSWER_SECONDS)["max.message.bytes"].value)
-        except (KafkaException, TimeoutError, KeyError) as error:  # not ours to see: the broker's default will do
-            _log.debug("topic_limit_unknown", extra={"topic": topic, "reason": str(error)})
-            return DEFAULT_BATCH_BYTES
+    def _batch_bytes(self, admin: AdminClient, topics: set[str]) -> dict[str, int]:
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+        limits = dict.fromkeys(topics, DEFAULT_BATCH_BYTES)
+        if resources:
+            answers: Any = admin.describe_configs(resources, request_timeout=_ANSWER_SECONDS)
+            for resource, answer in answers.items():
+                try:
+                    limits[resource.name] = int(answer.result(_ANSWER_SECONDS)["max.message.bytes"].value)
+                except (KafkaException, TimeoutError, KeyError) as error:  # not ours to see: the default will do
+                    _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
+        return limits
+
+
+def _exists(admin: AdminClient, topic: str) -> bool:
+    error = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].error
+    if error is None:
+        return True
+    if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001 - librdkafka's own
+        return False
+    raise KafkaException(error)

@@ -381,6 +381,8 @@ def test_topics_are_known_before_anything_is_sent_to_them(kafka, bootstrap_serve
         4: "2 header names, 1 header values",
         5: "a header without a name",
     }
+    many = [kafka.row(1), *(row(n, "k", topic=f"{missing}{n}") for n in range(10, 40))]
+    assert set(Topics({"bootstrap.servers": bootstrap_servers}).refused(many)) == set(range(10, 40))
     make_topic(name=missing)
     eventually(lambda: topics.refused([rows[1]]) == {}, 20, "the topic is found once it is there")
 
