@@ -5,57 +5,16 @@ Which leader, when and how is drawn from a seed that a failing run prints.
 
 import random
 import signal
-import threading
 import time
 from datetime import UTC, datetime
 
-import psycopg
 import pytest
 from support.outbox import Outbox, read_topic, steps, steps_back
 from support.pool import Pool
 from support.waiting import eventually
-
-from harvest_lib.outbox import append
-from harvest_lib.record import OutboxRecord
+from support.writers import Writers
 
 SESSION_SECONDS = 3
-KEYS = 40
-
-
-class Writers:
-    """Threads that lock a key's row, count it up and append a record, some transactions rolling back."""
-
-    def __init__(self, outbox, threads=3):
-        self._outbox = outbox
-        self._stop = threading.Event()
-        outbox.connection.execute("CREATE TABLE aggregate (key text PRIMARY KEY, version int NOT NULL)")
-        outbox.connection.execute("INSERT INTO aggregate SELECT 'key-' || g, 0 FROM generate_series(1, %s) g", (KEYS,))
-        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(threads)]
-
-    def _write(self, seed):
-        draw = random.Random(seed)
-        with psycopg.connect(self._outbox.dsn) as connection:
-            while not self._stop.wait(0.002):
-                keys = sorted({f"key-{draw.randint(1, KEYS)}" for _ in range(draw.randint(1, 3))})
-                for key in keys:
-                    version = connection.execute(
-                        "UPDATE aggregate SET version = version + 1 WHERE key = %s RETURNING version", (key,)
-                    ).fetchone()[0]
-                    append(connection, [OutboxRecord(topic=self._outbox.topic, key=key, value=str(version))])
-                connection.rollback() if draw.random() < 0.1 else connection.commit()
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def committed(self):
-        return dict(self._outbox.connection.execute("SELECT key, version FROM aggregate").fetchall())
 
 
 @pytest.fixture
@@ -132,6 +91,27 @@ def test_leaders_are_killed_and_frozen(pool, outbox, bootstrap_servers, seed):
     assert [member.end() for member in pool.members if member.alive] == [0] * 3
     assert outbox.leaders() == set()
     assert all(seconds < SESSION_SECONDS + 2 for seconds in takeovers), takeovers
+    check(outbox, bootstrap_servers, writers.committed())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outbox SET leader_id = NULL WHERE id IN (SELECT id FROM outbox ORDER BY id LIMIT 20)",
+        "UPDATE outbox SET leader_id = gen_random_uuid() WHERE id IN (SELECT id FROM outbox ORDER BY id LIMIT 200)",
+    ],
+    ids=["unmarks", "takes"],
+)
+def test_a_deposed_leader_that_unmarks_or_takes_our_rows_changes_nothing(pool, outbox, bootstrap_servers, statement):
+    """goharvest resets by id alone, so one that was deposed unmarks rows that are in flight here; they come again."""
+    member = pool.add()
+    touched = 0
+    with Writers(outbox) as writers:
+        eventually(lambda: member.leads, 30, "it leads")
+        while touched < 200:
+            touched += outbox.connection.execute(statement).rowcount
+            time.sleep(0.02)  # the pace at which it strikes
+    eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
     check(outbox, bootstrap_servers, writers.committed())
 
 
