@@ -31,12 +31,13 @@ harvest:
 class Member:
     """One process, with the log it writes."""
 
-    def __init__(self, config, log):
+    def __init__(self, config, log, command=None):
         self.log = log
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+        ours = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", config, "--log-format", "json"]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json"],
+                command or ours,
                 stderr=stderr,
                 stdout=subprocess.DEVNULL,
                 env=environment,
@@ -46,9 +47,12 @@ class Member:
     def alive(self):
         return self.process.poll() is None
 
+    def lines(self):
+        """Return what was logged, without a last line that is not complete yet."""
+        return [line for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
     def events(self):
-        lines = self.log.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
+        return [json.loads(line) for line in self.lines() if line.startswith("{")]
 
     @property
     def started(self):
