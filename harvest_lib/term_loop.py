@@ -206,8 +206,11 @@ class TermLoop:
             elif limit and not self._force_remark:  # else the batch is dropped (A9): it is marked again
                 self._offer(rows)
 
-        ids = [row[0] for row in landed]
-        self._enquiry.put(lambda source: source.fetch(limit, ids), fetched)
+        def fetch(source: Source) -> list[Row]:
+            # Asked again here: a process frozen before this would take its successor's rows when it thaws.
+            return source.fetch(limit if self._term.is_live() else 0, [row[0] for row in landed])
+
+        self._enquiry.put(fetch, fetched)
 
     def _offer(self, rows: Sequence[Row]) -> None:
         limits = self._wiring.limits

@@ -1,6 +1,7 @@
 """The loop of one term over fakes: what it does when deliveries fail, the database is away, or the term ends."""
 
 import uuid
+from concurrent.futures import Future
 
 import pytest
 from support.bench import Bench
@@ -258,3 +259,22 @@ def test_at_most_the_window_is_in_flight():
     bench.run()
     assert 0 < peak <= 7
     assert bench.table.ids == []
+
+
+def test_a_mark_that_waits_until_the_term_is_over_takes_nothing():
+    """I6: a process frozen between the question and the statement would take its successor's rows when it thaws."""
+    bench = Bench()
+    bench.table.insert(row(1, "a"))
+    asked = []
+
+    class Late:
+        def ask(self, call):
+            asked.append(call)
+            return Future()
+
+    bench.loop._enquiry._source = Late()
+    bench.loop._fetch(10)
+    bench.source.open(bench.term.leader_id)
+    bench.term.end(TermEnd.FENCED)
+    assert asked[0](bench.source) == []
+    assert bench.table.leaders() == {1: None}
