@@ -11,6 +11,8 @@ Two proofs, each as old as the moment it was *sent*, keep a term alive for the h
 
 A heartbeat carries the random id of its term, so one that was buffered during a freeze proves nothing, nor does one of
 an earlier term. A fenced process leads again under a new id once both proofs are renewed.
+
+The leader topic is polled every `min_poll_interval_seconds`, and each time until what is there has been heard.
 """
 
 import json
@@ -26,6 +28,10 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.kafka_client import (
+    KafkaConsumer,
+    KafkaConsumerProvider,
+    KafkaProducer,
+    KafkaProducerProvider,
     LastError,
     client_settings,
     create_topic,
@@ -34,6 +40,7 @@ from harvest_lib.kafka_client import (
     topic_partitions,
 )
 from harvest_lib.leadership.protocol import Term, TermEnd
+from harvest_lib.leadership.seat import Seat
 
 _log = logging.getLogger(__name__)
 
@@ -52,31 +59,44 @@ class NeliSettings:
     create_topic: bool = True
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
+    """The leader topic is polled no more often than this, and heartbeats come no more often."""
+    poll_duration_seconds: float = 0.001
+    """How long a poll waits for a message that is not there yet."""
     session_timeout_seconds: float = 10.0
     quiesce_timeout_seconds: float = 5.0
     """How long a rebalance waits for what is in flight to land."""
 
 
 class Neli:
-    """`Leadership` over Kafka itself. `client` holds the raw settings of the user, secrets in clear."""
+    """`Leadership` over Kafka itself. `client` holds the raw settings of the user, secrets in clear.
+
+    `consumer_provider` and `producer_provider` make the clients, from librdkafka settings.
+    """
 
     def __init__(
-        self, settings: NeliSettings, client: Mapping[str, object], clock: Callable[[], float] = boot_seconds
+        self,
+        settings: NeliSettings,
+        client: Mapping[str, object],
+        clock: Callable[[], float] = boot_seconds,
+        *,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+        producer_provider: KafkaProducerProvider = Producer,
     ) -> None:
         self._settings = settings
         self._client = client
         self._clock = clock
+        self._consumer_provider = consumer_provider
+        self._producer_provider = producer_provider
         self._beat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._changed = threading.Condition()
+        self._seat = Seat()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
         self._complaint = ""
-        self._term: Term | None = None
         self._assigned = False
         self._candidate = uuid.uuid4()
         self._candidate_since = _NEVER
         self._heard_at = _NEVER
+        self._position: int | None = None  # in the leader topic, once anything was heard
         self._accepted_at = _NEVER
         self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
         self._next_beat = _NEVER
@@ -84,16 +104,17 @@ class Neli:
     def start(self) -> None:
         self._ensure_topic()
         with refused_settings():
-            clients = self._clients()
-        self._thread = threading.Thread(target=self._stand_for_election, args=clients, name="harvest-neli", daemon=True)
+            consumer, beats = self._clients()
+        ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
+        self._thread = threading.Thread(
+            target=lambda: self._seat.stand(lambda: self._run(consumer, beats), self._stopping, ended),
+            name="harvest-neli",
+            daemon=True,
+        )
         self._thread.start()
 
     def term(self, timeout_seconds: float) -> Term | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._live_term() is not None, timeout_seconds)
-            if self._failure is not None:
-                raise self._failure
-            return self._live_term()
+        return self._seat.wait(timeout_seconds)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
@@ -102,9 +123,6 @@ class Neli:
             thread.join(timeout_seconds)
             if thread.is_alive():
                 _log.warning("neli_leave_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
-
-    def _live_term(self) -> Term | None:
-        return self._term if self._term is not None and self._term.is_live() else None
 
     def _ensure_topic(self) -> None:
         topic = self._settings.topic
@@ -117,26 +135,9 @@ class Neli:
 
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
 
-    def _stand_for_election(self, consumer: Consumer, beats: Producer) -> None:
-        try:
-            self._run(consumer, beats)
-        except BaseException as error:  # noqa: BLE001 - a standby that stands no more must not look alive: `term` raises
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-        finally:
-            self._end_term(TermEnd.FENCED)
-            if self._failure is None and not self._stopping.is_set():
-                # confluent-kafka can raise an object that is no exception: no clause sees it.
-                with self._changed:
-                    self._failure = KafkaUnavailable(
-                        "the election ended by itself", next_step="see the log above; check `baseKafkaConfig`"
-                    )
-                    self._changed.notify_all()
-
-    def _clients(self) -> tuple[Consumer, Producer]:
+    def _clients(self) -> tuple[KafkaConsumer, KafkaProducer]:
         settings, said = self._settings, LastError()
-        consumer = Consumer(
+        consumer = self._consumer_provider(
             client_settings(
                 {"socket.timeout.ms": 10_000, **self._client},
                 **{
@@ -154,7 +155,7 @@ class Neli:
                 },
             )
         )
-        beats = Producer(
+        beats = self._producer_provider(
             client_settings(
                 self._client,
                 **{
@@ -167,25 +168,36 @@ class Neli:
         )
         return consumer, beats
 
-    def _run(self, consumer: Consumer, beats: Producer) -> None:
+    def _run(self, consumer: KafkaConsumer, beats: KafkaProducer) -> None:
         settings = self._settings
         consumer.subscribe(
-            [settings.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            [settings.topic],
+            # Ours, not the client that the callback names: that one may be wrapped.
+            on_assign=lambda _client, partitions: self._on_assign(consumer, partitions),
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
         )
         try:
             while not self._stopping.is_set():
-                message = consumer.poll(settings.min_poll_interval_seconds)
-                if message is not None:
-                    self._hear(message)
+                next_poll = self._clock() + settings.min_poll_interval_seconds
+                self._listen(consumer, next_poll)
                 if self._assigned and self._clock() >= self._next_beat:
                     self._prove(consumer, beats)
                 beats.poll(0)
                 self._judge()
+                self._stopping.wait(max(0.0, next_poll - self._clock()))
         finally:
             beats.purge()
             consumer.close()
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _listen(self, consumer: KafkaConsumer, until: float) -> None:
+        """Hear what is there. Others who write to the topic without end do not keep us from judging ourselves."""
+        message = consumer.poll(self._settings.poll_duration_seconds)
+        while message is not None:
+            self._hear(message)
+            message = consumer.poll(0) if self._clock() < until else None
+
+    def _on_assign(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
             partition.offset = OFFSET_END  # only what we say from now on can prove anything
         consumer.assign(partitions)
@@ -193,17 +205,17 @@ class Neli:
             self._assigned = True
             self._stand()
 
-    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
         if any(partition.partition == _PARTITION for partition in partitions):
             self._assigned = False
-            term = self._end_term(TermEnd.REVOKED)
+            term = self._seat.vacate(TermEnd.REVOKED)
             # The successor is not elected before this returns, so what is in flight may land first.
             if term is not None and not term.quiesced.wait(self._settings.quiesce_timeout_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
 
-    def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
         self._assigned = False
-        self._end_term(TermEnd.FENCED)
+        self._seat.vacate(TermEnd.FENCED)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         sent_at = self._commits.popleft() if self._commits else _NEVER
@@ -220,22 +232,23 @@ class Neli:
         self._heard_at = _NEVER
         self._next_beat = _NEVER
 
-    def _prove(self, consumer: Consumer, beats: Producer) -> None:
+    def _prove(self, consumer: KafkaConsumer, beats: KafkaProducer) -> None:
         now = self._clock()
-        self._next_beat = now + (self._beat_interval if self._term else self._settings.min_poll_interval_seconds)
+        self._next_beat = now + (self._beat_interval if self._seat.term else self._settings.min_poll_interval_seconds)
         try:
             self._beat(beats, now)
-            if not self._commits:
-                self._commit(consumer, now)
+            if self._position is not None and not self._commits:
+                self._commit(consumer, self._position, now)
         except (BufferError, KafkaException) as error:
             _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
 
-    def _beat(self, beats: Producer, now: float) -> None:
+    def _beat(self, beats: KafkaProducer, now: float) -> None:
         beat = json.dumps({"leader_id": str(self._candidate), "boot_seconds": now})
         beats.produce(self._settings.topic, beat, partition=_PARTITION)
 
-    def _commit(self, consumer: Consumer, now: float) -> None:
-        consumer.commit(offsets=[TopicPartition(self._settings.topic, _PARTITION, 0)], asynchronous=True)
+    def _commit(self, consumer: KafkaConsumer, position: int, now: float) -> None:
+        # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
+        consumer.commit(offsets=[TopicPartition(self._settings.topic, _PARTITION, position)], asynchronous=True)
         self._commits.append(now)
 
     def _hear(self, message: Message) -> None:
@@ -245,6 +258,10 @@ class Neli:
                 self._complaint = error.str()
                 _log.warning("election_troubled", extra={"reason": self._complaint})
             return
+        if message.partition() == _PARTITION:
+            if self._position is None:
+                self._next_beat = _NEVER  # now there is something to commit
+            self._position = (message.offset() or 0) + 1
         try:
             beat = json.loads(message.value() or b"")
             if beat["leader_id"] == str(self._candidate):
@@ -254,19 +271,12 @@ class Neli:
 
     def _judge(self) -> None:
         proved_until = min(self._heard_at, self._accepted_at) + self._settings.heartbeat_timeout_seconds
-        if self._term is not None:
-            self._term.extend(proved_until)
-            if not self._term.is_live():
-                self._end_term(TermEnd.FENCED)
+        term = self._seat.term
+        if term is not None:
+            term.extend(proved_until)
+            if not term.is_live():
+                self._seat.vacate(TermEnd.FENCED)
                 if self._assigned:
                     self._stand()
         elif self._assigned and self._accepted_at >= self._candidate_since and proved_until > self._clock():
-            with self._changed:
-                self._term = Term(self._candidate, lease_until=proved_until, clock=self._clock)
-                self._changed.notify_all()
-
-    def _end_term(self, how: TermEnd) -> Term | None:
-        term, self._term = self._term, None
-        if term is not None:
-            term.end(how)
-        return term
+            self._seat.take(Term(self._candidate, lease_until=proved_until, clock=self._clock))

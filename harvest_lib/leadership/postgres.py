@@ -1,0 +1,172 @@
+"""Leadership by a lock in the database that is harvested: for pools that shall not depend on Kafka to elect.
+
+    standby ──takes the lock──► successor ──the one before is surely over──► leader ──no fresh proof──► fenced
+       ▲                            │                                          │                          │
+       ├───── the session ended ────┴──────────────────────────────────────────┼──────────────────────────┤
+       └──────────────── stopped: in flight landed, lock let go ───────────────┘      proof: leader again, new id
+
+Promises
+- At most one term of a group is live at any time, however sessions end. A term is live for the heartbeat timeout from
+  when its newest proof was *sent*; a proof is an answer of the server that this very session holds the lock.
+- A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
+  while its holder still believes. Therefore whoever gets the lock waits for the session timeout before its term begins:
+  by then the lease of the one before is over, and its producer's queue has expired.
+- The wait is spared when the one before has left in order: its term ended, nothing in flight. It says so by holding a
+  second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody can take an
+  old word for a new one. Who was not yet sure himself, or had something in flight, leaves without that word.
+- A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
+  (`idle_session_timeout`, Postgres 14).
+
+Limits
+- With the defaults a leader that is killed is followed after 10 s, one that is frozen after 15 s. The first to start
+  waits 10 s too: it cannot know that nobody was there.
+- The members have to use the same database: advisory locks are its own. A failover to another server that leaves the
+  old one alive gives two locks.
+- Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
+  a session that others use too, and two could lead. Connect directly, or in `session` mode.
+- A standby asks four times a second, a leader ten times per heartbeat timeout; each holds one connection.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
+from harvest_lib.leadership.lock_session import LockSession
+from harvest_lib.leadership.protocol import Term, TermEnd
+from harvest_lib.leadership.seat import Seat
+
+_log = logging.getLogger(__name__)
+
+_STANDBY_SECONDS = 0.25
+"""A standby asks no more often. A leaver's word stands for twice as long, so that a standby meets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresLeadershipSettings:
+    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`, and what a producer has queued
+    expires within it."""
+
+    group: str
+    heartbeat_timeout_seconds: float = 5.0
+    min_poll_interval_seconds: float = 0.1
+    """Postgres is asked no more often than this."""
+    session_timeout_seconds: float = 10.0
+    """How long a new holder of the lock waits, unless the one before left in order."""
+    quiesce_timeout_seconds: float = 5.0
+    """How long a stop waits for what is in flight to land."""
+    io_error_backoff_seconds: float = 0.5
+    """Pause before connecting again."""
+
+
+class PostgresLeadership:
+    """`Leadership` by a session's advisory lock, whose key is made of the group's name."""
+
+    def __init__(
+        self, settings: PostgresLeadershipSettings, conninfo: str, clock: Callable[[], float] = boot_seconds
+    ) -> None:
+        self._settings = settings
+        self._conninfo = conninfo
+        self._clock = clock
+        self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
+        self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
+        self._seat = Seat()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._complaint = ""
+
+    def start(self) -> None:
+        session = self._connect()
+        ended = LifecycleError("the election ended by itself", next_step="see the log above")
+        self._thread = threading.Thread(
+            target=lambda: self._seat.stand(lambda: self._run(session), self._stopping, ended),
+            name="harvest-lock",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def term(self, timeout_seconds: float) -> Term | None:
+        return self._seat.wait(timeout_seconds)
+
+    def stop(self, timeout_seconds: float) -> None:
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout_seconds)
+            if thread.is_alive():
+                _log.warning("lock_release_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
+
+    def _connect(self) -> LockSession:
+        settings = self._settings
+        return LockSession(
+            self._conninfo, settings.group, idle_timeout_seconds=max(1.0, settings.heartbeat_timeout_seconds)
+        )
+
+    # All below runs on the thread of its own.
+
+    def _run(self, session: LockSession | None) -> None:
+        while not self._stopping.is_set():
+            try:
+                session = session or self._connect()
+                self._complaint = ""
+                self._stand(session)
+            except (DatabaseUnavailable, DatabaseAccessDenied) as error:
+                self._seat.vacate(TermEnd.FENCED)
+                if error.evidence != self._complaint:
+                    self._complaint = error.evidence
+                    _log.warning("election_troubled", extra={"reason": error.evidence})
+                self._stopping.wait(self._settings.io_error_backoff_seconds)
+            finally:
+                if session is not None:
+                    session.close()
+                session = None
+
+    def _stand(self, session: LockSession) -> None:
+        """Live through one session: wait for the lock, hold it, leave."""
+        while not self._stopping.is_set():
+            if session.try_lock():
+                self._hold(session, waits_until=self._clock() + self._settings.session_timeout_seconds)
+                return
+            self._stopping.wait(self._standby_seconds)
+
+    def _hold(self, session: LockSession, waits_until: float) -> None:
+        """Lead once the terms of all who held the lock before are over; return when the lock is lost or let go.
+
+        The wait counts from the *answer*: the lock may have been freed as late as that.
+        """
+        last: Term | None = None
+        while not self._stopping.is_set():
+            sent_at = self._clock()
+            sight = session.look()
+            if not sight.held:
+                self._seat.vacate(TermEnd.FENCED)
+                return
+            lease_until = sent_at + self._settings.heartbeat_timeout_seconds
+            term = self._seat.term
+            if term is not None:
+                term.extend(lease_until)
+                if not term.is_live():
+                    self._seat.vacate(TermEnd.FENCED)
+            elif sight.left_in_order:
+                waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
+            elif sent_at >= waits_until and self._clock() < lease_until:
+                last = Term(uuid.uuid4(), lease_until=lease_until, clock=self._clock)
+                self._seat.take(last)
+            self._stopping.wait(self._proof_seconds if self._seat.term else self._settings.min_poll_interval_seconds)
+        self._leave(session, last)
+
+    def _leave(self, session: LockSession, last: Term | None) -> None:
+        """Let go of the lock; in order, if a term was ours and nothing of it is in flight."""
+        self._seat.vacate(TermEnd.REVOKED)
+        if last is None:
+            return  # the one before may still believe: the next has to wait as we would have had to
+        deadline = Deadline(self._settings.quiesce_timeout_seconds)
+        while not last.quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds)):
+            if deadline.passed:
+                _log.warning("term_not_quiesced", extra={"leader_id": str(last.leader_id)})
+                return
+            session.look()  # or the server takes us for frozen
+        session.leave(2 * self._standby_seconds)
