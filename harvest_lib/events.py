@@ -33,7 +33,7 @@ class LeaderFenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRead:
-    """Throughput, every `limits.minMetricsInterval` while leading."""
+    """Throughput; comes with a delivery, once `limits.minMetricsInterval` has passed since the one before."""
 
     stats: MeterStats
 

@@ -50,8 +50,7 @@ class Limits(BaseModel):
     io_error_backoff_seconds: Seconds = Field(default=0.5, ge=0)
     """`ioErrorBackoff`: pause after an I/O error before the next attempt. Default 500ms."""
     poll_duration_seconds: Seconds = Field(default=0.001, ge=_SHORTEST_SECONDS)
-    """`pollDuration`: accepted for goharvest's files, read by nothing yet: the election has a thread of its
-    own. Default 1ms."""
+    """`pollDuration`: how long one poll of the leader topic waits at most. Default 1ms."""
     min_poll_interval_seconds: Seconds = Field(default=0.1, ge=_SHORTEST_SECONDS)
     """`minPollInterval`: the leader topic is polled no more often than this. Default 100ms."""
     heartbeat_timeout_seconds: Seconds = Field(default=5.0, ge=_SHORTEST_SECONDS)
@@ -60,10 +59,11 @@ class Limits(BaseModel):
     max_poll_interval_seconds: Seconds = Field(
         default_factory=lambda checked: checked["heartbeat_timeout_seconds"] / 2, ge=_SHORTEST_SECONDS
     )
-    """`maxPollInterval`: bounds the default of `drainInterval`: the election has a thread of its own.
+    """`maxPollInterval`: bounds the default of `drainInterval`, and nothing else: the election has a thread of its own.
     Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: upper bound of the wait that `drainInterval` sets. Default 30s."""
+    """`queueTimeout`: marked records that wait for their turn are marked again when nothing has landed for so long.
+    Also an upper bound of the wait that `drainInterval` sets. Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
@@ -75,10 +75,9 @@ class Limits(BaseModel):
     max_in_flight_records: Count = Field(default=1000, ge=1)
     """`maxInFlightRecords`: records sent and not reported yet. Default 1000."""
     send_concurrency: Count = Field(default=8, ge=1)
-    """`sendConcurrency`: accepted for goharvest's files, read by nothing yet: one producer sends everything.
-    Default 8."""
+    """`sendConcurrency`: lanes, each a producer of its own; the records of a key take one lane. Default 8."""
     send_buffer: Count = Field(default=10, ge=0)
-    """`sendBuffer`: accepted for goharvest's files, read by nothing yet. Default 10."""
+    """`sendBuffer`: records that each lane keeps ready while its producer's queue is full. Default 10."""
     mark_query_records: Count = Field(default=100, ge=1)
     """`markQueryRecords`: records marked by one query. Default 100."""
     min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
