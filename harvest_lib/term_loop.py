@@ -108,7 +108,9 @@ class TermLoop:
         if self._enquiry.pending:
             self._enquiry.wait(_IDLE_POLL_SECONDS)
             return 0.0
-        return min(max(0.0, self._mark_at - now, self._pause_until - now), _IDLE_POLL_SECONDS)
+        due = max(self._mark_at, self._pause_until) - now
+        # The client cuts off what is less than a millisecond: rounded down, the last one would be spent spinning.
+        return min(due + 0.001, _IDLE_POLL_SECONDS) if due > 0 else 0.0
 
     # -- asking the database, one thing at a time
 
