@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -38,9 +39,13 @@ def at_most(name: str, value: float, unit: str, *, target: float) -> Result:
 
 def show(results: Sequence[Result], console: Console) -> None:
     """Print the table."""
-    table = Table("scenario", "", "unit", "floor", "ratio", "target", "", title="200-byte values, 8 partitions, lz4")
+    table = Table(
+        "scenario", "", "unit", "floor", "ratio", "target", "", title="200-byte values, 8 partitions, lz4", box=SIMPLE
+    )
+    table.columns[0].no_wrap = True
     for column in (1, 3, 4, 5):
         table.columns[column].justify = "right"
+        table.columns[column].no_wrap = True
     for result in results:
         met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[result.met]
         target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:g}"

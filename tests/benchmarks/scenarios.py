@@ -41,7 +41,7 @@ def _drains(delivery: str, lanes: int, target: float | None) -> Callable[[Server
         floor = median(floor_rates)
         yield at_least(name, median(rates), "records/s", floor=floor, ratio=median(ratios), target=target)
         if target is not None:
-            yield at_most(f"{name}-statements", median(statements), "per 1,000 records", target=_STATEMENTS)
+            yield at_most(f"{name}-statements", median(statements), "per 1,000", target=_STATEMENTS)
 
     return measure
 
@@ -62,7 +62,7 @@ def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
 def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
     session = pools.SESSION_SECONDS
     seconds = pools.take_over(servers)
-    yield at_most("take-over", seconds, f"s, session {session:g} s", target=session + 1)
+    yield at_most("take-over", seconds, "s", target=session + 1)
 
 
 def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
