@@ -97,7 +97,7 @@ class Goharvest(Member):
     """One goharvest process. What it logs is told under our events' names; its times are whole seconds."""
 
     def __init__(self, program, config, log):
-        super().__init__(config, log, command=[program, "-f", config])
+        super().__init__(config, log, command=[program], options=())
 
     def events(self):
         return list(filter(None, map(_event, self.lines())))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 from support.waiting import eventually
 
@@ -20,24 +21,29 @@ harvest:
   leaderGroupID: {group}
   dataSource: {dsn}
   sessionTimeout: {session_seconds}s
+  delivery: {delivery}
   limits:
     heartbeatTimeout: 1500ms
-    ioErrorBackoff: 100ms
+    ioErrorBackoff: {io_error_backoff}
     maxInFlightRecords: 1000
     markQueryRecords: 200
 """
 
 
+HARVEST = (sys.executable, "-m", "harvest_lib.cli", "run")
+_TESTS = Path(__file__).parents[1]
+
+
 class Member:
     """One process, with the log it writes."""
 
-    def __init__(self, config, log, command=None):
+    def __init__(self, config, log, command=HARVEST, options=("--log-format", "json")):
         self.log = log
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
-        ours = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", config, "--log-format", "json"]
+        environment["PYTHONPATH"] = str(_TESTS)
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                command or ours,
+                [*command, "-f", str(config), *options],
                 stderr=stderr,
                 stdout=subprocess.DEVNULL,
                 env=environment,
@@ -69,6 +75,23 @@ class Member:
         return [event["leader_id"] for event in self.events() if event["event"] in _LEADS]
 
     @property
+    def spells(self):
+        """Return for each time this process led the leader ids, and whether all that was in flight had landed."""
+        spells, abandoned = [], False
+        for event in self.events():
+            match event["event"]:
+                case "leader_acquired":
+                    spells.append(([event["leader_id"]], False))
+                    abandoned = False
+                case "leader_refreshed":
+                    spells[-1][0].append(event["leader_id"])
+                case "in_flight_abandoned":
+                    abandoned = True
+                case "leader_revoked":
+                    spells[-1] = spells[-1][0], not abandoned
+        return spells
+
+    @property
     def leads(self):
         """Tell whether the newest thing this process said of leadership is that it has it."""
         said = [event["event"] for event in self.events() if event["event"].startswith("leader_")]
@@ -90,16 +113,42 @@ class Member:
 
 
 class Pool:
-    """Members of one leader group; a context manager that ends them all."""
+    """Members of one leader group; a context manager that ends them all.
 
-    def __init__(self, folder, *, dsn, servers, group, session_seconds=3):
+    In `command` "{number}" stands for the number of the member that is started.
+    """
+
+    def __init__(
+        self,
+        folder,
+        *,
+        dsn,
+        servers,
+        group,
+        session_seconds=3,
+        delivery="barrier",
+        io_error_backoff="100ms",
+        command=HARVEST,
+    ):
         self._folder = folder
         self._config = folder / "reaper.yaml"
-        self._config.write_text(CONFIG.format(servers=servers, group=group, dsn=dsn, session_seconds=session_seconds))
+        self._config.write_text(
+            CONFIG.format(
+                servers=servers,
+                group=group,
+                dsn=dsn,
+                session_seconds=session_seconds,
+                delivery=delivery,
+                io_error_backoff=io_error_backoff,
+            )
+        )
+        self._command = command
         self.members = []
 
     def add(self):
-        member = Member(self._config, self._folder / f"harvester-{len(self.members)}.log")
+        number = len(self.members)
+        command = [word.format(number=number) for word in self._command]
+        member = Member(self._config, self._folder / f"harvester-{number}.log", command)
         self.members.append(member)
         return member
 
