@@ -22,29 +22,33 @@ _SHOWN = 10
 
 
 class Parking:
-    """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id."""
+    """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id.
+
+    Which keys have a parked record comes with each batch, since others may park and release: a deposed leader, people.
+    """
 
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
         self._policy = policy
         self._refusals = refusals
-        self._held_keys: dict[str, int] = {}  # key -> the lowest id of it that is parked
+        self._refused_keys: dict[str, int] = {}  # of what is refused: key -> the lowest id
         self._refused: dict[int, str] = {}
         self._behind: set[int] = set()
 
-    def begin(self, parked_keys: Mapping[str, int]) -> None:
-        """Start over with the keys that have a parked record, and its id; what was found before comes again."""
-        self._held_keys = dict(parked_keys) if self._policy == "hold_key" else {}
+    def begin(self) -> None:
+        """Start over: what was found before comes again."""
+        self._refused_keys.clear()
         self._refused.clear()
         self._behind.clear()
 
-    def sieve(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may be sent, and keep the others to be set aside. Raises RecordError under `stop`."""
+    def sieve(self, rows: Sequence[Row], parked: Mapping[str, int]) -> Sequence[Row]:
+        """Return the rows that may be sent, and keep the others to be set aside: those that are refused, and those of a
+        key that has a parked record before them. Raises RecordError under `stop`."""
         refusals = self._refusals(rows)
-        if not refusals and not self._held_keys:
+        if not refusals and not self._refused_keys and not parked:
             return rows
         good: list[Row] = []
         for row in rows:
-            if row[0] > self._held_keys.get(row[2], row[0]):
+            if self._is_behind(row, parked):
                 self._behind.add(row[0])
             elif row[0] in refusals:
                 self.refuse(row, refusals[row[0]])
@@ -62,7 +66,7 @@ class Parking:
             )
         self._refused[row[0]] = reason
         if self._policy == "hold_key":
-            self._held_keys[row[2]] = min(row[0], self._held_keys.get(row[2], row[0]))
+            self._refused_keys[row[2]] = min(row[0], self._refused_keys.get(row[2], row[0]))
         return self._policy == "hold_key"
 
     def hold(self, rows: Collection[Row]) -> None:
@@ -87,6 +91,8 @@ class Parking:
         are any."""
         for record_id in refused:
             self._refused.pop(record_id, None)
+        if not self._refused:
+            self._refused_keys.clear()
         for record_id in behind:
             self._behind.discard(record_id)
         if refused:
@@ -97,3 +103,9 @@ class Parking:
         if held := len(behind) - len(released):
             _log.info("records_held", extra={"count": held})
         return bool(released)
+
+    def _is_behind(self, row: Row, parked: Mapping[str, int]) -> bool:
+        if self._policy != "hold_key":
+            return False
+        first = min(parked.get(row[2], row[0]), self._refused_keys.get(row[2], row[0]))
+        return row[0] > first

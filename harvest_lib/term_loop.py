@@ -19,7 +19,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from harvest_lib.deadline import Deadline, boot_seconds
@@ -29,7 +29,7 @@ from harvest_lib.events import LeaderRefreshed
 from harvest_lib.inflight import KeyBarrier, Window
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
-from harvest_lib.source import Source
+from harvest_lib.source import Batch, Source
 from harvest_lib.wiring import Enquiry, Wiring
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class TermLoop:
         self._landed_between = (0.0, 0.0)  # when the first and the last of them did
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
-        self._give_back: list[int] = []  # marked, not sent, to be reset at the end
+        self._dropped: list[int] = []  # marked and not sent: marked again under the next leader id, or reset at the end
         self._ending = False
         self._force_remark = False
         self._pause_until = 0.0
@@ -147,19 +147,21 @@ class TermLoop:
         leader_id = self.leader_id
         self._enquiry.put(lambda source: source.open(leader_id), self._opened)
 
-    def _opened(self, parked_keys: dict[str, int]) -> None:
+    def _opened(self, _: None) -> None:
         self._enquiry.lost = False
-        self._lower(self._refused)  # they come again, and are refused again
+        self._drop([*(row[0] for row in self._refused), *self._parking.ids])  # they come again, and are refused again
+        self._lower(self._refused)
         self._refused.clear()
-        self._parking.begin(parked_keys)
+        self._parking.begin()
 
     def _refresh(self) -> None:
         """Take a new leader id (A9) and start from the head again, where the oldest of what failed now stands."""
-        self.in_flight.drop_pending()
+        self._dropped.clear()
+        self._drop(self.in_flight.drop_pending())
         self.leader_id = leader_id = uuid.uuid4()
 
-        def opened(parked_keys: dict[str, int]) -> None:
-            self._opened(parked_keys)
+        def opened(_: None) -> None:
+            self._opened(None)
             self._force_remark = False  # A2
             self._mark_at = 0.0
             self._progress_at = boot_seconds()
@@ -167,6 +169,10 @@ class TermLoop:
             self._wiring.emit(LeaderRefreshed(leader_id=leader_id))
 
         self._enquiry.put(lambda source: source.open(leader_id), opened)
+
+    def _drop(self, ids: Iterable[int]) -> None:
+        """Remember records that were marked and are not sent now."""
+        self._dropped.extend(ids)
 
     def _watch_queue(self) -> None:
         """Mark anew when marked records have waited for their turn longer than they may."""
@@ -198,28 +204,33 @@ class TermLoop:
         if not landed and not limit:
             return
 
-        def fetched(rows: list[Row]) -> None:
+        def fetched(batch: Batch) -> None:
+            rows = batch.rows
             del self._landed[: len(landed)]
             self._lower(landed)
             if landed:
                 self._wiring.delivered(len(landed))
             if self._ending:
-                self._give_back.extend(row[0] for row in rows)
-            elif limit and not self._force_remark:  # else the batch is dropped (A9): it is marked again
-                self._offer(rows)
+                self._drop(row[0] for row in rows)
+            elif self._force_remark:
+                self._drop(row[0] for row in rows)  # (A9)
+            elif limit:
+                self._offer(batch)
 
-        def fetch(source: Source) -> list[Row]:
+        def fetch(source: Source) -> Batch:
             # Asked again here: a process frozen before this would take its successor's rows when it thaws.
-            return source.fetch(limit if self._term.is_live() else 0, [row[0] for row in landed])
+            live = self._term.is_live()
+            ids = [row[0] for row in landed] if live or self._wiring.one_per_key else []
+            return source.fetch(limit if live else 0, ids)
 
         self._enquiry.put(fetch, fetched)
 
-    def _offer(self, rows: Sequence[Row]) -> None:
-        limits = self._wiring.limits
+    def _offer(self, batch: Batch) -> None:
+        limits, rows = self._wiring.limits, batch.rows
         try:
-            self.in_flight.offer(self._parking.sieve(rows))
+            self.in_flight.offer(self._parking.sieve(rows, batch.parked))
         except RecordError:  # we are to stop
-            self._give_back.extend(row[0] for row in rows)
+            self._drop(row[0] for row in rows)
             raise
         if rows:
             self.idle = False
@@ -291,7 +302,7 @@ class TermLoop:
     def _end(self) -> None:
         """Leave nothing unaccounted for. An orderly end lets what is in flight land; a fenced one stops it at once."""
         self._ending = True
-        self._give_back.extend(self.in_flight.drop_pending())
+        self._drop(self.in_flight.drop_pending())
         fenced = self._term.ended is TermEnd.FENCED
         limits = self._wiring.limits
         patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
@@ -311,8 +322,7 @@ class TermLoop:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
         self._landed.extend(abandoned.acknowledged)
         unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
-        self._give_back.extend(row[0] for row in unsent)
-        self._give_back.extend(self._parking.ids)
+        self._drop([*(row[0] for row in unsent), *self._parking.ids])
         self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
 
     def _ask_last(self) -> None:
@@ -337,11 +347,11 @@ class TermLoop:
                 self._hear()
             elif self._enquiry.lost:
                 break
-            elif self._landed:
+            elif self._landed and (self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED):
                 self._fetch(0)
-            elif self._give_back and give_back:
-                self._enquiry.put(partial(_reset, ids=self._give_back))
-                self._give_back = []
+            elif self._dropped and give_back:
+                self._enquiry.put(partial(_reset, ids=self._dropped))
+                self._dropped = []
             else:
                 break
 

@@ -7,13 +7,14 @@ Promises
   that a deposed leader marked in between would otherwise be sent a second time, out of order.
 - A purge that follows a new connection spares rows that nobody has marked: after a failover their ids may have been
   given to records that were never sent.
-- A reset touches only rows that still carry this leader's id: a deposed leader cannot unmark its successor's rows.
+- A reset touches only rows that still carry an id of this leader's: a deposed one cannot unmark its successor's rows.
 - A park moves rows that still carry this leader's id, whole, into the table of parked records.
 - All go by batch, a purge and the mark after it in one transaction, and each is durable (`synchronous_commit=on`) when
   it returns. The barrier rests on that: the next record of a key may leave only when the one before can never come
   back.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -23,6 +24,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import Row
+from harvest_lib.source.protocol import Batch
 
 # The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
 # turns into a scan of the whole table once they are stale.
@@ -38,9 +40,13 @@ _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
 
 _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
-_RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = %(leader)s"
+_RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
-_PARKED_KEYS = "SELECT kafka_key, min(id) FROM {parked} WHERE NOT held GROUP BY kafka_key"
+_ANY_PARKED = "SELECT EXISTS (SELECT FROM {parked} WHERE NOT held)"
+
+_PARKED_KEYS = """
+SELECT kafka_key, min(id) FROM {parked} WHERE NOT held AND kafka_key = ANY(%(keys)s) GROUP BY kafka_key
+"""
 
 # Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
 _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
@@ -70,6 +76,9 @@ RETURNING id
 
 _STATEMENT_TIMEOUT_SECONDS = 30
 
+_OWN_IDS = 16
+"""So many leader ids are remembered as ours; rows marked under older ones are left to the next leader."""
+
 
 class MarkSource:
     """`Source` over one table that a leader marks and purges; both names are quoted ones. Without `parked` nothing is
@@ -83,16 +92,19 @@ class MarkSource:
         self._purge = sql.SQL(_PURGE).format(**names)
         self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
-        self._parked_keys = sql.SQL(_PARKED_KEYS).format(parked=parked or table)
+        self._any_parked = sql.SQL(_ANY_PARKED).format(parked=parked or table)
+        self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked or table)
         self._park = sql.SQL(_PARK).format(**names)
         self._hold = sql.SQL(_HOLD).format(**names)
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id = UUID(int=0)
+        self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
 
-    def open(self, leader_id: UUID) -> dict[str, int]:
+    def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
+        self._own_ids.append(leader_id)
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
             with translated():
@@ -102,12 +114,8 @@ class MarkSource:
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
             self._reconnected = True
-        if not self._has_parked:
-            return {}
-        with translated():
-            return dict(self._connected().execute(self._parked_keys).fetchall())
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
         connection = self._connected()
         cursor = connection.cursor(binary=True)
         marked = {"leader": self._leader_id, "limit": limit}
@@ -127,10 +135,10 @@ class MarkSource:
         if limit:
             self._reconnected = False
         rows.sort(key=_id)
-        return rows
+        return Batch(rows, self._parked_of(rows) if rows and self._has_parked else {})
 
     def reset(self, ids: Sequence[int]) -> None:
-        values = {"ids": _array(ids), "leader": self._leader_id}
+        values = {"ids": _array(ids), "leaders": list(self._own_ids)}
         with translated():
             self._connected().execute(self._reset, values, prepare=True)
 
@@ -151,6 +159,14 @@ class MarkSource:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _parked_of(self, rows: Sequence[Row]) -> dict[str, int]:
+        connection = self._connected()
+        with translated():
+            if connection.execute(self._any_parked, prepare=True).fetchone() == (False,):
+                return {}
+            keys = list({row[2] for row in rows})
+            return dict(connection.execute(self._parked_keys, {"keys": keys}).fetchall())
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:

@@ -1,10 +1,18 @@
 """What a source of outbox records promises to the loop that drives it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from harvest_lib.record import Row
+
+
+class Batch(NamedTuple):
+    """What a fetch found: records ascending by id, and of their keys those that have a parked record, with the lowest
+    id of one. The latter is of a moment after the records were taken: nobody else can park them any more."""
+
+    rows: list[Row]
+    parked: Mapping[str, int]
 
 
 class Source(Protocol):
@@ -14,18 +22,18 @@ class Source(Protocol):
     `open` again, under a new leader id), and another DatabaseError when asking again will not help.
     """
 
-    def open(self, leader_id: UUID) -> dict[str, int]:
-        """(Re)connect if need be, work under `leader_id` from now on, and return the keys that have a parked record,
-        each with the lowest id of one."""
+    def open(self, leader_id: UUID) -> None:
+        """(Re)connect if need be and work under `leader_id` from now on."""
         ...
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
         """Record durably that `delivered` were delivered, none of which is fetched again, and return up to `limit`
         records that this leader id has not seen, ascending by id. One transaction; safe to repeat."""
         ...
 
     def reset(self, ids: Sequence[int]) -> None:
-        """Give back records that were fetched and not delivered. Leaves alone what another leader has taken."""
+        """Give back records that were fetched, under this leader id or an earlier one, and not delivered. Leaves alone
+        what another leader has taken."""
         ...
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:

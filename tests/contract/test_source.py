@@ -61,21 +61,21 @@ def leader(outbox):
     source.close()
 
 
-def ids(rows):
-    return [r[0] for r in rows]
+def ids(found):
+    return [r[0] for r in getattr(found, "rows", found)]
 
 
 def test_rows_come_by_id_up_to_the_limit_and_only_once(outbox, leader):
     outbox.insert(*[row(n, "k") for n in (5, 3, 9, 1, 7)])
     assert ids(leader.fetch(3)) == [1, 3, 5]
     assert ids(leader.fetch(3)) == [7, 9]
-    assert leader.fetch(3) == []
+    assert leader.fetch(3).rows == []
 
 
 def test_a_row_comes_whole(outbox, leader):
     whole = (1, "topic", "kéy", None, ["a", "a", "b"], ["1", None, ""])
     outbox.insert(whole)
-    assert leader.fetch(1) == [whole]
+    assert leader.fetch(1).rows == [whole]
 
 
 def test_a_late_row_with_a_low_id_is_fetched(outbox, leader):
@@ -166,8 +166,13 @@ def test_a_parked_record_is_set_aside_with_what_is_behind_it(outbox, leader):
     assert leader.park({1: "too large"}, [3]) == frozenset()
     assert parked(outbox) == {1: False, 3: True}
     assert set(outbox.leaders()) == {2, 4}
-    assert leader.open(uuid.uuid4()) == {"a": 1}
-    assert ids(leader.fetch(10)) == [2, 4]
+    outbox.insert(row(5, "a"))
+    leader.open(uuid.uuid4())
+    batch = leader.fetch(10)
+    assert ids(batch) == [2, 4, 5]
+    assert batch.parked == {"a": 1}, "so 5 is to be held"
+    outbox.insert(row(6, "b"))
+    assert leader.fetch(10).parked == {}, "of the keys of the batch only"
 
 
 def test_nothing_is_held_behind_a_key_that_was_released(outbox, leader):
@@ -195,3 +200,12 @@ def test_a_purge_and_the_mark_after_it_are_one(outbox, leader):
     first = leader.fetch(2)
     assert ids(leader.fetch(2, ids(first))) == [3, 4]
     assert set(outbox.leaders()) == {3, 4, 5}
+
+
+def test_what_was_marked_under_an_earlier_leader_id_of_ours_can_be_given_back(outbox, leader):
+    """I9: an end may come between a new leader id and the mark under it."""
+    outbox.insert(row(1, "k"), row(2, "k"))
+    leader.fetch(10)
+    leader.open(uuid.uuid4())
+    leader.reset([1, 2])
+    assert outbox.leaders() == {1: None, 2: None}

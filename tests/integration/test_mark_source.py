@@ -13,10 +13,10 @@ def test_a_source_opened_on_an_empty_table_does_not_scan_the_full_one(outbox):
     source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
     source.open(uuid.uuid4())
     for _ in range(10):  # psycopg prepares at the first, Postgres may settle on one plan after the fifth
-        assert source.fetch(100) == []
+        assert source.fetch(100).rows == []
     outbox.fill(20_000)
     for _ in range(5):
-        source.fetch(0, [row[0] for row in source.fetch(100)])
+        source.fetch(0, [row[0] for row in source.fetch(100).rows])
     source._connection.execute("SELECT pg_stat_force_next_flush()")
     source._connection.execute("SELECT 1")
     (rows_read,) = outbox.connection.execute(_ROWS_READ).fetchone()
@@ -29,13 +29,13 @@ def test_a_purge_repeated_after_an_outage_spares_rows_nobody_has_marked(outbox):
     outbox.fill(2)
     source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
     source.open(uuid.uuid4())
-    delivered = [row[0] for row in source.fetch(10)]
+    delivered = [row[0] for row in source.fetch(10).rows]
     source.close()
     outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
     outbox.fill(3)
     source.open(uuid.uuid4())
     source.fetch(0, delivered)
-    assert [row[0] for row in source.fetch(10)] == [1, 2, 3]
+    assert [row[0] for row in source.fetch(10).rows] == [1, 2, 3]
     source.fetch(0, [1, 2, 3])
     assert outbox.count() == 0
     source.close()

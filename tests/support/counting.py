@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from harvest_lib.record import Row
-from harvest_lib.source import Source
+from harvest_lib.source import Batch, Source
 
 
 class CountingSource:
@@ -21,16 +20,18 @@ class CountingSource:
         """Return how many statements there were for the records there were: empty marks come by the clock."""
         return self.statements.total() - self.statements["empty mark"]
 
-    def open(self, leader_id: UUID) -> dict[str, int]:
-        return self._source.open(leader_id)
+    def open(self, leader_id: UUID) -> None:
+        self._source.open(leader_id)
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> list[Row]:
-        rows = self._source.fetch(limit, delivered)
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+        batch = self._source.fetch(limit, delivered)
         if delivered:
             self.statements["purge"] += 1
         if limit:
-            self.statements["mark" if rows else "empty mark"] += 1
-        return rows
+            self.statements["mark" if batch.rows else "empty mark"] += 1
+        if batch.rows:
+            self.statements["look for parked"] += 1
+        return batch
 
     def reset(self, ids: Sequence[int]) -> None:
         self.statements["reset"] += 1

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.source import Batch
 
 
 class FakeTable:
@@ -49,15 +50,17 @@ class FakeSource:
         self.table = table
         self.outages = 0
         self.lost_answers = 0
+        self.answers_lost = 0
         self.calls = []
         self._leader = UUID(int=0)
+        self._own = set()
         self._closed = True
 
     def open(self, leader_id):
         self._called("open")
         self._closed = False
         self._leader = leader_id
-        return self.table.parked_keys
+        self._own.add(leader_id)
 
     def fetch(self, limit, delivered=()):
         self._called("fetch")
@@ -72,13 +75,14 @@ class FakeSource:
                 self.table.rows[record_id][1] = self._leader
                 rows.append(row)
         self._answered("fetch")
-        return rows
+        keys = {row[2] for row in rows}
+        return Batch(rows, {key: first for key, first in self.table.parked_keys.items() if key in keys})
 
     def reset(self, ids):
         self._called("reset")
         for record_id in ids:
             entry = self.table.rows.get(record_id)
-            if entry is not None and entry[1] == self._leader:
+            if entry is not None and entry[1] in self._own:
                 entry[1] = None
         self._answered("reset")
 
@@ -112,6 +116,7 @@ class FakeSource:
     def _answered(self, name):
         if self.lost_answers and name != "open":
             self.lost_answers -= 1
+            self.answers_lost += 1
             raise DatabaseUnavailable("Postgres does not answer", evidence="injected, after the fact", next_step="none")
 
 

@@ -276,5 +276,5 @@ def test_a_mark_that_waits_until_the_term_is_over_takes_nothing():
     bench.loop._fetch(10)
     bench.source.open(bench.term.leader_id)
     bench.term.end(TermEnd.FENCED)
-    assert asked[0](bench.source) == []
+    assert asked[0](bench.source).rows == []
     assert bench.table.leaders() == {1: None}
