@@ -28,6 +28,7 @@ from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.inflight import KeyBarrier, Window
 from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.pace import IDLE_SECONDS, Pace
 from harvest_lib.record import Row
 from harvest_lib.source import Batch, Source
 from harvest_lib.wiring import Enquiry, Wiring
@@ -35,10 +36,6 @@ from harvest_lib.wiring import Enquiry, Wiring
 _log = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.002
-_IDLE_POLL_SECONDS = 0.05
-"""An idle loop asks the database at most this often, unless `markBackoff` says less."""
-_PURGE_DELAY_SECONDS = 0.005
-"""Records that land one after the other are purged together, if they land within this time."""
 _LAST_ANSWER_SECONDS = 5.0
 """How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
 
@@ -60,17 +57,17 @@ class TermLoop:
         self._parking = wiring.parking
         self._stopping = stopping
         self._enquiry = Enquiry(wiring.source)
+        self._pace = Pace(wiring.limits)
         self._landed: list[Row] = []  # acknowledged, not purged yet
-        self._landed_between = (0.0, 0.0)  # when the first and the last of them did
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
-        self._dropped: list[int] = []  # marked and not sent: marked again under the next leader id, or reset at the end
+        self._dropped: set[int] = (
+            set()
+        )  # marked and not sent: marked again under the next leader id, or reset at the end
         self._ending = False
         self._force_remark = False
         self._pause_until = 0.0
         self._progress_at = boot_seconds()
-        self._mark_backoff = 0.0
-        self._mark_at = 0.0
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
@@ -106,11 +103,11 @@ class TermLoop:
         if self.in_flight.records > len(self._landed):
             return _BUSY_POLL_SECONDS
         if self._enquiry.pending:
-            self._enquiry.wait(_IDLE_POLL_SECONDS)
+            self._enquiry.wait(IDLE_SECONDS)
             return 0.0
-        due = max(self._mark_at, self._pause_until) - now
+        due = max(self._pace.mark_at, self._pause_until) - now
         # The client cuts off what is less than a millisecond: rounded down, the last one would be spent spinning.
-        return min(due + 0.001, _IDLE_POLL_SECONDS) if due > 0 else 0.0
+        return min(due + 0.001, IDLE_SECONDS) if due > 0 else 0.0
 
     # -- asking the database, one thing at a time
 
@@ -133,8 +130,9 @@ class TermLoop:
                 self._refresh()
         else:
             self._watch_queue()
-            room = 0 if pausing else self._room()
-            if room or self._purge_is_worthwhile():
+            now = boot_seconds()
+            room = 0 if pausing else self._pace.room(self.in_flight, now)
+            if room or self._pace.purge_is_worthwhile(len(self._landed), self.in_flight, now):
                 self._fetch(room)
 
     def _hear(self) -> None:
@@ -156,14 +154,13 @@ class TermLoop:
 
     def _refresh(self) -> None:
         """Take a new leader id (A9) and start from the head again, where the oldest of what failed now stands."""
-        self._dropped.clear()
         self._drop(self.in_flight.drop_pending())
         self.leader_id = leader_id = uuid.uuid4()
 
         def opened(_: None) -> None:
             self._opened(None)
             self._force_remark = False  # A2
-            self._mark_at = 0.0
+            self._pace.hurry()
             self._progress_at = boot_seconds()
             self._delivery.begin(leader_id)
             self._wiring.emit(LeaderRefreshed(leader_id=leader_id))
@@ -172,7 +169,7 @@ class TermLoop:
 
     def _drop(self, ids: Iterable[int]) -> None:
         """Remember records that were marked and are not sent now."""
-        self._dropped.extend(ids)
+        self._dropped.update(ids)
 
     def _watch_queue(self) -> None:
         """Mark anew when marked records have waited for their turn longer than they may."""
@@ -183,26 +180,12 @@ class TermLoop:
             _log.warning("queue_timeout", extra={"records": self.in_flight.pending, "waited_seconds": round(waited, 1)})
             self._force_remark = True
 
-    def _room(self) -> int:
-        """Return how many records to mark now: none before it is worthwhile, or before the backoff is over."""
-        limits = self._wiring.limits
-        wanted = min(limits.mark_query_records, self.in_flight.room)
-        worthwhile = min(limits.mark_query_records, max(1, limits.max_in_flight_records // 2))
-        return wanted if wanted >= worthwhile and boot_seconds() >= self._mark_at else 0
-
-    def _purge_is_worthwhile(self) -> bool:
-        """Tell whether to purge now: half of what is in flight has landed, or a batch, or no more has for a while."""
-        landed = len(self._landed)
-        enough = min(self._wiring.limits.mark_query_records, (self.in_flight.records + 1) // 2)
-        now, (first, last) = boot_seconds(), self._landed_between
-        waited = now - last > _PURGE_DELAY_SECONDS or now - first > _IDLE_POLL_SECONDS
-        return landed > 0 and (landed >= enough or waited)
-
     def _fetch(self, limit: int) -> None:
         """Purge what landed (B1) and mark as much as there is room for (A3), in one go."""
         landed = list(self._landed)
         if not landed and not limit:
             return
+        self._pace.purged()
 
         def fetched(batch: Batch) -> None:
             rows = batch.rows
@@ -215,31 +198,31 @@ class TermLoop:
             elif self._force_remark:
                 self._drop(row[0] for row in rows)  # (A9)
             elif limit:
+                if self._dropped:
+                    self._dropped.difference_update(row[0] for row in rows)
                 self._offer(batch)
 
         def fetch(source: Source) -> Batch:
             # Asked again here: a process frozen before this would take its successor's rows when it thaws.
-            live = self._term.is_live()
-            ids = [row[0] for row in landed] if live or self._wiring.one_per_key else []
-            return source.fetch(limit if live else 0, ids)
+            ids = [row[0] for row in landed] if self._may_purge() else []
+            return source.fetch(limit if self._term.is_live() else 0, ids)
 
         self._enquiry.put(fetch, fetched)
 
+    def _may_purge(self) -> bool:
+        """Under the barrier always. Pipelined, a successor may have sent again the first of what landed here: without
+        the rest, it would be the last."""
+        return self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED
+
     def _offer(self, batch: Batch) -> None:
-        limits, rows = self._wiring.limits, batch.rows
+        rows = batch.rows
         try:
             self.in_flight.offer(self._parking.sieve(rows, batch.parked))
         except RecordError:  # we are to stop
             self._drop(row[0] for row in rows)
             raise
-        if rows:
-            self.idle = False
-            self._mark_backoff = self._mark_at = 0.0
-        else:
-            self.idle = not (self.in_flight.records or self.in_flight.pending or self._parking.has_work)
-            slowest = max(limits.mark_backoff_seconds, _IDLE_POLL_SECONDS)
-            self._mark_backoff = min(slowest, max(limits.mark_backoff_seconds, self._mark_backoff * 1.5))
-            self._mark_at = boot_seconds() + self._mark_backoff
+        self.idle = not (rows or self.in_flight.records or self.in_flight.pending or self._parking.has_work)
+        self._pace.found(len(rows), boot_seconds())
 
     def _reset(self) -> None:
         """Give back what failed (B2), raise the flag (B3), and only then lower the barrier."""
@@ -276,8 +259,7 @@ class TermLoop:
 
     def _take(self, reports: Reports) -> None:
         if reports.acknowledged:
-            now = boot_seconds()
-            self._landed_between = (self._landed_between[0] if self._landed else now, now)
+            self._pace.landed(boot_seconds())
             self._landed.extend(reports.acknowledged)
         self._force_remark = self._force_remark or reports.halted
         failed = [failure for failure in reports.failed if not failure.refused]
@@ -347,11 +329,11 @@ class TermLoop:
                 self._hear()
             elif self._enquiry.lost:
                 break
-            elif self._landed and (self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED):
+            elif self._landed and self._may_purge():
                 self._fetch(0)
             elif self._dropped and give_back:
-                self._enquiry.put(partial(_reset, ids=self._dropped))
-                self._dropped = []
+                self._enquiry.put(partial(_reset, ids=sorted(self._dropped)))
+                self._dropped.clear()
             else:
                 break
 
