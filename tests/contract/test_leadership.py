@@ -1,31 +1,50 @@
-"""What every way of electing a leader promises: Solo, and NELI on a real broker."""
+"""What every way of electing a leader promises: the fake, Solo, NELI on a real broker, and a lock in a real Postgres."""
 
 import time
 
 import pytest
+from support.fakes import FakeLeadership
 from support.waiting import eventually
 
-from harvest_lib.leadership import Neli, Solo, TermEnd
+from harvest_lib.leadership import Neli, PostgresLeadership, Solo, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
 
-@pytest.fixture(params=["solo", "neli"])
+def neli(request):
+    group = request.getfixturevalue("group_id")
+    settings = NeliSettings(
+        topic=f"{group}.neli",
+        group_id=group,
+        heartbeat_timeout_seconds=1.5,
+        session_timeout_seconds=3.0,
+        quiesce_timeout_seconds=0.0,
+    )
+    client = {"bootstrap.servers": request.getfixturevalue("bootstrap_servers")}
+    return lambda: Neli(settings, client)
+
+
+def postgres(request):
+    settings = PostgresLeadershipSettings(
+        group=request.getfixturevalue("group_id"),
+        heartbeat_timeout_seconds=1.0,
+        session_timeout_seconds=2.0,
+        quiesce_timeout_seconds=0.0,
+    )
+    dsn = request.getfixturevalue("dsn")
+    return lambda: PostgresLeadership(settings, dsn)
+
+
+KINDS = {"fake": lambda _: FakeLeadership, "solo": lambda _: Solo, "neli": neli, "postgres": postgres}
+
+
+@pytest.fixture(params=KINDS)
 def stand(request):
     """Make one more that may lead, not started yet; all are stopped at the end."""
-    made = []
-    if request.param == "neli":
-        group = request.getfixturevalue("group_id")
-        settings = NeliSettings(
-            topic=f"{group}.neli",
-            group_id=group,
-            heartbeat_timeout_seconds=1.5,
-            session_timeout_seconds=3.0,
-            quiesce_timeout_seconds=0.0,
-        )
-        client = {"bootstrap.servers": request.getfixturevalue("bootstrap_servers")}
+    made, kind = [], KINDS[request.param](request)
 
     def make():
-        made.append(Solo() if request.param == "solo" else Neli(settings, client))
+        made.append(kind())
         return made[-1]
 
     yield make

@@ -1,9 +1,7 @@
 """After an end that left records' fate unknown, a process waits as long as another would have had to."""
 
-import uuid
-
 import pytest
-from support.fakes import FakeDelivery, FakeSource, FakeTable
+from support.fakes import FakeDelivery, FakeLeadership, FakeSource, FakeTable
 from support.outbox import harvest_config
 from support.rows import row
 from support.waiting import eventually
@@ -11,24 +9,7 @@ from support.waiting import eventually
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.events import LeaderAcquired
 from harvest_lib.harvester import Harvest
-from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.parts import make_leadership
-
-
-class Appointed:
-    """Leadership by decree."""
-
-    def __init__(self):
-        self.current = Term(uuid.uuid4())
-
-    def start(self):
-        pass
-
-    def term(self, _timeout_seconds):
-        return self.current if self.current.is_live() else None
-
-    def stop(self, _timeout_seconds):
-        self.current.end(TermEnd.REVOKED)
 
 
 @pytest.mark.parametrize("abandons", [True, False])
@@ -36,7 +17,7 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
     outbox, bootstrap_servers, group_id, abandons
 ):
     """What it had on the wire may arrive that long; a topic that refuses the late then refuses it."""
-    table, delivery, leadership, acquired = FakeTable(), FakeDelivery(), Appointed(), []
+    table, delivery, leadership, acquired = FakeTable(), FakeDelivery(), FakeLeadership(), []
     table.insert(row(1, "a"))
     delivery.hold = abandons
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id, session_timeout_seconds=2.0)
@@ -46,11 +27,11 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
     )
     with harvest:
         eventually(lambda: delivery._flying if abandons else not table.rows, 10, "the first term is at work")
-        leadership.current.end(TermEnd.FENCED)
+        leadership.fence()
         fenced = boot_seconds()
         eventually(lambda: delivery.abandoned == int(abandons), 10, "the end of the term")
         delivery.hold = False
-        leadership.current = Term(uuid.uuid4())
+        leadership.appoint()
         eventually(lambda: len(acquired) == 2, 10, "it leads again")
     assert delivery.abandoned == int(abandons)
     assert (acquired[1] - fenced >= 1.9) is abandons

@@ -2,11 +2,13 @@
 
 from collections import deque
 from concurrent.futures import Future
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.source import Batch
+from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.leadership.seat import Seat
 
 
 class FakeTable:
@@ -195,3 +197,31 @@ class FakeDelivery:
             else:
                 self.log.append((leader, row))
                 reports.acknowledged.append(row)
+
+
+class FakeLeadership:
+    """`Leadership` by decree: it leads from its start, until it is told otherwise."""
+
+    def __init__(self):
+        self._seat = Seat()
+
+    def start(self):
+        self.appoint()
+
+    def term(self, timeout_seconds):
+        return self._seat.wait(timeout_seconds)
+
+    def stop(self, timeout_seconds):  # noqa: ARG002 - there is nobody to wait for
+        self.revoke()
+
+    def appoint(self):
+        """Begin a term, under an id of its own."""
+        self._seat.take(Term(uuid4()))
+
+    def revoke(self):
+        """End the term in order."""
+        self._seat.vacate(TermEnd.REVOKED)
+
+    def fence(self):
+        """End the term as if nothing proved it any longer."""
+        self._seat.vacate(TermEnd.FENCED)
