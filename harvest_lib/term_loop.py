@@ -298,7 +298,9 @@ class TermLoop:
         finally:
             # Whatever happened, nothing leaves after this.
             if self.in_flight.records > len(self._landed) + len(self._failed) + len(self._refused):
+                self._term.abandoned = True
                 abandoned = self._delivery.abandon()
+                self._term.abandoned = bool(abandoned.failed)
         self.abandoned = len(abandoned.failed)
         if self.abandoned:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})

@@ -13,7 +13,8 @@ Promises
   by then the lease of the one before is over, and its producer's queue has expired.
 - The wait is spared when the one before has left in order: its term ended, nothing in flight. It says so by holding a
   second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody can take an
-  old word for a new one. Who was not yet sure himself, or had something in flight, leaves without that word.
+  old word for a new one. Who was not yet sure himself, had something in flight, abandoned it, or was fenced less than a
+  session timeout ago leaves without that word.
 - A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
   (`idle_session_timeout`, Postgres 14).
 
@@ -138,6 +139,7 @@ class PostgresLeadership:
         The wait counts from the *answer*: the lock may have been freed as late as that.
         """
         last: Term | None = None
+        in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
             sight = session.look()
@@ -150,16 +152,17 @@ class PostgresLeadership:
                 term.extend(lease_until)
                 if not term.is_live():
                     self._seat.vacate(TermEnd.FENCED)
+                    in_doubt_until = self._clock() + self._settings.session_timeout_seconds
             elif sight.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
             elif sent_at >= waits_until and self._clock() < lease_until:
                 last = Term(uuid.uuid4(), lease_until=lease_until, clock=self._clock)
                 self._seat.take(last)
             self._stopping.wait(self._proof_seconds if self._seat.term else self._settings.min_poll_interval_seconds)
-        self._leave(session, last)
+        self._leave(session, last, in_doubt_until)
 
-    def _leave(self, session: LockSession, last: Term | None) -> None:
-        """Let go of the lock; in order, if a term was ours and nothing of it is in flight."""
+    def _leave(self, session: LockSession, last: Term | None, in_doubt_until: float) -> None:
+        """Let go of the lock; in order, if a term was ours and nothing of ours can arrive any more."""
         self._seat.vacate(TermEnd.REVOKED)
         if last is None:
             return  # the one before may still believe: the next has to wait as we would have had to
@@ -169,4 +172,5 @@ class PostgresLeadership:
                 _log.warning("term_not_quiesced", extra={"leader_id": str(last.leader_id)})
                 return
             session.look()  # or the server takes us for frozen
-        session.leave(2 * self._standby_seconds)
+        if not last.abandoned and self._clock() >= in_doubt_until:
+            session.leave(2 * self._standby_seconds)

@@ -36,6 +36,8 @@ class Term:
         self.quiesced = threading.Event()
         """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
         self.quiesced.set()
+        self.abandoned = False
+        """Set by the harvester, before `quiesced`, if what was in flight may still arrive."""
         self._clock = clock
         self._lease_until = lease_until
         self._end: TermEnd | None = None

@@ -1,4 +1,4 @@
-"""What every way of electing a leader promises: the fake, Solo, NELI on a real broker, and a lock in a real Postgres."""
+"""What every way of electing a leader promises: a fake, Solo, NELI on a real broker, a lock in a real Postgres."""
 
 import time
 

@@ -135,6 +135,7 @@ def test_an_error_while_ending_still_leaves_nothing_in_the_producer():
     with pytest.raises(OutboxTableError):
         bench.run()
     assert bench.delivery.abandoned == 1
+    assert bench.term.abandoned
     assert not bench.delivery._flying
     assert bench.term.quiesced.is_set()
 

@@ -1,0 +1,364 @@
+"""Leadership by a lock in a real Postgres: one leader at a time, handed over at once, and none that cannot prove it."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from support.outbox import harvest_config, read_topic
+from support.waiting import eventually
+
+from harvest_lib.database import connect
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.errors import DatabaseError, DatabaseUnavailable
+from harvest_lib.harvester import Harvest
+from harvest_lib.leadership import PostgresLeadership, TermEnd
+from harvest_lib.leadership.lock_session import LockSession
+from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+
+HEARTBEAT = 1.0
+SESSION = 1.5
+SLACK = 2.0
+"""What a busy machine may take longer. Lower bounds are exact."""
+
+_LOCK_HOLDER = """
+SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND application_name = 'harvest leadership' AND datname = current_database()
+"""
+
+
+@pytest.fixture
+def pool(dsn, group_id):
+    """Make members of one pool; all are stopped at the end."""
+    members = []
+
+    def join(conninfo=dsn, clock=boot_seconds, **settings):
+        chosen = {
+            "group": group_id,
+            "heartbeat_timeout_seconds": HEARTBEAT,
+            "session_timeout_seconds": SESSION,
+            "quiesce_timeout_seconds": 0.0,
+            "io_error_backoff_seconds": 0.1,
+            **settings,
+        }
+        member = PostgresLeadership(PostgresLeadershipSettings(**chosen), conninfo, clock)
+        member.start()
+        members.append(member)
+        return member
+
+    yield join
+    for member in members:
+        member.stop(5)
+
+
+@pytest.fixture
+def asking(dsn):
+    """The test's own connection; it does not survive the server."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+class Watch:
+    """Looks all the time at who leads. A term is known by its id; `began` and `over` say when it was seen so first."""
+
+    def __init__(self, members):
+        self.members = members
+        self.began = {}
+        self.over = {}
+        self.most = 0
+
+    def look(self):
+        terms = [term for member in self.members if (term := member.term(0)) is not None]
+        # Together, and after all were found: a term that ended meanwhile is no rival of one that began since.
+        live = [term.leader_id for term in terms if term.is_live()]
+        now = boot_seconds()
+        self.most = max(self.most, len(live))
+        for leader_id in live:
+            self.began.setdefault(leader_id, now)
+        for leader_id in self.began.keys() - set(live):
+            self.over.setdefault(leader_id, now)
+
+    def in_turn(self, first, second):
+        """Tell whether the second term was seen to begin, and not before the first was over."""
+        began = eventually(lambda: self.began.get(second.leader_id), 10, "it was seen")
+        return self.over[first.leader_id] <= began
+
+
+@contextmanager
+def watched(*members):
+    """Watch from a thread; fails at the end if two led at once."""
+    watch, enough = Watch(members), threading.Event()
+
+    def look():
+        while not enough.wait(0.005):
+            watch.look()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        enough.set()
+        thread.join()
+    assert watch.most == 1, "never two"
+
+
+def leaders(members):
+    return [member for member in members if member.term(0) is not None]
+
+
+def one_that_leads(members):
+    return eventually(lambda: next(iter(leaders(members)), None), SESSION + 10, "one leads")
+
+
+def holder(asking):
+    """Return the process id of the backend whose session has the lock."""
+    return eventually(lambda: asking.execute(_LOCK_HOLDER).fetchone(), 10, "one has the lock")[0]
+
+
+def test_one_of_several_leads_and_keeps_on_leading(pool):
+    started = boot_seconds()
+    members = [pool() for _ in range(3)]
+    with watched(*members) as watch:
+        term = one_that_leads(members).term(0)
+        assert boot_seconds() - started >= SESSION, "it cannot know that nobody was there"
+        eventually(lambda: boot_seconds() - watch.began.get(term.leader_id, boot_seconds()) > 1.5 * HEARTBEAT, 20)
+        assert term.is_live()
+    assert len(watch.began) == 1
+
+
+def test_a_leader_that_leaves_is_followed_without_waiting_for_the_session_timeout(pool):
+    """The session timeout is longer than this test may last."""
+    first = pool()
+    term = first.term(20)
+    second, third = (pool(session_timeout_seconds=120.0) for _ in range(2))
+    with watched(first, second, third):
+        left = boot_seconds()
+        first.stop(5)
+        assert term.ended is TermEnd.REVOKED
+        following = one_that_leads([second, third]).term(0)
+        assert boot_seconds() - left < 1.0 + SLACK
+        assert following.leader_id != term.leader_id
+        next(iter(leaders([second, third]))).stop(5)
+        one_that_leads([second, third])
+
+
+def test_a_stop_waits_for_what_is_in_flight(pool):
+    """The successor must not begin while the one before still has records on the wire."""
+    first = pool(quiesce_timeout_seconds=30.0)
+    term = first.term(20)
+    term.quiesced.clear()  # as the harvester does when it begins to act
+    second = pool()
+    stopper = threading.Thread(target=first.stop, args=(20,))
+    stopper.start()
+    eventually(lambda: term.ended is TermEnd.REVOKED, 10, "told in time")
+    assert second.term(HEARTBEAT + 0.5) is None, "the server does not take a session for frozen that waits"
+    assert stopper.is_alive()
+    term.quiesced.set()
+    stopper.join()
+    assert second.term(10) is not None
+
+
+def test_a_lost_session_fences_and_nobody_leads_before_its_lease_is_over(pool, asking):
+    """The server frees the lock at once, while its holder still believes."""
+    members = [pool(), pool()]
+    with watched(*members) as watch:
+        first = one_that_leads(members).term(0)
+        lost = boot_seconds()
+        asking.execute("SELECT pg_terminate_backend(%s)", [holder(asking)])
+        eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+        assert boot_seconds() - lost < HEARTBEAT + SLACK
+        second = one_that_leads(members).term(0)
+        began = boot_seconds()
+        assert second.leader_id != first.leader_id
+        assert began - lost >= SESSION
+        assert began - lost < SESSION + 1.0 + SLACK
+        assert watch.in_turn(first, second)
+
+
+def test_a_frozen_postgres_fences_its_leader_and_one_leads_when_it_thaws(pool, asking, stack):
+    """Both the server's front door and every session of the pool stand still."""
+    members = [pool(), pool()]
+    with watched(*members) as watch:
+        first = one_that_leads(members).term(0)
+        backends = [
+            pid
+            for (pid,) in asking.execute(
+                "SELECT pid FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name = 'harvest leadership'"
+            )
+        ]
+        assert len(backends) == 2
+        stack.postgres.suspend()
+        try:
+            for pid in backends:
+                os.kill(pid, signal.SIGSTOP)
+            frozen = boot_seconds()
+            eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+            assert boot_seconds() - frozen < HEARTBEAT + SLACK
+            assert not leaders(members)
+        finally:
+            for pid in backends:
+                os.kill(pid, signal.SIGCONT)
+            stack.postgres.resume()
+        second = one_that_leads(members).term(0)
+        assert second.leader_id != first.leader_id
+        assert watch.in_turn(first, second)
+
+
+def test_a_postgres_that_crashed_and_came_back_has_one_leader_again(pool, stack):
+    members = [pool(), pool()]
+    with watched(*members) as watch:
+        first = one_that_leads(members).term(0)
+        stack.postgres.kill()
+        killed = boot_seconds()
+        eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+        assert boot_seconds() - killed < HEARTBEAT + SLACK
+        stack.postgres.start()
+        second = one_that_leads(members).term(0)
+        assert boot_seconds() - killed >= SESSION
+        assert second.leader_id != first.leader_id
+        assert watch.in_turn(first, second)
+
+
+def test_postgres_away_while_stopping_does_not_keep_a_member(pool, stack):
+    member = pool()
+    term = member.term(20)
+    stack.postgres.kill()
+    began = boot_seconds()
+    member.stop(10)
+    assert boot_seconds() - began < 5.0
+    assert not term.is_live()
+
+
+def test_a_session_that_says_nothing_is_ended_by_the_server(dsn, group_id):
+    """Its process is frozen, or cut off: another may have the lock."""
+    silent = LockSession(dsn, group_id, idle_timeout_seconds=HEARTBEAT)
+    other = LockSession(dsn, group_id, idle_timeout_seconds=60.0)
+    try:
+        said = boot_seconds()
+        assert silent.try_lock()
+        assert not other.try_lock()
+        eventually(other.try_lock, 10, "the lock is free")
+        assert boot_seconds() - said >= HEARTBEAT
+        with pytest.raises(DatabaseUnavailable):
+            silent.look()
+    finally:
+        silent.close()
+        other.close()
+
+
+def test_the_word_of_who_leaves_is_seen_by_all_and_ends_by_itself(dsn, group_id):
+    leaver, other = (LockSession(dsn, group_id, idle_timeout_seconds=60.0) for _ in range(2))
+    try:
+        assert leaver.try_lock()
+        assert leaver.look().held
+        assert not other.look().held
+        speaker = threading.Thread(target=leaver.leave, args=(0.5,))
+        speaker.start()
+        eventually(other.try_lock, 10, "the lock is free while the word stands")
+        sight = other.look()
+        assert sight.held
+        assert sight.left_in_order
+        speaker.join()
+        assert not other.look().left_in_order
+        assert not leaver.look().held
+    finally:
+        leaver.close()
+        other.close()
+
+
+@pytest.mark.parametrize("change", [{"port": 1}, {"dbname": "not_there"}, {"password": "not this one"}])
+def test_who_cannot_connect_hears_of_it_at_the_start(pool, dsn, change):
+    with pytest.raises(DatabaseError):
+        pool(make_conninfo(dsn, **change))
+
+
+def test_each_group_and_each_database_has_a_leader_of_its_own(pool, dsn, stack, group_id):
+    """Advisory locks are a database's own: a pool has to use one, and several pools may share it."""
+    members = [pool(), pool(group=f"{group_id}-2"), pool(stack.dsn)]
+    eventually(lambda: len(leaders(members)) == 3, 20, "each leads")
+
+
+def test_a_role_without_any_privilege_can_lead(pool, dsn, asking, unique):
+    role = unique("role")
+    asking.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    try:
+        member = pool(make_conninfo(dsn, user=role, password="secret"))
+        assert member.term(20) is not None
+        member.stop(5)
+    finally:
+        eventually(lambda: not asking.execute(_LOCK_HOLDER).fetchone(), 10)
+        asking.execute(f"DROP ROLE {role}")
+
+
+class Counting:
+    """A connection that counts what it is asked, under the name of the member whose thread asks."""
+
+    def __init__(self, connection, asked):
+        self._connection = connection
+        self._asked = asked
+
+    def execute(self, *arguments):
+        self._asked[threading.get_ident()] += 1
+        return self._connection.execute(*arguments)
+
+    def close(self):
+        self._connection.close()
+
+
+def test_a_standby_and_a_leader_ask_little(pool, monkeypatch):
+    """The default times, but for the first wait. Both are bounded by the clock: a busy machine asks less."""
+    asked = Counter()
+    monkeypatch.setattr(
+        "harvest_lib.leadership.lock_session.connect", lambda conninfo: Counting(connect(conninfo), asked)
+    )
+    leader = pool(heartbeat_timeout_seconds=5.0, session_timeout_seconds=0.2)
+    assert leader.term(20) is not None
+    standby = pool(heartbeat_timeout_seconds=5.0)
+    threads = {"leader": leader._thread.ident, "standby": standby._thread.ident}
+    eventually(lambda: asked[threads["standby"]] >= 2, 10, "it stands by")
+    before, began = asked.copy(), boot_seconds()
+    eventually(lambda: asked[threads["standby"]] >= before[threads["standby"]] + 8, 20, "two seconds or more")
+    seconds = boot_seconds() - began
+    assert asked[threads["standby"]] - before[threads["standby"]] <= 4 * seconds + 1
+    assert asked[threads["leader"]] - before[threads["leader"]] <= 2 * seconds + 1
+    assert asked[threads["leader"]] > before[threads["leader"]]
+
+
+def test_harvesters_elect_by_the_lock_and_hand_over_without_a_loss_or_a_repeat(outbox, bootstrap_servers, group_id):
+    records = 3_000
+    outbox.fill(records, keys=100)
+
+    def member():
+        limits = {"heartbeat_timeout_seconds": HEARTBEAT, "max_in_flight_records": 200, "mark_query_records": 50}
+        return Harvest(
+            harvest_config(
+                outbox.dsn,
+                bootstrap_servers,
+                group_id,
+                leadership="postgres",
+                session_timeout_seconds=SESSION,
+                limits=limits,
+            )
+        )
+
+    with member() as first:
+        eventually(lambda: first.is_leader, 20, "the first leads")
+        with member() as second:
+            eventually(lambda: first.delivered_records > 200, 20, "busy")
+            assert not second.is_leader
+            first.stop()
+            assert first.await_stopped(15)
+            stopped = boot_seconds()
+            eventually(lambda: second.is_leader, 20, "the second leads")
+            assert boot_seconds() - stopped < 1.0 + SLACK
+            eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+            assert second.delivered_records > 0, "the first left it something"
+    delivered = read_topic(bootstrap_servers, outbox.topic)
+    assert sorted(record.outbox_id for record in delivered) == list(range(1, records + 1))
+    assert len({record.leader_id for record in delivered}) == 2

@@ -1,0 +1,359 @@
+"""The election by a lock, on a scripted server and a clock that moves only when told: who waits for what, how long."""
+
+import threading
+from functools import partial
+
+import pytest
+from support.waiting import eventually
+
+from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.leadership import PostgresLeadership, TermEnd
+from harvest_lib.leadership.lock_session import Sight
+from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+
+HEARTBEAT = 1.0
+SESSION = 2.0
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Server:
+    """Holds the two locks of one group; sessions of it stand for `LockSession`. Hooks run before an answer is sent."""
+
+    def __init__(self):
+        self.lead = None
+        self.left = None
+        self.looks = 0
+        self.before_lock = self.before_look = self.in_word = lambda: None
+        self.words = 0
+
+    def session(self, _conninfo, _group, *, idle_timeout_seconds):
+        assert idle_timeout_seconds >= HEARTBEAT
+        return Session(self)
+
+    def cut(self):
+        """Lose the session that has the lock, as a restart would."""
+        self.lead.cut = True
+        self.lead = None
+
+
+class Session:
+    def __init__(self, server):
+        self.server = server
+        self.cut = False
+
+    def try_lock(self):
+        self._ask()
+        free = self.server.lead is None
+        if free:
+            self.server.lead = self
+            self.server.before_lock()
+        return free
+
+    def look(self):
+        self._ask()
+        self.server.looks += 1
+        sight = Sight(held=self.server.lead is self, left_in_order=self.server.left is not None)
+        self.server.before_look()
+        self._ask()
+        return sight
+
+    def leave(self, seconds):
+        self._ask()
+        assert seconds > 0
+        self.server.words += 1
+        self.server.lead, self.server.left = None, self
+        self.server.in_word()
+        self.server.left = None
+
+    def close(self):
+        if self.server.lead is self:
+            self.server.lead = None
+
+    def _ask(self):
+        if self.cut:
+            raise DatabaseUnavailable("Postgres does not answer", evidence="injected", next_step="none")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    made = Server()
+    monkeypatch.setattr("harvest_lib.leadership.postgres.LockSession", made.session)
+    return made
+
+
+@pytest.fixture
+def join(server, clock):
+    """Start one more member; all are stopped at the end."""
+    members = []
+
+    def make(**settings):
+        chosen = {
+            "group": "pool",
+            "heartbeat_timeout_seconds": HEARTBEAT,
+            "min_poll_interval_seconds": 0.005,
+            "session_timeout_seconds": SESSION,
+            "quiesce_timeout_seconds": 0.0,
+            "io_error_backoff_seconds": 0.01,
+            **settings,
+        }
+        member = PostgresLeadership(PostgresLeadershipSettings(**chosen), "host=unused", clock)
+        members.append(member)
+        member.start()
+        return member
+
+    yield make
+    for member in members:
+        member.stop(5)
+
+
+@pytest.fixture
+def lead(join, server, clock):
+    """Start one and let it wait as long as it has to; return it and its term."""
+
+    def make(**settings):
+        member = join(**settings)
+        looked(server)
+        clock.now += SESSION
+        term = member.term(5)
+        assert term is not None
+        return member, term
+
+    return make
+
+
+def looked(server):
+    """Wait until the server was asked, and the answer to the question before was dealt with."""
+    before = server.looks
+    eventually(lambda: server.looks >= before + 2, 5, "it looks")
+
+
+def once(server, hook):
+    """Have `hook` called before the next answer alone."""
+
+    def call():
+        server.before_look = lambda: None
+        hook()
+
+    server.before_look = call
+
+
+def advance(clock, seconds):
+    clock.now += seconds
+
+
+def test_a_new_holder_waits_for_the_session_timeout(join, server, clock):
+    member = join()
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert member.term(0) is None
+    clock.now += 0.01
+    assert member.term(5) is not None
+
+
+def test_the_wait_counts_from_the_answer(join, server, clock):
+    """The lock may have been freed as late as that."""
+    server.before_lock = partial(advance, clock, 0.5)
+    member = join()
+    looked(server)
+    assert clock.now == 100.5
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert member.term(0) is None
+
+
+def test_a_lease_counts_from_the_question(lead, server, clock):
+    """The session may have been lost, and the lock be another's, right after the server answered."""
+    _, term = lead()
+    silent = threading.Event()
+
+    def answer_late():
+        clock.now += 0.7
+        server.before_look = lambda: silent.wait(10)  # and never again
+
+    looks = server.looks
+    once(server, answer_late)
+    try:
+        eventually(lambda: server.looks >= looks + 2, 5, "it has the late answer, and asks again")
+        assert term.is_live()
+        clock.now += HEARTBEAT - 0.7 - 0.01
+        assert term.is_live()
+        clock.now += 0.01
+        assert term.ended is TermEnd.FENCED
+    finally:
+        server.before_look = lambda: None
+        silent.set()
+
+
+def test_an_answer_that_comes_too_late_begins_no_term(join, server, clock):
+    server.before_look = partial(advance, clock, SESSION)
+    member = join()
+    looked(server)
+    looked(server)
+    assert clock.now > 100.0 + SESSION
+    assert member.term(0) is None
+
+
+def test_a_lost_session_ends_the_term_at_once(lead, server):
+    """The clock stands still here: the lease is not over."""
+    _, term = lead()
+    server.cut()
+    eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+
+
+def test_a_lock_that_is_not_ours_any_more_ends_the_term_at_once(lead, server):
+    _, term = lead()
+    server.lead = None
+    eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+
+
+def test_who_takes_the_lock_after_a_lost_session_waits_like_the_first(lead, server, clock):
+    member, term = lead()
+    server.cut()
+    eventually(lambda: term.ended and server.lead, 5, "it has the lock again")
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert member.term(0) is None
+    clock.now += 0.01
+    assert member.term(5).leader_id != term.leader_id
+
+
+def test_a_leader_whose_proof_came_late_leads_again_under_a_new_id(lead, server, clock):
+    """It has held the lock all the time: nobody else can have begun."""
+    member, term = lead()
+    once(server, partial(advance, clock, HEARTBEAT))
+    eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+    assert member.term(5).leader_id != term.leader_id
+
+
+def test_who_leaves_in_order_says_so(lead, server):
+    member, term = lead()
+    member.stop(5)
+    assert term.ended is TermEnd.REVOKED
+    assert server.words == 1
+    assert server.lead is None
+
+
+def test_who_never_led_leaves_without_a_word(join, server, clock):
+    """The one before may still believe."""
+    member = join()
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    member.stop(5)
+    assert server.words == 0
+    assert server.lead is None
+
+
+def test_who_abandoned_records_leaves_without_a_word(lead, server):
+    member, term = lead()
+    term.abandoned = True
+    member.stop(5)
+    assert server.words == 0
+    assert server.lead is None
+
+
+def test_who_was_fenced_a_moment_ago_leaves_without_a_word(lead, server, clock):
+    """What that term had on its way may arrive for as long as a successor would have had to wait."""
+    member, term = lead()
+    once(server, partial(advance, clock, HEARTBEAT))
+    eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+    assert member.term(5) is not None
+    member.stop(5)
+    assert server.words == 0
+
+
+def test_who_was_fenced_long_ago_leaves_with_a_word(lead, server, clock):
+    member, term = lead()
+    once(server, partial(advance, clock, HEARTBEAT))
+    eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+    again = member.term(5)
+    for _ in range(5):
+        clock.now += SESSION / 5
+        looked(server)
+    assert member.term(0) is again
+    member.stop(5)
+    assert server.words == 1
+
+
+def test_the_lock_is_kept_until_nothing_is_in_flight(lead, server):
+    member, term = lead(quiesce_timeout_seconds=30.0)
+    term.quiesced.clear()
+    stopper = threading.Thread(target=member.stop, args=(20,))
+    stopper.start()
+    eventually(lambda: term.ended is TermEnd.REVOKED, 5, "told in time")
+    looked(server)  # which keeps the session, too
+    assert server.lead is not None
+    assert server.words == 0
+    term.quiesced.set()
+    stopper.join()
+    assert server.lead is None
+    assert server.words == 1
+
+
+def test_who_still_has_something_in_flight_after_the_quiesce_timeout_leaves_without_a_word(lead, server):
+    member, term = lead(quiesce_timeout_seconds=0.05)
+    term.quiesced.clear()
+    member.stop(5)
+    assert server.words == 0
+    assert server.lead is None
+
+
+def test_the_successor_begins_when_the_word_is_over_and_not_before(lead, join, server):
+    """While it stands another could take it for our own. The clock stands still: nobody waits for a timeout."""
+    first, term = lead()
+    second = join()
+    spoken, over = threading.Event(), threading.Event()
+    server.in_word = lambda: (spoken.set(), over.wait(10))
+    stopper = threading.Thread(target=first.stop, args=(20,))
+    stopper.start()
+    try:
+        assert spoken.wait(5)
+        eventually(lambda: server.lead is not None, 5, "the second has the lock")
+        looked(server)
+        assert second.term(0) is None
+    finally:
+        over.set()
+        stopper.join()
+    assert second.term(5).leader_id != term.leader_id
+
+
+def test_a_successor_that_leaves_before_it_began_does_not_pass_the_word_on(join, server, clock):
+    """It cannot know of whom it would speak by then."""
+    server.left = object()
+    member = join()
+    looked(server)
+    member.stop(5)
+    assert server.words == 0
+    server.left = None
+    following = join()
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert following.term(0) is None
+
+
+def test_an_election_that_ends_by_itself_is_heard_of(lead, server):
+    """A standby that stands no more must not look alive: whoever waits for its term is told."""
+    member, term = lead()
+
+    def broken():
+        raise RuntimeError("broken")
+
+    once(server, broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        eventually(lambda: member.term(0.1) and False, 5)
+    assert term.ended is TermEnd.FENCED
