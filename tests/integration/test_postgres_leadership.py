@@ -252,24 +252,29 @@ def test_a_session_that_says_nothing_is_ended_by_the_server(dsn, group_id):
         other.close()
 
 
-def test_the_word_of_who_leaves_is_seen_by_all_and_ends_by_itself(dsn, group_id):
-    leaver, other = (LockSession(dsn, group_id, idle_timeout_seconds=60.0) for _ in range(2))
+def test_the_word_of_who_leaves_is_seen_by_all_and_ends_by_itself(dsn, stack, group_id):
+    """By all of this database: the lock of another is not the one that was let go."""
+    leaver, other, elsewhere = (LockSession(at, group_id, idle_timeout_seconds=60.0) for at in (dsn, dsn, stack.dsn))
+    assert leaver.try_lock()
+    assert leaver.look().held
+    assert not other.look().held
+    speaker = threading.Thread(target=leaver.leave, args=(2.0,))
+    speaker.start()
     try:
-        assert leaver.try_lock()
-        assert leaver.look().held
-        assert not other.look().held
-        speaker = threading.Thread(target=leaver.leave, args=(0.5,))
-        speaker.start()
         eventually(other.try_lock, 10, "the lock is free while the word stands")
         sight = other.look()
         assert sight.held
         assert sight.left_in_order
+        assert not elsewhere.look().left_in_order
+        assert speaker.is_alive(), "the word stood while we looked"
         speaker.join()
         assert not other.look().left_in_order
         assert not leaver.look().held
     finally:
+        speaker.join()  # a connection is no other thread's to close
         leaver.close()
         other.close()
+        elsewhere.close()
 
 
 @pytest.mark.parametrize("change", [{"port": 1}, {"dbname": "not_there"}, {"password": "not this one"}])
