@@ -1,8 +1,9 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
 
 Every broker listens twice: without authentication (`bootstrap_servers`), and with SASL/PLAIN for one user whose
-password is made once (`sasl_bootstrap_servers`). Topics are never created by mention. Logs are replicated on all
-brokers there are. Data is kept between runs, apart for each version and number of brokers.
+password is made once (`sasl_bootstrap_servers`). A third listener, where it is asked for, sends its clients by a detour
+that may break on the way. Topics are never created by mention. Logs are replicated on all brokers there are. Data is
+kept between runs, apart for each version and number of brokers.
 """
 
 import base64
@@ -13,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -46,8 +47,20 @@ _LOGGING = (
 class KafkaCluster:
     """A cluster of one version with its data below a state folder; its jars and Java come from `parts`."""
 
-    def __init__(self, state: Path, *, version: str = "4.3.1", brokers: int = 1, parts: Path | None = None) -> None:
-        """Prepare; nothing is written or started yet."""
+    def __init__(
+        self,
+        state: Path,
+        *,
+        version: str = "4.3.1",
+        brokers: int = 1,
+        parts: Path | None = None,
+        detour_ports: Sequence[int] = (),
+    ) -> None:
+        """Prepare; nothing is written or started yet.
+
+        `detour_ports`, one for each broker, are ports of 127.0.0.1 that lead to `ports["detour-1"]` and so on: whoever
+        bootstraps there is told to come back there, without authentication.
+        """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
         if brokers not in (1, 3):
@@ -63,6 +76,7 @@ class KafkaCluster:
         ]
         """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
         self.ports: dict[str, int] = {}
+        self._detour_ports = tuple(detour_ports)
         self._parts = parts or state
         self._folder = state / f"kafka-{version}-{brokers}"
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
@@ -101,7 +115,7 @@ class KafkaCluster:
         jars = resolve(kafka_jars(self.version), self._parts, java_home)
         self._java = [java_home / "bin" / "java", *_JVM, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
         make_folder(self._folder)
-        names = [f"{role}-{number}" for number in self._numbers for role in ("plain", "sasl", "controller")]
+        names = [f"{role}-{number}" for number in self._numbers for role in self._roles]
         self.ports = keep_ports(self._folder / "ports.json", names)
         for number in self._numbers:
             write_private(self._properties(number), self._configuration(number))
@@ -186,6 +200,10 @@ class KafkaCluster:
     def _numbers(self) -> range:
         return range(1, len(self.brokers) + 1)
 
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        return ("plain", "sasl", "controller", *(("detour",) if self._detour_ports else ()))
+
     def _data(self, number: int) -> Path:
         return self._folder / f"broker-{number}"
 
@@ -205,8 +223,10 @@ class KafkaCluster:
     def _configuration(self, number: int) -> str:
         ports, replicas = self.ports, len(self.brokers)
         password = self._identity()["password"]
-        listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in ("plain", "sasl", "controller")}
+        listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in self._roles}
         advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
+        if self._detour_ports:
+            advertised["DETOUR"] = f"127.0.0.1:{self._detour_ports[number - 1]}"
         voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
         settings = {
             "process.roles": "broker,controller",
@@ -217,7 +237,9 @@ class KafkaCluster:
             "inter.broker.listener.name": "PLAIN",
             "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
             "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
-            "listener.security.protocol.map": "PLAIN:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": (
+                "PLAIN:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT,DETOUR:PLAINTEXT"
+            ),
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl.plain.sasl.jaas.config": (
                 f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{_SASL_USER}="{password}";'

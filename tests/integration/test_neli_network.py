@@ -1,0 +1,251 @@
+"""NELI when the network fails: one member reaches the broker through what the tests break, the other directly."""
+
+import json
+import threading
+from collections import defaultdict
+from uuid import UUID
+
+import pytest
+from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka.admin import AdminClient
+from support.proxy import TcpProxy
+from support.waiting import eventually
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.leadership import Neli, TermEnd
+from harvest_lib.leadership.neli import NeliSettings
+from infra.local.kafka import KafkaCluster
+
+HEARTBEAT_TIMEOUT = 1.5
+SLACK = 1.0  # for a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def network():
+    """The way to the broker that is broken."""
+    with TcpProxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def broker(network, parts, tmp_path_factory):
+    """A broker that is reached by that way too."""
+    cluster = KafkaCluster(tmp_path_factory.mktemp("kafka"), parts=parts, detour_ports=[network.port])
+    try:
+        cluster.start()
+        network.forward_to("127.0.0.1", cluster.ports["detour-1"])
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+class Watch:
+    """Look at the terms of all members all the time."""
+
+    def __init__(self, *members):
+        self.led = defaultdict(list)
+        """The ids that each member has led under, in order."""
+        self.at_once = []
+        """The pairs of ids that were live at the same moment: there must be none."""
+        self._members = members
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._keep_looking)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+        self._look()
+        assert self.at_once == []
+
+    def _keep_looking(self):
+        while not self._done.wait(0.005):
+            self._look()
+
+    def _look(self):
+        seen = [(member, member.term(0)) for member in self._members]
+        live = [(member, term) for member, term in seen if term is not None]
+        for member, term in live:
+            if term.leader_id not in self.led[member]:
+                self.led[member].append(term.leader_id)
+        # Those that are live still were live when the last of them was found to be.
+        if len(live) > 1 and all(term.is_live() for _, term in live):
+            self.at_once.append([term.leader_id for _, term in live])
+
+
+class Pair:
+    """Two members: `far` leads and is reached through the network that breaks, `near` stands by."""
+
+    def __init__(self, network, broker, group_id):
+        self._admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        self._ways = {"far": f"127.0.0.1:{network.port}", "near": broker.bootstrap_servers}
+        self._group_id = group_id
+        self.members = []
+
+    def join(self, session_seconds):
+        self.far, self.near = (self._member(name, session_seconds) for name in self._ways)
+        eventually(lambda: self.size == 2 and self.far.term(0), 20, "both are members, and the far one leads")
+        return self.far, self.near
+
+    @property
+    def size(self):
+        """How many members the group has, once it has settled."""
+        try:
+            group = self._admin.describe_consumer_groups([self._group_id])[self._group_id].result(10)
+        except KafkaException:  # a broker that has just started does not coordinate yet
+            return 0
+        return len(group.members) if group.state is ConsumerGroupState.STABLE else 0
+
+    def _member(self, name, session_seconds):
+        settings = NeliSettings(
+            topic=f"{self._group_id}.neli",
+            group_id=self._group_id,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+            session_timeout_seconds=session_seconds,
+            quiesce_timeout_seconds=0.0,
+        )
+        client = {
+            "bootstrap.servers": self._ways[name],
+            "client.id": name,  # partitions are assigned in this order: the far member leads while both are there
+            "socket.max.fails": 0,  # what goes unanswered does not end the connection, so that it can be held for long
+        }
+        member = Neli(settings, client)
+        self.members.append(member)
+        member.start()
+        return member
+
+
+@pytest.fixture
+def pair(network, broker, group_id):
+    made = Pair(network, broker, group_id)
+    yield made
+    network.heal()
+    for member in made.members:
+        member.stop(5)
+
+
+def fenced(term):
+    """Wait for the end of a term whose leader was cut off a moment ago."""
+    cut_at = boot_seconds()
+    eventually(lambda: term.ended, HEARTBEAT_TIMEOUT + 5, "its leader hears nothing any more")
+    assert term.ended is TermEnd.FENCED
+    assert boot_seconds() - cut_at < HEARTBEAT_TIMEOUT + SLACK
+
+
+def test_a_leader_cut_off_for_less_than_its_session_fences_itself_and_leads_again(pair, network):
+    far, near = pair.join(session_seconds=20.0)
+    first = far.term(0)
+    with Watch(far, near) as watch:
+        network.cut()
+        fenced(first)
+        network.heal()
+        second = far.term(10)
+        assert second is not None
+        assert second.leader_id != first.leader_id
+    assert watch.led[far] == [first.leader_id, second.leader_id]
+    assert near not in watch.led, "its leader was never expelled"
+
+
+def test_a_leader_cut_off_for_longer_than_its_session_is_followed_and_may_come_back(pair, network):
+    far, near = pair.join(session_seconds=6.0)
+    first = far.term(0)
+    with Watch(far, near) as watch:
+        network.cut()
+        fenced(first)
+        following = near.term(15)
+        assert following is not None
+        assert far.term(0) is None
+        network.heal()
+        eventually(lambda: pair.size == 2, 20, "it is a member again")
+        assert first.ended is TermEnd.FENCED
+        near.stop(5)
+        again = eventually(lambda: far.term(0), 10, "the one that is left leads")
+    assert again.leader_id not in {first.leader_id, *watch.led[near]}
+
+
+class Ear:
+    """Note what proofs a member sends and what comes back of them, and let it be mute on one kind of them."""
+
+    def __init__(self, member, monkeypatch):
+        self.muted = ""
+        self.sent = defaultdict(list)
+        """When which proofs went out: by kind, then the candidate and the time."""
+        self.came = defaultdict(list)
+        """The same of those that came back."""
+        self.began = []
+        """For each term that began, how old its older proof was then."""
+        self._member = member
+        for name, replacement in {
+            "_beat": self._send("heartbeats", member._beat),
+            "_commit": self._send("commits", member._commit),
+            "_hear": self._hear(member._hear),
+            "_on_commit_accepted": self._accept(member._on_commit_accepted),
+        }.items():
+            monkeypatch.setattr(member, name, replacement)
+        monkeypatch.setattr(member._seat, "take", self._take(member._seat.take))
+
+    def _send(self, kind, send):
+        def unless_muted(*arguments):
+            if self.muted != kind:
+                self.sent[kind].append((self._member._candidate, arguments[-1]))
+                send(*arguments)
+
+        return unless_muted
+
+    def _hear(self, hear):
+        def and_note(message):
+            hear(message)
+            if message.error() is None:
+                beat = json.loads(message.value())
+                self.came["heartbeats"].append((UUID(beat["leader_id"]), beat["boot_seconds"]))
+
+        return and_note
+
+    def _accept(self, accept):
+        def and_note(sent_at):
+            accept(sent_at)
+            self.came["commits"].append((self._member._candidate, sent_at))
+
+        return and_note
+
+    def _take(self, take):
+        def and_note(term):
+            take(term)
+            self.began.append(boot_seconds() - min(self._member._heard_at, self._member._accepted_at))
+
+        return and_note
+
+
+@pytest.mark.parametrize(("late", "fresh"), [("heartbeats", "commits"), ("commits", "heartbeats")])
+def test_proofs_that_come_late_prove_nothing(pair, network, late, fresh, monkeypatch):
+    """Nothing gets through, either way, until the term is over and its proofs are old; then all of it does."""
+    far, near = pair.join(session_seconds=20.0)
+    first = far.term(0)
+    ear = Ear(far, monkeypatch)
+    with Watch(far, near) as watch:
+        eventually(lambda: ear.sent[late], 10, "there is something to hold")
+        network.swallow(hold=True)
+        fenced(first)
+        eventually(lambda: ear.sent["heartbeats"][-1][0] != first.leader_id, 10, "it stands again, under a new id")
+        candidate = far._candidate
+        ear.muted = late
+        held = ear.sent[late][-1]
+        eventually(lambda: boot_seconds() > held[1] + HEARTBEAT_TIMEOUT, 5, "what was sent has become too old")
+        healed_at = boot_seconds()
+        network.heal()
+        eventually(lambda: held[1] in {at for _, at in ear.came[late]}, 10, "all that was held has arrived")
+        eventually(lambda: ear.came[fresh] and ear.came[fresh][-1][1] > healed_at, 10, "the other proof is renewed")
+        rounds = len(ear.sent[fresh])
+        eventually(lambda: len(ear.sent[fresh]) > rounds + 2, 10, "all that was judged")
+        assert far.term(0) is None
+        assert ear.began == []
+        ear.muted = ""
+        second = far.term(10)
+        assert second is not None
+        assert second.leader_id == candidate
+    assert dict(watch.led) == {far: [first.leader_id, candidate]}
+    assert len(ear.began) == 1
+    assert ear.began[0] < HEARTBEAT_TIMEOUT
