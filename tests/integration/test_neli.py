@@ -3,9 +3,10 @@
 import json
 import threading
 import uuid
+from itertools import pairwise
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from support.waiting import eventually
 
 from harvest_lib.deadline import boot_seconds
@@ -15,10 +16,10 @@ from harvest_lib.leadership.neli import NeliSettings
 
 @pytest.fixture
 def pool(bootstrap_servers, group_id):
-    """Make members of one pool; all are stopped at the end. Terms are quiesced at once unless `quiesce` is false."""
+    """Make members of one pool; all are stopped at the end. `providers` make a member's clients."""
     members = []
 
-    def join(**settings):
+    def join(providers=(Consumer, Producer), **settings):
         chosen = {
             "topic": f"{group_id}.neli",
             "group_id": group_id,
@@ -27,7 +28,13 @@ def pool(bootstrap_servers, group_id):
             "quiesce_timeout_seconds": 0.0,
             **settings,
         }
-        member = Neli(NeliSettings(**chosen), {"bootstrap.servers": bootstrap_servers})
+        consumers, producers = providers
+        member = Neli(
+            NeliSettings(**chosen),
+            {"bootstrap.servers": bootstrap_servers},
+            consumer_provider=consumers,
+            producer_provider=producers,
+        )
         member.start()
         members.append(member)
         return member
@@ -35,6 +42,79 @@ def pool(bootstrap_servers, group_id):
     yield join
     for member in members:
         member.stop(5)
+
+
+class Wrapped:
+    """A client that notes what is asked of it; what is not noted goes straight to the one inside."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+
+class WrappedConsumer(Wrapped):
+    """`said` holds in order where the last message heard leaves us, and what was committed; `rounds` the numbers of
+    messages heard between one poll that waits and the next, `waits` when those polls came and how long they waited."""
+
+    def __init__(self, settings):
+        super().__init__(Consumer(settings))
+        self.rounds, self.waits, self.said = [], [], []
+
+    def poll(self, timeout):
+        if timeout > 0:
+            self.waits.append((boot_seconds(), timeout))
+            self.rounds.append(0)
+        message = self.client.poll(timeout)
+        if message is not None and message.error() is None:
+            self.rounds[-1] += 1
+            self.said.append(("heard", message.offset() + 1))
+        return message
+
+    def commit(self, *, offsets, asynchronous):
+        self.said.extend(("committed", partition.offset) for partition in offsets)
+        return self.client.commit(offsets=offsets, asynchronous=asynchronous)
+
+
+class WrappedProducer(Wrapped):
+    """While `mute`, nothing is sent."""
+
+    def __init__(self, settings, *, mute):
+        super().__init__(Producer(settings))
+        self.mute, self.asked = mute, 0
+
+    def produce(self, *arguments, **named):
+        self.asked += 1
+        if not self.mute:
+            self.client.produce(*arguments, **named)
+
+
+class Wrapping:
+    """Providers of clients that note what is asked of them, and the clients they made."""
+
+    def __init__(self, *, mute=False):
+        self.consumers, self.producers = [], []
+        self._mute = mute
+
+    def __iter__(self):
+        return iter((self._consumer, self._producer))
+
+    def _consumer(self, settings):
+        self.consumers.append(WrappedConsumer(settings))
+        return self.consumers[-1]
+
+    def _producer(self, settings):
+        self.producers.append(WrappedProducer(settings, mute=self._mute))
+        return self.producers[-1]
+
+
+def say(servers, topic, number):
+    """Write to the leader topic what is nobody's heartbeat, all in one batch."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 200, "batch.num.messages": number})
+    for _ in range(number):
+        producer.produce(topic, b"not a heartbeat", partition=0)
+    assert producer.flush(10) == 0
 
 
 def leaders(members):
@@ -151,3 +231,70 @@ def test_an_election_that_ends_by_itself_is_heard_of(pool, monkeypatch):
     monkeypatch.setattr(member, "_judge", broken)
     with pytest.raises(RuntimeError, match="broken"):
         eventually(lambda: member.term(0.1) and False, 10)
+
+
+def test_the_clients_come_from_the_providers(pool):
+    """A pool whose clients are all wrapped works as any other: it is handed over at once."""
+    wrapping = Wrapping()
+    members = [pool(wrapping), pool(wrapping)]
+    first = eventually(lambda: next(iter(leaders(members)), None), 20, "one leads")
+    other = next(member for member in members if member is not first)
+    first.stop(5)
+    left = boot_seconds()
+    assert other.term(10) is not None
+    assert boot_seconds() - left < 2.0, "the session lasts 3 s"
+    assert len(wrapping.consumers) == len(wrapping.producers) == 2
+    assert all(consumer.waits for consumer in wrapping.consumers)
+    assert all(producer.asked for producer in wrapping.producers), "each has led"
+
+
+@pytest.mark.parametrize(("interval", "poll_duration"), [(0.05, 0.02), (0.3, 0.001)])
+def test_the_leader_topic_is_polled_once_in_the_min_poll_interval(pool, interval, poll_duration):
+    """A leader hears its heartbeats in between, which come by polls that do not wait."""
+    wrapping = Wrapping()
+    leader = pool(wrapping, min_poll_interval_seconds=interval, poll_duration_seconds=poll_duration)
+    assert leader.term(20) is not None
+    (consumer,) = wrapping.consumers
+    seen, polls = len(consumer.waits), 6
+    eventually(lambda: len(consumer.waits) > seen + polls, 20, "it polls on")
+    waits = consumer.waits[seen : seen + polls + 1]
+    assert {timeout for _, timeout in waits} == {poll_duration}
+    took = waits[-1][0] - waits[0][0]
+    if interval == 0.3:
+        assert took > polls * 0.3 - 0.2, "never more often"
+    else:
+        assert took < polls * 0.3 - 0.2, "more often than by the longer interval"
+
+
+def test_all_that_waits_is_heard_at_once(pool, bootstrap_servers, group_id):
+    """Others' heartbeats must not keep ours waiting, one interval for each."""
+    wrapping = Wrapping()
+    member = pool(wrapping, min_poll_interval_seconds=0.5)
+    assert member.term(20) is not None
+    say(bootstrap_servers, f"{group_id}.neli", 50)
+    eventually(lambda: max(wrapping.consumers[0].rounds) >= 50, 10, "one round hears all of them")
+
+
+def test_what_is_committed_is_where_we_are(pool, make_topic, bootstrap_servers, group_id):
+    """goharvest starts from there: from 0 it would hear old heartbeats for long."""
+    topic = make_topic(name=f"{group_id}.neli")
+    say(bootstrap_servers, topic, 50)
+    wrapping = Wrapping(mute=True)
+    member = pool(wrapping)
+    (consumer,), (producer,) = wrapping.consumers, wrapping.producers
+    eventually(lambda: producer.asked > 5, 20, "it was assigned the partition, and tries")
+    assert consumer.said == [], "nothing was heard, so there is nothing to commit"
+    assert member.term(0) is None
+    producer.mute = False
+    assert member.term(10) is not None
+    eventually(lambda: sum(what == "committed" for what, _ in consumer.said) > 3, 10, "it goes on committing")
+    said = list(consumer.said)
+    assert said[0] == ("heard", 51)
+    assert all(there == here for (_, here), (what, there) in pairwise(said) if what == "committed")
+    member.stop(5)
+    asking = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group_id})
+    try:
+        (found,) = asking.committed([TopicPartition(topic, 0)], timeout=10)
+    finally:
+        asking.close()
+    assert found.offset > 50

@@ -85,8 +85,8 @@ class Pair:
         self._group_id = group_id
         self.members = []
 
-    def join(self, session_seconds):
-        self.far, self.near = (self._member(name, session_seconds) for name in self._ways)
+    def join(self, **settings):
+        self.far, self.near = (self._member(name, settings) for name in self._ways)
         eventually(lambda: self.size == 2 and self.far.term(0), 20, "both are members, and the far one leads")
         return self.far, self.near
 
@@ -99,20 +99,20 @@ class Pair:
             return 0
         return len(group.members) if group.state is ConsumerGroupState.STABLE else 0
 
-    def _member(self, name, session_seconds):
-        settings = NeliSettings(
-            topic=f"{self._group_id}.neli",
-            group_id=self._group_id,
-            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
-            session_timeout_seconds=session_seconds,
-            quiesce_timeout_seconds=0.0,
-        )
+    def _member(self, name, settings):
+        chosen = {
+            "topic": f"{self._group_id}.neli",
+            "group_id": self._group_id,
+            "heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT,
+            "quiesce_timeout_seconds": 0.0,
+            **settings,
+        }
         client = {
             "bootstrap.servers": self._ways[name],
             "client.id": name,  # partitions are assigned in this order: the far member leads while both are there
             "socket.max.fails": 0,  # what goes unanswered does not end the connection, so that it can be held for long
         }
-        member = Neli(settings, client)
+        member = Neli(NeliSettings(**chosen), client)
         self.members.append(member)
         member.start()
         return member
@@ -136,7 +136,7 @@ def fenced(term):
 
 
 def test_a_leader_cut_off_for_less_than_its_session_fences_itself_and_leads_again(pair, network):
-    far, near = pair.join(session_seconds=20.0)
+    far, near = pair.join(session_timeout_seconds=20.0)
     first = far.term(0)
     with Watch(far, near) as watch:
         network.cut()
@@ -150,7 +150,7 @@ def test_a_leader_cut_off_for_less_than_its_session_fences_itself_and_leads_agai
 
 
 def test_a_leader_cut_off_for_longer_than_its_session_is_followed_and_may_come_back(pair, network):
-    far, near = pair.join(session_seconds=6.0)
+    far, near = pair.join(session_timeout_seconds=6.0)
     first = far.term(0)
     with Watch(far, near) as watch:
         network.cut()
@@ -164,6 +164,17 @@ def test_a_leader_cut_off_for_longer_than_its_session_is_followed_and_may_come_b
         near.stop(5)
         again = eventually(lambda: far.term(0), 10, "the one that is left leads")
     assert again.leader_id not in {first.leader_id, *watch.led[near]}
+
+
+def test_a_leader_that_lost_its_membership_does_not_wait_for_its_lease_to_run_out(pair, network):
+    """The lease outlasts the session here, which the configuration forbids: only the loss can end the term."""
+    far, near = pair.join(session_timeout_seconds=2.0, heartbeat_timeout_seconds=60.0)
+    first = far.term(0)
+    network.cut()
+    eventually(lambda: first.ended, 10, "its session is over")
+    assert first.ended is TermEnd.FENCED
+    assert far.term(0) is None
+    assert near.term(10) is not None
 
 
 class Ear:
@@ -222,7 +233,7 @@ class Ear:
 @pytest.mark.parametrize(("late", "fresh"), [("heartbeats", "commits"), ("commits", "heartbeats")])
 def test_proofs_that_come_late_prove_nothing(pair, network, late, fresh, monkeypatch):
     """Nothing gets through, either way, until the term is over and its proofs are old; then all of it does."""
-    far, near = pair.join(session_seconds=20.0)
+    far, near = pair.join(session_timeout_seconds=20.0)
     first = far.term(0)
     ear = Ear(far, monkeypatch)
     with Watch(far, near) as watch:
