@@ -6,9 +6,9 @@ from uuid import UUID, uuid4
 
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.source import Batch
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.leadership.seat import Seat
+from harvest_lib.source import Batch
 
 
 class FakeTable:
