@@ -6,7 +6,7 @@ The clock's readings are passed in, in seconds.
 from harvest_lib.config import Limits
 from harvest_lib.inflight import Window
 
-IDLE_SECONDS = 0.05
+IDLE_SECONDS = 0.07
 """Asked for nothing, the database is asked at most this often, unless `markBackoff` says less."""
 
 _PURGE_DELAY_SECONDS = 0.005

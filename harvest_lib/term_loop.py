@@ -253,7 +253,8 @@ class TermLoop:
         if self._force_remark:
             return
         rows = self.in_flight.admit()
-        self._delivery.send(rows, self._term.is_live)
+        if self.in_flight.records:
+            self._delivery.send(rows, self._term.is_live)
         if rows:
             self.in_flight.withdraw(rows)
 

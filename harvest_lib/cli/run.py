@@ -11,6 +11,7 @@ from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.cli.terminal import watched
 from harvest_lib.harvester import Harvest, State
+from harvest_lib.tuning import tune_interpreter
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -38,6 +39,7 @@ def run(
     """
     settings = configuration(config, elects=True)
     handler = configure_logging(log_format, log_level or settings.logging_level)
+    tune_interpreter()
     harvest = Harvest(settings.harvest)
 
     def ask_to_stop(*_: object) -> None:

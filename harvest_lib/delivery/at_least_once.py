@@ -153,6 +153,11 @@ class AtLeastOnce:
         """Return how many records the producer has taken and not reported."""
         return len(self._flying)
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether anything waits here: with the producer, for it, or to be reported."""
+        return bool(self._flying or self._queue or self._reports.failed or self._reports.acknowledged)
+
     def _own_settings(self) -> dict[str, object]:
         return {"message.timeout.ms": int(self._settings.delivery_timeout_seconds * 1000)}
 

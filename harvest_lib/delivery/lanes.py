@@ -18,6 +18,7 @@ class Lanes:
 
     def __init__(self, lanes: Sequence[AtLeastOnce]) -> None:
         self._lanes = lanes
+        self._turn = 0
 
     def begin(self, leader_id: UUID) -> None:
         for lane in self._lanes:
@@ -34,6 +35,9 @@ class Lanes:
 
     def poll(self, timeout_seconds: float) -> Reports:
         reports = Reports()
+        if not any(lane.is_busy for lane in self._lanes):  # one at a time will do
+            self._turn = (self._turn + 1) % len(self._lanes)
+            return self._lanes[self._turn].poll(timeout_seconds)
         for lane in self._lanes:
             _merge(reports, lane.poll(0))
         if not reports.acknowledged and not reports.failed and timeout_seconds:

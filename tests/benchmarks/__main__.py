@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from rich.console import Console
 
+from harvest_lib.tuning import tune_interpreter
 from infra.local import Stack
 from infra.local.state import default_state
 from tests.benchmarks.backlog import Servers
@@ -13,19 +14,20 @@ from tests.benchmarks.drain import drain
 from tests.benchmarks.report import Result, show, write
 from tests.benchmarks.scenarios import SCENARIOS, Size
 
-_WARM_UP_RECORDS = 50_000
+_WARM_UP_RECORDS = 100_000
 """A broker just started compiles its code meanwhile: the first drains are three times as slow."""
 
 
 def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
     """Run the scenarios named, all if none is, and return what they found."""
     console, folder = Console(), default_state() / "bench"
+    tune_interpreter()  # as `harvest run` does
     results: list[Result] = []
     with console.status("starting Postgres and Kafka"), Stack(folder, fresh=True, parts=default_state()) as stack:
         topic = f"bench-{uuid4().hex[:8]}"  # outside servers may have one of an earlier run
         servers = Servers(dsn=stack.dsn, bootstrap_servers=stack.bootstrap_servers, topic=topic)
         servers.make_topic()
-        for delivery in ("barrier", "pipelined"):
+        for delivery in ("barrier", "pipelined") * 2:
             servers.fill(_WARM_UP_RECORDS)
             drain(servers, _WARM_UP_RECORDS, delivery=delivery, lanes=1)
         for name in names or SCENARIOS:

@@ -32,6 +32,18 @@ def mark_and_purge(servers: Servers, records: int) -> float:
         return records / (time.perf_counter() - began)
 
 
+def purge(servers: Servers) -> float:
+    """Return the seconds that one row takes to be deleted for good, asked alone."""
+    servers.fill(_ROUND_TRIPS)
+    seconds = []
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        for number in range(1, _ROUND_TRIPS + 1):
+            began = time.perf_counter()
+            connection.execute("DELETE FROM outbox WHERE id = %s", (number,), prepare=True)
+            seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
 def round_trip(servers: Servers) -> float:
     """Return the seconds that one record takes to be acknowledged, alone on its way."""
     producer = Producer(

@@ -39,24 +39,31 @@ def _drains(delivery: str, lanes: int, target: float | None) -> Callable[[Server
             ratios.append(done.rate / floor)
             statements.append(done.statements)
         floor = median(floor_rates)
-        yield at_least(name, median(rates), "records/s", floor=floor, ratio=median(ratios), target=target)
+        yield at_least(name, median(rates), "/s", floor=floor, ratio=median(ratios), target=target)
         if target is not None:
-            yield at_most(f"{name}-statements", median(statements), "per 1,000", target=_STATEMENTS)
+            yield at_most(f"{name}-statements", median(statements), "/1,000", target=_STATEMENTS)
 
     return measure
 
 
 def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
-    """Under the barrier one key sends a record per round trip: compare with that of a produce and its answer."""
-    rates, ratios, floor_rates = [], [], []
+    """Under the barrier one key sends a record per round trip: compare with that of a produce and its answer.
+
+    Between two records of a key lies a purge as well, which is on disk before the next may leave; the second line has
+    it in the floor.
+    """
+    rates, ratios, floor_rates, with_purge = [], [], [], []
     for _ in range(size.rounds):
-        floor = 1 / floors.round_trip(servers)
+        produce, purge = floors.round_trip(servers), floors.purge(servers)
         servers.fill(_ONE_KEY_RECORDS, keys=0)
         rate = drain(servers, _ONE_KEY_RECORDS, delivery="barrier", lanes=1).rate
         rates.append(rate)
-        floor_rates.append(floor)
-        ratios.append(rate / floor)
-    yield at_least("one-key", median(rates), "records/s", floor=median(floor_rates), ratio=median(ratios), target=0.5)
+        floor_rates.append(1 / produce)
+        ratios.append(rate * produce)
+        with_purge.append(1 / (produce + purge))
+    value, floor, both = median(rates), median(floor_rates), median(with_purge)
+    yield at_least("one-key", value, "/s", floor=floor, ratio=median(ratios), target=0.5)
+    yield at_least("one-key-purges-included", value, "/s", floor=both, ratio=value / both)
 
 
 def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
@@ -71,8 +78,8 @@ def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
 
 def _idle(servers: Servers, size: Size) -> Iterator[Result]:
     cost = idle.cost(servers)
-    yield at_most("idle-cpu", cost.core_percent, "% of a core", target=2.0)
-    yield at_most("idle-statements", cost.statements_per_second, "statements/s", target=20.0)
+    yield at_most("idle-cpu", cost.core_percent, "% core", target=2.0)
+    yield at_most("idle-statements", cost.statements_per_second, "/s", target=20.0)
 
 
 SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {

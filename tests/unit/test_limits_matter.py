@@ -118,7 +118,7 @@ def test_a_lost_database_is_asked_again_after_the_io_error_backoff(clock, second
 
 
 @shows("mark_backoff_seconds")
-@pytest.mark.parametrize(("seconds", "expected"), [(0.02, [0.02, 0.03, 0.045, 0.05, 0.05]), (0.2, [0.2] * 5)])
+@pytest.mark.parametrize(("seconds", "expected"), [(0.02, [0.02, 0.03, 0.045, 0.0675, 0.07]), (0.2, [0.2] * 5)])
 def test_after_a_mark_that_found_nothing_comes_the_mark_backoff(clock, seconds, expected):
     bench = Timed(clock, mark_backoff_seconds=seconds).begin()
     bench.turns(100)
