@@ -18,6 +18,7 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import client_settings
+from harvest_lib.leadership import lock_holder
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
@@ -26,7 +27,8 @@ _GROUP_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One look. `leader` is the client id and host of the group member that owns partition 0, None when nobody does."""
+    """One look. `leader` is the client id and host of the group member that owns partition 0, or the session that holds
+    the lock; None when nobody does."""
 
     table: str
     backlog_records: int
@@ -36,7 +38,8 @@ class Status:
     held_records: int | None
     """None, both of them, if there is no table of parked records, or none that may be read."""
     leader: str | None
-    members: int
+    members: int | None
+    """How many processes are in the pool; None where nobody counts them."""
     records_per_second: float
     kafka_trouble: str | None
     """Why Kafka could not say who leads."""
@@ -92,7 +95,7 @@ class _Look:
         rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
         backlog = self._table.backlog(self._connection)
         set_aside = ParkedRecords(self._table).counts(self._connection)
-        leader, members, trouble = _leader(self._config)
+        leader, members, trouble = _leader(self._config, self._connection)
         return Status(
             table=str(self._table),
             backlog_records=backlog.records,
@@ -112,17 +115,20 @@ class _Look:
         return int(row[0]) if row is not None else 0
 
 
-def _leader(config: HarvestConfig) -> tuple[str | None, int, str | None]:
-    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many are in the pool."""
+def _leader(config: HarvestConfig, connection: psycopg.Connection[Any]) -> tuple[str | None, int | None, str | None]:
+    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many are in the pool; or Postgres
+    who holds the lock."""
     if config.leadership == "solo":
-        return None, 0, None
+        return None, None, None
+    if config.leadership == "postgres":
+        return lock_holder(connection, config.leader_group_id), None, None
     admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
     group = config.leader_group_id
     try:
         description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
     except KafkaException as error:
         failure = error.args[0]  # its text may be no more than the name of the request
-        return None, 0, f"{failure.str().rstrip(': ')} ({failure.name()})"
+        return None, None, f"{failure.str().rstrip(': ')} ({failure.name()})"
     for member in description.members:
         for owned in member.assignment.topic_partitions:
             if owned.topic == config.leader_topic and owned.partition == 0:
@@ -141,7 +147,8 @@ def _rendered(status: Status) -> Table:
     grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
     leader = escape(status.leader) if status.leader else "[yellow]nobody[/]"
     grid.add_row("leader", f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
-    grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
+    if status.members is not None:
+        grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid
 

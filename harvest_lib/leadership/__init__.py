@@ -1,8 +1,9 @@
 """Who may harvest: one process of a pool at a time."""
 
+from harvest_lib.leadership.lock_session import lock_holder
 from harvest_lib.leadership.neli import Neli
 from harvest_lib.leadership.postgres import PostgresLeadership
 from harvest_lib.leadership.protocol import Leadership, Term, TermEnd
 from harvest_lib.leadership.solo import Solo
 
-__all__ = ["Leadership", "Neli", "PostgresLeadership", "Solo", "Term", "TermEnd"]
+__all__ = ["Leadership", "Neli", "PostgresLeadership", "Solo", "Term", "TermEnd", "lock_holder"]

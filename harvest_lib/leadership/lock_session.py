@@ -9,6 +9,7 @@ Nobody can take *left* without holding *lead*, and the server lets go of it by i
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -39,6 +40,14 @@ _LEAVE = """
 SELECT pg_advisory_xact_lock({left});
 SELECT pg_advisory_unlock({lead});
 SELECT pg_sleep({seconds})
+"""
+
+
+_HOLDER = """
+SELECT 'backend ' || a.pid || coalesce('@' || host(a.client_addr), '')
+FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid::bigint << 32 | l.objid::bigint = %(lead)s
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 
@@ -88,6 +97,13 @@ class LockSession:
     def close(self) -> None:
         """End the session, and with it whatever it holds."""
         self._connection.close()
+
+
+def lock_holder(connection: psycopg.Connection[Any], group: str) -> str | None:
+    """Return the session that holds the group's lock, by process id and client address, or None."""
+    with translated():
+        row = connection.execute(_HOLDER, {"lead": lock_key("lead", group)}).fetchone()
+    return None if row is None else str(row[0])
 
 
 def lock_key(purpose: str, group: str) -> int:
