@@ -16,7 +16,7 @@ Promises
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import psycopg
@@ -33,7 +33,7 @@ UPDATE {table} SET leader_id = %(leader)s
 WHERE id = ANY(ARRAY(
   SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> %(leader)s ORDER BY id LIMIT %(limit)s FOR UPDATE
 ))
-RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {any_parked}
 """
 
 _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
@@ -42,7 +42,7 @@ _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
-_ANY_PARKED = "SELECT EXISTS (SELECT FROM {parked} WHERE NOT held)"
+_ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked} WHERE NOT held))"
 
 _PARKED_KEYS = """
 SELECT kafka_key, min(id) FROM {parked} WHERE NOT held AND kafka_key = ANY(%(keys)s) GROUP BY kafka_key
@@ -50,6 +50,9 @@ SELECT kafka_key, min(id) FROM {parked} WHERE NOT held AND kafka_key = ANY(%(key
 
 # Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
 _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
+
+# Waits for those who hold the lock above, and they for us; others who mark do not wait.
+_KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
 
 _PARK = """
 WITH moved AS (
@@ -64,7 +67,11 @@ SELECT id, kafka_topic, kafka_key, reason, false, record FROM moved
 _HOLD = """
 WITH moved AS (
   DELETE FROM {table} AS o
-  USING (SELECT kafka_key AS key, min(id) AS id FROM {parked} WHERE NOT held GROUP BY kafka_key) AS first
+  USING (
+    SELECT kafka_key AS key, min(id) AS id FROM {parked}
+    WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM {table} WHERE id = ANY(%(ids)s::bigint[]))
+    GROUP BY kafka_key
+  ) AS first
   WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.key = o.kafka_key
     AND o.id > first.id
   RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, to_jsonb(o) || '{{"leader_id": null}}' AS record
@@ -73,6 +80,9 @@ INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
 SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, record FROM moved
 RETURNING id
 """
+
+_ROW = 6
+"""Columns of a `Row`; one more tells whether anything was parked when the mark began."""
 
 _STATEMENT_TIMEOUT_SECONDS = 30
 
@@ -88,11 +98,13 @@ class MarkSource:
         self._conninfo = conninfo
         self._has_parked = parked is not None
         names = {"table": in_statement(table), "parked": in_statement(parked or table)}
-        self._mark = sql.SQL(_MARK).format(**names)
+        any_parked = sql.SQL(_ANY_PARKED).format(**names) if parked is not None else sql.SQL("false")
+        self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
         self._purge = sql.SQL(_PURGE).format(**names)
         self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
-        self._any_parked = sql.SQL(_ANY_PARKED).format(parked=parked or table)
+        self._any_parked = sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked or table)
+        self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked or table)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked or table)
         self._park = sql.SQL(_PARK).format(**names)
@@ -101,10 +113,10 @@ class MarkSource:
         self._leader_id = UUID(int=0)
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
+        self._careful = False  # something is parked, or was at the last look
 
     def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
-        self._own_ids.append(leader_id)
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
             with translated():
@@ -114,28 +126,64 @@ class MarkSource:
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
             self._reconnected = True
+        self._own_ids.append(leader_id)
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
-        connection = self._connected()
-        cursor = connection.cursor(binary=True)
-        marked = {"leader": self._leader_id, "limit": limit}
-        rows: list[Row] = []
-        with translated():
-            # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.
-            purge = self._purge_marked if self._reconnected else self._purge
-            if delivered and limit:
-                with connection.pipeline():  # both in one transaction, by one round trip
-                    connection.cursor().execute(purge, {"ids": _array(delivered)}, prepare=True)
-                    cursor.execute(self._mark, marked, prepare=True)
-                    rows = cursor.fetchall()
-            elif delivered:
-                cursor.execute(purge, {"ids": _array(delivered)}, prepare=True)
-            elif limit:
-                rows = cursor.execute(self._mark, marked, prepare=True).fetchall()
+        batch = self._fetch_carefully(limit, delivered) if self._careful else self._fetch(limit, delivered)
         if limit:
             self._reconnected = False
-        rows.sort(key=_id)
-        return Batch(rows, self._parked_of(rows) if rows and self._has_parked else {})
+        batch.rows.sort(key=_id)
+        return batch
+
+    def _fetch(self, limit: int, delivered: Sequence[int]) -> Batch:
+        """Purge and mark while nothing is parked. If something turns out to be, what was marked is given back and
+        fetched again with care."""
+        connection = self._connected()
+        found: list[tuple[Any, ...]] = []
+        with translated():
+            if delivered and limit:
+                with connection.pipeline():  # both in one transaction, by one round trip
+                    self._execute_purge(delivered)
+                    marking = self._execute_mark(limit)
+                    found = marking.fetchall()
+            elif delivered:
+                self._execute_purge(delivered)
+            elif limit:
+                found = self._execute_mark(limit).fetchall()
+            # Parked before the mark, or after it began, by a leader deposed meanwhile: these rows it can park no more.
+            if found and self._has_parked and (found[0][_ROW] or self._is_any_parked()):
+                self._careful = True
+                self.reset([row[0] for row in found])
+                return self._fetch_carefully(limit, ())
+        return Batch([cast("Row", row[:_ROW]) for row in found], {})
+
+    def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> Batch:
+        """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
+        those that were marked."""
+        connection = self._connected()
+        with translated(), connection.transaction():
+            connection.execute(self._keep_parked)
+            if delivered:
+                self._execute_purge(delivered)
+            found = self._execute_mark(limit).fetchall() if limit else []
+            parked = self._read_parked({row[2] for row in found}) if found else {}
+            self._careful = self._is_any_parked()
+        return Batch([cast("Row", row[:_ROW]) for row in found], parked)
+
+    def _execute_purge(self, ids: Sequence[int]) -> None:
+        # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.
+        purge = self._purge_marked if self._reconnected else self._purge
+        self._connected().execute(purge, {"ids": _array(ids)}, prepare=True)
+
+    def _execute_mark(self, limit: int) -> psycopg.Cursor[Any]:
+        values = {"leader": self._leader_id, "limit": limit}
+        return self._connected().cursor(binary=True).execute(self._mark, values, prepare=True)
+
+    def _is_any_parked(self) -> bool:
+        return self._connected().execute(self._any_parked, prepare=True).fetchone() == (True,)
+
+    def _read_parked(self, keys: set[str]) -> dict[str, int]:
+        return dict(self._connected().execute(self._parked_keys, {"keys": list(keys)}).fetchall())
 
     def reset(self, ids: Sequence[int]) -> None:
         values = {"ids": _array(ids), "leaders": list(self._own_ids)}
@@ -159,14 +207,6 @@ class MarkSource:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _parked_of(self, rows: Sequence[Row]) -> dict[str, int]:
-        connection = self._connected()
-        with translated():
-            if connection.execute(self._any_parked, prepare=True).fetchone() == (False,):
-                return {}
-            keys = list({row[2] for row in rows})
-            return dict(connection.execute(self._parked_keys, {"keys": keys}).fetchall())
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:

@@ -9,7 +9,7 @@ from harvest_lib.record import Row
 
 class Batch(NamedTuple):
     """What a fetch found: records ascending by id, and of their keys those that have a parked record, with the lowest
-    id of one. The latter is of a moment after the records were taken: nobody else can park them any more."""
+    id of one. Both are of one moment: no key is parked or released in between."""
 
     rows: list[Row]
     parked: Mapping[str, int]

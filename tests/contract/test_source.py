@@ -1,5 +1,6 @@
 """What every source promises, asked of the fake that the loop's tests use and of the real one."""
 
+import threading
 import uuid
 
 import psycopg
@@ -8,7 +9,7 @@ from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable, ParkedRecords, Selection
 from harvest_lib.source import MarkSource
 
 INSERT = """
@@ -209,3 +210,38 @@ def test_what_was_marked_under_an_earlier_leader_id_of_ours_can_be_given_back(ou
     leader.open(uuid.uuid4())
     leader.reset([1, 2])
     assert outbox.leaders() == {1: None, 2: None}
+
+
+def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
+    """The record that was marked would be sent, and those that come back behind it."""
+    real = RealOutbox(dsn)
+    source = real.source()
+    source.open(uuid.uuid4())
+    real.insert(row(1, "a"), row(2, "b"))
+    source.fetch(10)
+    source.park({1: "bad"})
+    real.insert(row(7, "a"))
+    look, retried = source._read_parked, threading.Event()
+
+    def retry():
+        with psycopg.connect(dsn) as operator:
+            ParkedRecords(OutboxTable.parse("outbox")).retry(operator, Selection())
+        retried.set()
+
+    person = threading.Thread(target=retry)
+
+    def retry_then_look(keys):
+        person.start()
+        retried.wait(0.5)
+        return look(keys)
+
+    source._read_parked = retry_then_look
+    batch = source.fetch(10)
+    assert ids(batch) == [7]
+    assert batch.parked == {"a": 1}
+    person.join(20)
+    assert retried.is_set(), "afterwards it is"
+    source._read_parked = look
+    assert ids(source.fetch(10)) == [1]
+    source.close()
+    real.connection.close()

@@ -30,7 +30,7 @@ class CountingSource:
         if limit:
             self.statements["mark" if batch.rows else "empty mark"] += 1
         if batch.rows:
-            self.statements["look for parked"] += 1
+            self.statements["look for parked"] += 1  # one, as long as nothing is
         return batch
 
     def reset(self, ids: Sequence[int]) -> None:
