@@ -242,6 +242,7 @@ class TermLoop:
         def parked(released: frozenset[int]) -> None:
             del self._refused[: len(rows)]
             self._lower(rows)
+            self._drop(released)
             if self._parking.done(refused, behind, released):
                 self._force_remark = True  # the key's records are back in the outbox, before those we hold
 
@@ -268,11 +269,11 @@ class TermLoop:
             self._failed.extend(failure.row for failure in failed)
             self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
             _log_failures(failed)
-        for failure in reports.failed:
-            if failure.refused:
-                self._refused.append(failure.row)
-                if self._parking.refuse(failure.row, failure.reason):
-                    self._parking.hold(self.in_flight.take_back({failure.row[2]}))
+        refused = [failure for failure in reports.failed if failure.refused]
+        self._refused.extend(failure.row for failure in refused)
+        for failure in refused:
+            if self._parking.refuse(failure.row, failure.reason):
+                self._parking.hold(self.in_flight.take_back({failure.row[2]}))
 
     def _lower(self, rows: Sequence[Row]) -> None:
         """Let the next of each key go (B4, B5)."""
@@ -292,7 +293,7 @@ class TermLoop:
         deadline = Deadline(0.0 if fenced else patience_seconds)
         abandoned = Reports()
         try:
-            while self.in_flight.records and not deadline.passed and self._term.ended is not TermEnd.FENCED:
+            while self._may_settle() and not deadline.passed and self._term.ended is not TermEnd.FENCED:
                 self._hear()
                 self._take(self._delivery.poll(min(self._poll_seconds(), deadline.remaining_seconds)))
                 self._ask_last()
@@ -309,6 +310,11 @@ class TermLoop:
         unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
         self._drop([*(row[0] for row in unsent), *self._parking.ids])
         self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
+
+    def _may_settle(self) -> bool:
+        """Tell whether more can come of what is in flight; nothing comes of what is refused and not to be parked."""
+        stuck = 0 if self._parking.has_work else len(self._refused)
+        return self.in_flight.records > stuck
 
     def _ask_last(self) -> None:
         if self._enquiry.pending:

@@ -88,7 +88,7 @@ _KEPT = (
     _Kept(
         names=("enable.gapless.guarantee",),
         allowed=frozenset({"false", "0", "f"}),
-        promise="one failed record is sent again by itself and does not end the producer",
+        promise="it comes with `delivery`: pipelined rests on it, barrier on its absence",
     ),
     _Kept(
         names=("delivery.report.only.error",),

@@ -22,7 +22,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -85,7 +85,7 @@ class _Went(enum.Enum):
 class LaneSettings:
     """`kafka` are the user's producer settings, secrets in clear; `send_buffer` counts records."""
 
-    kafka: Mapping[str, object]
+    kafka: Mapping[str, object] = field(repr=False)
     delivery_timeout_seconds: float
     record_header: bool = True
     send_buffer: int = 10
@@ -103,7 +103,7 @@ class AtLeastOnce:
         self._topics = topics or Topics(settings.kafka)
         self._batch_bytes = DEFAULT_BATCH_BYTES
         self._queue: deque[Row] = deque()  # taken from the loop, and not yet by the producer
-        self._flying: dict[int, float] = {}  # id -> when the producer took it, in boot seconds
+        self._flying: dict[int, tuple[float, Row]] = {}  # id -> when the producer took it, in boot seconds, and what
         self._suspects: set[int] = set()
         self._alone: Row | None = None
         self._stamp: Callable[[int], bytes] | None = None
@@ -134,12 +134,19 @@ class AtLeastOnce:
                     self._queue.append(rows.popleft())
 
     def poll(self, timeout_seconds: float) -> Reports:
-        if (producer := self._producer) is not None:
+        if (producer := self._producer) is None:
+            time.sleep(timeout_seconds)  # as long as a report would be waited for
+        else:
             few = 0 < len(self._flying) <= _FEW_RECORDS and timeout_seconds > 0
             # A flush does not linger: the last few are better off alone than waiting for company that does not come.
             self._serve(lambda: producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds))
         reports, self._reports = self._reports, Reports()
         return reports
+
+    def purge(self) -> None:
+        """Begin to let nothing more leave; `abandon` follows."""
+        if self._producer is not None:
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def abandon(self) -> Reports:
         self._discard()
@@ -194,7 +201,7 @@ class AtLeastOnce:
                     return _Went.UNTIL_TOLD
             else:
                 rows.popleft()
-                flying[record_id] = now
+                flying[record_id] = now, row
         return _Went.WHOLLY
 
     def _is_suspect(self, row: Row) -> bool:
@@ -215,7 +222,8 @@ class AtLeastOnce:
         self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in _NEVER_TAKEN))
 
     def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
-        del self._flying[row[0]]
+        if self._flying.pop(row[0], None) is None:
+            return  # given up on
         if error is None:
             self._reports.acknowledged.append(row)
         else:
@@ -246,6 +254,9 @@ class AtLeastOnce:
             self._topics.forget()  # it has changed since we asked
 
     def _replace(self) -> None:
+        """Discard a producer that is of no use any more, once what it has on the wire has landed or had its time."""
+        if (producer := self._producer) is not None and self._flying:
+            self._serve(lambda: producer.flush(self._settings.delivery_timeout_seconds))
         self._discard()
         self._dead = False
 
@@ -258,6 +269,9 @@ class AtLeastOnce:
             if self._serve(lambda: producer.flush(_ABANDON_SECONDS)):
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
             producer.close()
+        unreported = [row for _, row in self._flying.values()]
+        self._flying.clear()
+        self._reports.failed.extend(Failure(row=row, reason="no report came") for row in unreported)
         self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
         self._queue.clear()
         self._alone = None

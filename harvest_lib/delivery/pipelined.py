@@ -32,10 +32,12 @@ class Pipelined(AtLeastOnce):
     def __init__(self, settings: LaneSettings, topics: Topics | None = None) -> None:
         super().__init__(settings, topics)
         self._failures: list[Failure] = []  # kept back until nothing is outstanding
+        self._is_told = False  # that it halted
         self._give_up: Deadline | None = None
         """Set while halted: until then what is on the wire is waited for."""
 
     def begin(self, leader_id: UUID) -> None:
+        self._is_told = False
         if self._give_up is not None:
             self._give_up = None
             self._dead = True
@@ -61,9 +63,9 @@ class Pipelined(AtLeastOnce):
             reports.failed.extend(last.failed)
         self._failures.extend(reports.failed)
         reports.failed = []
-        if self._failures and not self._flying:
+        if not self._flying:  # all may have landed after all: it has to begin again nevertheless
             reports.failed, self._failures = self._failures, []
-            reports.halted = True
+            reports.halted, self._is_told = not self._is_told, True
         return reports
 
     def abandon(self) -> Reports:
@@ -77,12 +79,12 @@ class Pipelined(AtLeastOnce):
         return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
 
     def _is_overdue(self) -> bool:
-        oldest = next(iter(self._flying.values()), None)
+        oldest, _ = next(iter(self._flying.values()), (None, None))
         return oldest is not None and boot_seconds() - oldest > self._settings.delivery_timeout_seconds
 
     def _halt(self) -> None:
         """Throw away what has not left; what has is waited for as long as it may take."""
-        oldest = next(iter(self._flying.values()), boot_seconds())
+        oldest, _ = next(iter(self._flying.values()), (boot_seconds(), None))
         self._give_up = Deadline(oldest + self._settings.delivery_timeout_seconds - boot_seconds())
         self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
         self._queue.clear()

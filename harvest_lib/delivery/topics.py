@@ -93,7 +93,14 @@ class Topics:
         if len(topics) > _FEW_TOPICS:
             found = topics & admin.list_topics(timeout=_ANSWER_SECONDS).topics.keys()
         else:
-            found = {topic for topic in topics if _exists(admin, topic)}
+            found = set()
+            for topic in sorted(topics):
+                match _exists(admin, topic):
+                    case True:
+                        found.add(topic)
+                    case None:  # not ours to see: the delivery finds out
+                        self._limits[topic] = DEFAULT_BATCH_BYTES
+                        found.add(topic)
         return self._batch_bytes(admin, found)
 
     def _batch_bytes(self, admin: AdminClient, topics: set[str]) -> dict[str, int]:
@@ -104,15 +111,23 @@ class Topics:
             for resource, answer in answers.items():
                 try:
                     limits[resource.name] = int(answer.result(_ANSWER_SECONDS)["max.message.bytes"].value)
-                except (KafkaException, TimeoutError, KeyError) as error:  # not ours to see: the default will do
+                except (
+                    KafkaException,
+                    TimeoutError,
+                    KeyError,
+                    TypeError,
+                    ValueError,
+                ) as error:  # not ours to see: the default will do
                     _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
         return limits
 
 
-def _exists(admin: AdminClient, topic: str) -> bool:
+def _exists(admin: AdminClient, topic: str) -> bool | None:
     error = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].error
     if error is None:
         return True
     if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001 - librdkafka's own
         return False
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return None
     raise KafkaException(error)

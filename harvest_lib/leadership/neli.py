@@ -212,6 +212,10 @@ class Neli:
             # The successor is not elected before this returns, so what is in flight may land first.
             if term is not None and not term.quiesced.wait(self._settings.quiesce_timeout_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
+            if term is not None and term.abandoned:
+                # What it had on the wire may still arrive: the successor begins when it would after a kill. A stop does
+                # not wait for this; then the session runs out, which takes as long.
+                threading.Event().wait(self._settings.session_timeout_seconds)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
         self._assigned = False

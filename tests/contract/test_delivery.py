@@ -12,6 +12,7 @@ from support.outbox import Delivered, read_topic
 from support.rows import row
 from support.waiting import eventually
 
+from harvest_lib.deadline import Deadline
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Reports, Topics, at_least_once
 
 
@@ -550,3 +551,58 @@ def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_
     send(delivery, strict.row(2))
     assert ids(poll(delivery, 1).acknowledged) == [2]
     assert [record.outbox_id for record in strict.arrived()] == [2]
+
+
+class Slow:
+    """A producer whose records land when the test says so, or never."""
+
+    def __init__(self, settings):
+        self.settings, self.callbacks, self.landing = settings, [], False
+
+    def produce(self, _topic, _value, _key, _partition, callback, *_):
+        self.callbacks.append(callback)
+
+    def poll(self, _seconds=0):
+        while self.landing and self.callbacks:
+            self.callbacks.pop(0)(None, None)
+        return 0
+
+    flush = poll
+
+    def purge(self, **_):
+        pass
+
+    def close(self):
+        return True
+
+
+def test_pipelined_what_was_overdue_and_landed_after_all_is_said_to_have_halted():
+    """Else the lane would take nothing more, and nobody would begin it again."""
+    made = []
+    settings = LaneSettings(
+        kafka={}, delivery_timeout_seconds=0.01, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
+    )
+    delivery = begun(Pipelined(settings, Topics({})))
+    assert send(delivery, row(1, "k")) == []
+    delivery._give_up = Deadline(5)  # as when it is overdue
+    made[0].landing = True
+    seen = [delivery.poll(0) for _ in range(3)]
+    assert [ids(each.acknowledged) for each in seen] == [[1], [], []]
+    assert [each.halted for each in seen].count(True) == 1
+    assert ids(send(delivery, row(2, "k"))) == [2], "it takes nothing before it begins"
+    delivery.begin(uuid.uuid4())
+    assert send(delivery, row(2, "k")) == []
+    delivery.close()
+
+
+@pytest.mark.parametrize("kind", [AtLeastOnce, Pipelined])
+def test_a_record_that_its_producer_never_reports_is_reported_failed(kind):
+    delivery = begun(kind(LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=Slow), Topics({})))
+    send(delivery, row(1, "k"))
+    assert failed_ids(delivery.abandon()) == [1]
+    assert delivery.outstanding == 0
+
+
+def test_the_settings_of_a_lane_show_no_secret():
+    """I10."""
+    assert "hunter2" not in repr(LaneSettings(kafka={"sasl.password": "hunter2"}, delivery_timeout_seconds=9))
