@@ -1,5 +1,6 @@
 """Bringing jars: once, whole or not at all, and with a clear word when it fails. A script stands in for Java."""
 
+import shlex
 import subprocess
 import threading
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_java_reads_what_the_machine_trusts(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     count = write_truststore(tmp_path / "trusted.jks")
     script = (find_java(tmp_path) / "bin" / "java").read_text()
-    keytool = Path(script.split("exec ")[1].split()[0].strip("'")).with_name("keytool")
+    keytool = Path(shlex.split(script.split("exec ")[1])[0]).with_name("keytool")
     listing = subprocess.run(
         [keytool, "-list", "-keystore", tmp_path / "trusted.jks", "-storepass", "changeit"],
         capture_output=True,
