@@ -16,7 +16,7 @@ Promises
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -155,7 +155,7 @@ class MarkSource:
                 self._careful = True
                 self.reset([row[0] for row in found])
                 return self._fetch_carefully(limit, ())
-        return Batch([cast("Row", row[:_ROW]) for row in found], {})
+        return Batch(_rows(found), {})
 
     def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> Batch:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
@@ -168,7 +168,7 @@ class MarkSource:
             found = self._execute_mark(limit).fetchall() if limit else []
             parked = self._read_parked({row[2] for row in found}) if found else {}
             self._careful = self._is_any_parked()
-        return Batch([cast("Row", row[:_ROW]) for row in found], parked)
+        return Batch(_rows(found), parked)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.
@@ -218,6 +218,10 @@ class MarkSource:
 def _array(ids: Iterable[int]) -> str:
     """Spell an array for Postgres: psycopg's own way costs a microsecond a number, a tenth of a record's."""
     return f"{{{','.join(map(str, ids))}}}"
+
+
+def _rows(found: Iterable[Any]) -> list[Row]:
+    return [row[:_ROW] for row in found]
 
 
 def _id(row: Row) -> int:
