@@ -6,9 +6,10 @@ all that travel with it. Topics that exist are remembered, the absence of one fo
 
 import logging
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 
@@ -21,9 +22,6 @@ _log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 2.0
 _RECHECK_SECONDS = 5.0
 """How long the absence of a topic is believed, and how long silence is not asked again."""
-
-_FEW_TOPICS = 10
-"""More of them than this are looked for in a list of all."""
 
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
@@ -90,44 +88,30 @@ class Topics:
     def _existing(self, topics: set[str]) -> dict[str, int]:
         """Return those of the topics that exist, with the bytes of a batch that each takes."""
         admin = self._admin = self._admin or AdminClient(client_settings(self._settings))
-        if len(topics) > _FEW_TOPICS:
-            found = topics & admin.list_topics(timeout=_ANSWER_SECONDS).topics.keys()
-        else:
-            found = set()
-            for topic in sorted(topics):
-                match _exists(admin, topic):
-                    case True:
-                        found.add(topic)
-                    case None:  # not ours to see: the delivery finds out
-                        self._limits[topic] = DEFAULT_BATCH_BYTES
-                        found.add(topic)
-        return self._batch_bytes(admin, found)
-
-    def _batch_bytes(self, admin: AdminClient, topics: set[str]) -> dict[str, int]:
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-        limits = dict.fromkeys(topics, DEFAULT_BATCH_BYTES)
-        if resources:
-            answers: Any = admin.describe_configs(resources, request_timeout=_ANSWER_SECONDS)
-            for resource, answer in answers.items():
-                try:
-                    limits[resource.name] = int(answer.result(_ANSWER_SECONDS)["max.message.bytes"].value)
-                except (
-                    KafkaException,
-                    TimeoutError,
-                    KeyError,
-                    TypeError,
-                    ValueError,
-                ) as error:  # not ours to see: the default will do
-                    _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
-        return limits
+        found = {
+            topic: DEFAULT_BATCH_BYTES
+            for topic, answer in admin.describe_topics(
+                TopicCollection(sorted(topics)), request_timeout=_ANSWER_SECONDS
+            ).items()
+            if _exists(answer)
+        }
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
+        answers: Any = admin.describe_configs(resources, request_timeout=_ANSWER_SECONDS) if resources else {}
+        for resource, answer in answers.items():
+            try:
+                found[resource.name] = int(answer.result(_ANSWER_SECONDS)["max.message.bytes"].value)
+            except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:  # the default will do
+                _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
+        return found
 
 
-def _exists(admin: AdminClient, topic: str) -> bool | None:
-    error = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].error
-    if error is None:
-        return True
-    if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001 - librdkafka's own
-        return False
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return None
-    raise KafkaException(error)
+def _exists(description: "Future[Any]") -> bool:
+    """Tell whether a topic exists; one that is not ours to see does, until the delivery finds out."""
+    try:
+        description.result(2 * _ANSWER_SECONDS)
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code not in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
+            raise
+        return bool(code == KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    return True

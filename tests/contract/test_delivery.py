@@ -4,6 +4,7 @@ one lane and eight, with the barrier in mind and pipelined."""
 import time
 import uuid
 from collections import Counter, deque
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -606,3 +607,63 @@ def test_a_record_that_its_producer_never_reports_is_reported_failed(kind):
 def test_the_settings_of_a_lane_show_no_secret():
     """I10."""
     assert "hunter2" not in repr(LaneSettings(kafka={"sasl.password": "hunter2"}, delivery_timeout_seconds=9))
+
+
+class Guarded:
+    """An admin client of a cluster where some topics are not ours to see."""
+
+    def __init__(self, codes):
+        self._codes = codes
+
+    def describe_topics(self, collection, **_):
+        return {topic: self._answer(self._codes.get(topic)) for topic in collection.topic_names}
+
+    def describe_configs(self, resources, **_):
+        return {resource: self._answer(KafkaError.TOPIC_AUTHORIZATION_FAILED) for resource in resources}
+
+    def _answer(self, code):
+        answer = Future()
+        answer.set_result(None) if code is None else answer.set_exception(KafkaException(KafkaError(code)))
+        return answer
+
+
+def test_a_topic_that_is_not_ours_to_see_is_not_missing_and_hides_no_other():
+    """Nobody can tell whether it exists: the delivery finds out, and what it is told may pass."""
+    topics = Topics({})
+    topics._admin = Guarded(
+        {"denied": KafkaError.TOPIC_AUTHORIZATION_FAILED, "missing": KafkaError.UNKNOWN_TOPIC_OR_PART}
+    )
+    rows = [row(number, "k", topic=topic) for number, topic in enumerate(["denied", "missing", "here"], 1)]
+    assert topics.refused(rows) == {2: "the topic does not exist"}
+
+
+def test_a_fatally_failed_producer_is_replaced_only_when_what_it_has_on_the_wire_has_landed():
+    """Else the next one's records could be followed by these."""
+    made = []
+    settings = LaneSettings(
+        kafka={}, delivery_timeout_seconds=9, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
+    )
+    delivery = begun(AtLeastOnce(settings, Topics({})))
+    send(delivery, row(1, "k"))
+    delivery._dead, first = True, made[0]
+    first.purge = lambda **_: first.callbacks.clear()  # nothing would come of it any more
+    first.landing = True
+    delivery.begin(uuid.uuid4())
+    assert len(made) == 2
+    assert ids(delivery.poll(0).acknowledged) == [1]
+
+
+def test_lanes_that_are_abandoned_stop_sending_before_the_first_is_closed():
+    said = []
+
+    class Noted(Slow):
+        def purge(self, **_):
+            said.append(("purge", id(self)))
+
+        def close(self):
+            said.append(("close", id(self)))
+
+    settings = LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=Noted)
+    Lanes([AtLeastOnce(settings, Topics({})) for _ in range(3)]).abandon()
+    first_close = [what for what, _ in said].index("close")
+    assert len({lane for what, lane in said[:first_close] if what == "purge"}) == 3

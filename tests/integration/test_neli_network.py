@@ -238,7 +238,7 @@ def test_proofs_that_come_late_prove_nothing(pair, network, late, fresh, monkeyp
     ear = Ear(far, monkeypatch)
     with Watch(far, near) as watch:
         eventually(lambda: ear.sent[late], 10, "there is something to hold")
-        network.swallow(hold=True)
+        network.hold()
         fenced(first)
         eventually(lambda: ear.sent["heartbeats"][-1][0] != first.leader_id, 10, "it stands again, under a new id")
         candidate = far._candidate

@@ -13,13 +13,12 @@ class _Mode(enum.Enum):
     OPEN = enum.auto()
     CUT = enum.auto()
     HELD = enum.auto()
-    SWALLOWED = enum.auto()
 
 
 class TcpProxy:
     """A context manager; connect to `port`, and say by `forward_to` where that leads.
 
-    `cut` ends every connection and each new one at once. `swallow` leaves connections up, and takes new ones, while
+    `cut` ends every connection and each new one at once. `hold` leaves connections up, and takes new ones, while
     nothing comes through in either direction. `heal` undoes both.
     """
 
@@ -39,12 +38,12 @@ class TcpProxy:
         """End all connections; new ones are ended before they carry anything."""
         self._become(_Mode.CUT)
 
-    def swallow(self, *, hold: bool = False) -> None:
-        """Let nothing through. With `hold` it comes late instead of never: all of it, in order, at `heal`."""
-        self._become(_Mode.HELD if hold else _Mode.SWALLOWED)
+    def hold(self) -> None:
+        """Let nothing through: it comes late, all of it, in order, at `heal`."""
+        self._become(_Mode.HELD)
 
     def heal(self) -> None:
-        """Let everything through again. What was swallowed is gone, so connections from that time are ended."""
+        """Let everything through again."""
         self._become(_Mode.OPEN)
 
     def __enter__(self) -> Self:
@@ -57,9 +56,8 @@ class TcpProxy:
 
     def _become(self, mode: _Mode) -> None:
         with self._changed:
-            broken = mode is _Mode.CUT or self._mode is _Mode.SWALLOWED
             self._mode = mode
-            pairs = list(self._pairs) if broken else []
+            pairs = list(self._pairs) if mode is _Mode.CUT else []
             self._changed.notify_all()
         for pair in pairs:
             _end(*pair)
@@ -92,9 +90,7 @@ class TcpProxy:
             while data := source.recv(_CHUNK_BYTES):
                 with self._changed:
                     self._changed.wait_for(lambda: self._mode is not _Mode.HELD)  # the kernel holds what follows
-                    swallowed = self._mode is _Mode.SWALLOWED
-                if not swallowed:
-                    sink.sendall(data)
+                sink.sendall(data)
         _end(source, sink)
 
 

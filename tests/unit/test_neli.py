@@ -1,5 +1,7 @@
 """What proves to a NELI member that it leads, by a clock that is passed in."""
 
+import time
+
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
@@ -105,3 +107,19 @@ def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
     commit(member, clock.now)
     member._judge()
     assert member.term(0).leader_id != first.leader_id
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(clock, abandoned):
+    """What was on the wire may arrive that long, behind what the successor sends."""
+    settings = NeliSettings(topic="t", group_id="g", session_timeout_seconds=0.3)
+    made = Neli(settings, {}, clock)
+    made._assigned = True
+    made._stand()
+    hear(made, clock.now)
+    commit(made, clock.now)
+    made._judge()
+    made.term(0).abandoned = abandoned
+    began = time.monotonic()
+    made._on_revoke(None, [TopicPartition("t", 0)])
+    assert (time.monotonic() - began >= 0.3) is abandoned
