@@ -28,7 +28,7 @@ ELSEWHERE = {
         "unit/test_parking.py",
         "test_records_that_wait_longer_than_the_queue_timeout_are_marked_again",
     ),
-    "send_buffer": ("contract/test_delivery.py", "test_the_send_buffer_bounds_what_waits_for_a_full_producer"),
+    "send_buffer": ("integration/test_delivery.py", "test_the_send_buffer_bounds_what_waits_for_a_full_producer"),
 }
 
 
