@@ -31,7 +31,7 @@ def drain(servers: Servers, records: int, *, delivery: str, lanes: int) -> Drain
         producer_kafka_config={"compression.type": "lz4"},
         leadership="solo",
         delivery=delivery,
-        limits={"mark_query_records": 1_000, "max_in_flight_records": 10_000, "send_concurrency": lanes},
+        limits={"mark_query_records": 5_000, "max_in_flight_records": 20_000, "send_concurrency": lanes},
     )
     source = CountingSource(make_source(config, OutboxTable.parse("outbox")))
     began = 0.0

@@ -1,6 +1,8 @@
 """Floors: what the servers and their clients allow, by the shortest code there is, independent of the harvester's."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from uuid import uuid4
 
@@ -32,27 +34,37 @@ def mark_and_purge(servers: Servers, records: int) -> float:
         return records / (time.perf_counter() - began)
 
 
-def purge(servers: Servers) -> float:
-    """Return the seconds that one row takes to be deleted for good, asked alone."""
-    servers.fill(_ROUND_TRIPS)
-    seconds = []
-    with psycopg.connect(servers.dsn, autocommit=True) as connection:
-        for number in range(1, _ROUND_TRIPS + 1):
-            began = time.perf_counter()
-            connection.execute("DELETE FROM outbox WHERE id = %s", (number,), prepare=True)
-            seconds.append(time.perf_counter() - began)
-    return median(seconds)
-
-
 def round_trip(servers: Servers) -> float:
-    """Return the seconds that one record takes to be acknowledged, alone on its way."""
-    producer = Producer(
+    """Return the seconds that one record takes to be acknowledged, sent as soon as the one before was."""
+    producer = _lone_producer(servers)
+    return median(_timed(lambda: _send_one(producer, servers)) for _ in range(_ROUND_TRIPS))
+
+
+def round_trip_and_purge(servers: Servers) -> float:
+    """Return the seconds that one record takes to be acknowledged and then deleted for good, one after the other."""
+    servers.fill(_ROUND_TRIPS)
+    producer = _lone_producer(servers)
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+
+        def one(number: int) -> None:
+            _send_one(producer, servers)
+            connection.execute("DELETE FROM outbox WHERE id = %s", (number,), prepare=True)
+
+        return median(_timed(partial(one, number)) for number in range(1, _ROUND_TRIPS + 1))
+
+
+def _lone_producer(servers: Servers) -> Producer:
+    return Producer(
         {"bootstrap.servers": servers.bootstrap_servers, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
     )
-    seconds = []
-    for _ in range(_ROUND_TRIPS):
-        began = time.perf_counter()
-        producer.produce(servers.topic, "x" * VALUE_BYTES, "key")
-        producer.flush()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
+
+
+def _send_one(producer: Producer, servers: Servers) -> None:
+    producer.produce(servers.topic, "x" * VALUE_BYTES, "key")
+    producer.flush()
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -49,21 +49,23 @@ def _drains(delivery: str, lanes: int, target: float | None) -> Callable[[Server
 def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
     """Under the barrier one key sends a record per round trip: compare with that of a produce and its answer.
 
-    Between two records of a key lies a purge as well, which is on disk before the next may leave; the second line has
-    it in the floor.
+    Between two records of a key lies a purge, which is on disk before the next may leave, and while it is being written
+    Kafka's threads go to sleep. The second line has both in its floor: a bare loop of a produce and a purge.
     """
-    rates, ratios, floor_rates, with_purge = [], [], [], []
+    rates, ratios, bare_ratios, floor_rates, bare_rates = [], [], [], [], []
     for _ in range(size.rounds):
-        produce, purge = floors.round_trip(servers), floors.purge(servers)
+        produce, both = floors.round_trip(servers), floors.round_trip_and_purge(servers)
         servers.fill(_ONE_KEY_RECORDS, keys=0)
         rate = drain(servers, _ONE_KEY_RECORDS, delivery="barrier", lanes=1).rate
         rates.append(rate)
         floor_rates.append(1 / produce)
         ratios.append(rate * produce)
-        with_purge.append(1 / (produce + purge))
-    value, floor, both = median(rates), median(floor_rates), median(with_purge)
-    yield at_least("one-key", value, "/s", floor=floor, ratio=median(ratios), target=0.5)
-    yield at_least("one-key-purges-included", value, "/s", floor=both, ratio=value / both)
+        bare_rates.append(1 / both)
+        bare_ratios.append(rate * both)
+    value = median(rates)
+    yield at_least("one-key", value, "/s", floor=median(floor_rates), ratio=median(ratios), target=0.5)
+    floor = median(bare_rates)
+    yield at_least("one-key-and-purge", value, "/s", floor=floor, ratio=median(bare_ratios))
 
 
 def _take_over(servers: Servers, size: Size) -> Iterator[Result]:

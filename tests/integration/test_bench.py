@@ -21,7 +21,7 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     assert set(first) == {"name", "value", "unit", "floor", "ratio", "target", "met"}
     assert first["name"] == name
     assert first["value"] / first["floor"] == pytest.approx(first["ratio"])
-    more = {"drain-barrier": ["drain-barrier-statements"], "one-key": ["one-key-purges-included"]}
+    more = {"drain-barrier": ["drain-barrier-statements"], "one-key": ["one-key-and-purge"]}
     assert [other["name"] for other in others] == more.get(name, [])
 
 
