@@ -6,7 +6,9 @@
     ├── OutboxTableError       the outbox table is missing, or is not an outbox table
     ├── DatabaseError
     │   ├── DatabaseUnavailable    Postgres does not answer
-    │   └── DatabaseAccessDenied   Postgres answers and says no
+    │   ├── DatabaseAccessDenied   Postgres answers and says no
+    │   └── ServerRegressed        the server may lack what was harvested from it before
+    ├── CheckpointError        a checkpoint does not fit: another's, lost, or ahead of what it belongs to
     ├── KafkaError
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and says no
@@ -78,6 +80,16 @@ class DatabaseUnavailable(DatabaseError):
 
 class DatabaseAccessDenied(DatabaseError):
     """Postgres refused the user, the password or a privilege: check the credentials and the grants."""
+
+
+class ServerRegressed(DatabaseError):
+    """The server may lack what was harvested before (failover, restore): going on could skip records, silently."""
+
+
+class CheckpointError(HarvestError):
+    """A checkpoint does not fit its outbox, or is not where it should be: going on could repeat or skip records."""
+
+    exit_code = 8
 
 
 class KafkaError(HarvestError):

@@ -44,6 +44,18 @@ class KafkaProducer(Protocol):
         """Let go of connections and threads."""
         ...
 
+    def init_transactions(self, timeout: float) -> None:
+        """Take over the transactional id; whoever had it before is fenced."""
+        ...
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction."""
+        ...
+
+    def commit_transaction(self, timeout: float) -> None:
+        """Commit what was produced since, once all of it is acknowledged."""
+        ...
+
 
 class KafkaConsumer(Protocol):
     """What we ask of a consumer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""

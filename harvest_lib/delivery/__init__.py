@@ -2,8 +2,28 @@
 
 from harvest_lib.delivery.at_least_once import AtLeastOnce, LaneSettings
 from harvest_lib.delivery.lanes import Lanes
+from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapDelivery, LapSettings, Outcome, PipelinedLaps
 from harvest_lib.delivery.pipelined import Pipelined
 from harvest_lib.delivery.protocol import Delivery, Failure, Reports
 from harvest_lib.delivery.topics import Topics
+from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 
-__all__ = ["AtLeastOnce", "Delivery", "Failure", "LaneSettings", "Lanes", "Pipelined", "Reports", "Topics"]
+__all__ = [
+    "AtLeastOnce",
+    "CheckpointPlace",
+    "Committed",
+    "Delivery",
+    "Deposed",
+    "Failed",
+    "Failure",
+    "LaneSettings",
+    "Lanes",
+    "LapDelivery",
+    "LapSettings",
+    "Outcome",
+    "Pipelined",
+    "PipelinedLaps",
+    "Reports",
+    "Topics",
+    "Transactional",
+]

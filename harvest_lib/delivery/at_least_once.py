@@ -29,6 +29,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery.protocol import Failure, Reports
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, is_fatal
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
@@ -36,12 +37,6 @@ from harvest_lib.record import Row
 
 _ABANDON_SECONDS = 2.0
 """How long purged records may take to report; it is a local operation."""
-
-_DEFAULTS = {
-    "linger.ms": 2,
-    "partitioner": "consistent",
-    "queue.buffering.max.messages": 1_000_000,  # our window is the limit that counts
-}
 
 _BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""
@@ -51,18 +46,6 @@ _LONGEST_CHARACTER_BYTES = 4
 _ANY_PARTITION = -1
 
 _FEW_RECORDS = 64
-
-_NEVER_TAKEN = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.POLICY_VIOLATION,
-    }
-)
-"""Refusals that would be the same at the next attempt; other errors pass, or concern everything."""
 
 _NO_TOPIC = frozenset(
     {
@@ -219,7 +202,7 @@ class AtLeastOnce:
             return
         reason: KafkaError = error.args[0]
         self._learn_from(reason)
-        self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in _NEVER_TAKEN))
+        self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in NEVER_TAKEN))
 
     def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
         if self._flying.pop(row[0], None) is None:
@@ -234,7 +217,7 @@ class AtLeastOnce:
 
     def _failed(self, row: Row, error: KafkaError) -> None:
         self._learn_from(error)
-        refused = error.code() in _NEVER_TAKEN
+        refused = error.code() in NEVER_TAKEN
         if refused and row is not self._alone:  # the batch was; who is to blame shows when each is sent alone
             refused = False
             self._suspects.add(row[0])
@@ -249,8 +232,8 @@ class AtLeastOnce:
             return self.outstanding
 
     def _learn_from(self, error: KafkaError) -> None:
-        self._dead = self._dead or _is_fatal(error)
-        if error.code() in _NEVER_TAKEN or error.code() in _NO_TOPIC:
+        self._dead = self._dead or is_fatal(error)
+        if error.code() in NEVER_TAKEN or error.code() in _NO_TOPIC:
             self._topics.forget()  # it has changed since we asked
 
     def _replace(self) -> None:
@@ -284,13 +267,9 @@ class AtLeastOnce:
             "enable.idempotence": True,
             **self._own_settings(),
         }
-        user = {**_DEFAULTS, **self._settings.kafka}
+        user = {**DEFAULTS, **self._settings.kafka}
         if self._batch_bytes < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
             own["batch.size"] = self._batch_bytes
         with refused_settings():
             producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
             return producer
-
-
-def _is_fatal(error: KafkaError) -> bool:
-    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code

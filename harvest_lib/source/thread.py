@@ -4,32 +4,32 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from harvest_lib.source.protocol import Source
 
 Answer = TypeVar("Answer")
+Asked = TypeVar("Asked")
 
 
-class SourceThread:
-    """Ask a source, one call after the other, on the thread `harvest-source`. The thread is a daemon: a statement that
-    hangs does not keep the process from ending."""
+class CallThread(Generic[Asked]):
+    """Call functions with one thing, one after the other, on a thread of its own. The thread is a daemon: a statement
+    that hangs does not keep the process from ending."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._calls: SimpleQueue[tuple[Callable[[Source], Any], Future[Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="harvest-source", daemon=True)
+    def __init__(self, asked: Asked, name: str) -> None:
+        self._asked = asked
+        self._calls: SimpleQueue[tuple[Callable[[Asked], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def ask(self, call: Callable[[Source], Answer]) -> "Future[Answer]":
-        """Have `call` called with the source after all calls asked before; what it returns or raises is the answer."""
+    def ask(self, call: Callable[[Asked], Answer]) -> "Future[Answer]":
+        """Have `call` called after all calls asked before; what it returns or raises is the answer."""
         answer: Future[Answer] = Future()
         self._calls.put((call, answer))
         return answer
 
-    def stop(self, timeout_seconds: float) -> None:
-        """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
-        self.ask(lambda source: source.close())
+    def end(self, timeout_seconds: float | None = None) -> None:
+        """End the thread after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
         self._calls.put(None)
         self._thread.join(timeout_seconds)
 
@@ -37,6 +37,18 @@ class SourceThread:
         while (asked := self._calls.get()) is not None:
             call, answer = asked
             try:
-                answer.set_result(call(self._source))
+                answer.set_result(call(self._asked))
             except BaseException as error:  # noqa: BLE001 - whoever asked is told
                 answer.set_exception(error)
+
+
+class SourceThread(CallThread[Source]):
+    """Ask a source on the thread `harvest-source`."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, "harvest-source")
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
+        self.ask(lambda source: source.close())
+        self.end(timeout_seconds)

@@ -1,0 +1,227 @@
+"""Delivery in laps: many records are handed over, then all of them are committed, or none counts.
+
+    begin ──► send, send, … ──► commit ──┬─ Committed
+                                         ├─ Failed: begin again, at the last position that was committed
+                                         └─ Deposed: another leader has taken over, this one is over
+
+Nothing is kept per record between `send` and `commit`, which is what makes laps fast.
+
+`PipelinedLaps` is delivery at least once, in order per partition: what `Pipelined` promises (gapless; after a failure a
+run of records may repeat), lap by lap.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from harvest_lib.deadline import Deadline
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, is_fatal
+from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
+from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
+from harvest_lib.provenance import HEADER_NAME, stamp
+from harvest_lib.record import Row
+
+_ANY_PARTITION = -1
+_NOW = 0
+_FULL_SECONDS = 0.05
+_SLICE_SECONDS = 0.1
+_ABANDON_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Every record of the lap is in Kafka, on every in-sync replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Some of the lap may be in Kafka, or none of it. `refused`: a record in it will never be taken."""
+
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposed:
+    """Kafka takes nothing from this leader any more: another one has begun."""
+
+    reason: str
+
+
+Outcome = Committed | Failed | Deposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LapSettings:
+    """`kafka` are the user's producer settings, secrets in clear."""
+
+    kafka: Mapping[str, object] = field(repr=False)
+    delivery_timeout_seconds: float
+    record_header: bool = True
+    producer_provider: KafkaProducerProvider = Producer
+
+
+class LapDelivery(Protocol):
+    """A way into Kafka by laps. Used by one thread."""
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        """Get ready to send under this leader id; what was open before is gone."""
+        ...
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        """Hand rows over, in order; return those that the client itself refuses, id and reason. Stops when `may_send`
+        says no; then `commit` fails."""
+        ...
+
+    def commit(self, checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
+        """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes there."""
+        ...
+
+    def abandon(self) -> None:
+        """Let nothing more leave."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the producer; what is still queued is not sent. Safe to repeat."""
+        ...
+
+
+class PipelinedLaps:
+    """`LapDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+
+    def __init__(self, settings: LapSettings, topics: Topics) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._failure: KafkaError | None = None  # of the lap: the first
+        self._stopped = False
+        self._stamp: Callable[[int], bytes] | None = None
+        # Made now, so that a setting that librdkafka refuses is refused before anything starts.
+        self._producer: KafkaProducer | None = self._make_producer()
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        self._stamp = stamp(leader_id) if self._settings.record_header else None
+        if self._producer is None or self._failure is not None or self._stopped:
+            self._discard()
+            self._failure, self._stopped = None, False
+            self._producer = self._make_producer()
+        return Committed()
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        if not may_send():
+            self._stopped = True
+            return {}
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
+        # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
+        produce, stamped, refused = self._producer.produce, self._stamp, dict[int, str]()
+        for row in rows:
+            record_id, topic, key, value, names, contents = row
+            try:
+                headers = list(zip(names, contents, strict=True))
+                if stamped is not None:
+                    headers.append((HEADER_NAME, stamped(record_id)))  # type: ignore[arg-type]
+                produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+            except BufferError:
+                if not self._produce_when_there_is_room(row, headers, may_send):
+                    break
+            except (KafkaException, ValueError, TypeError) as error:
+                reason = error.args[0] if isinstance(error, KafkaException) else None
+                if reason is None or reason.code() in NEVER_TAKEN:
+                    refused[record_id] = str(reason.str() if reason else error)
+                else:
+                    self._failed(reason)
+                    break
+        self._producer.poll(0)
+        return refused
+
+    def commit(self, _checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
+        return self._land(may_send)
+
+    def abandon(self) -> None:
+        self._discard()
+
+    def close(self) -> None:
+        self._discard()
+
+    def _produce_when_there_is_room(
+        self, row: Row, headers: list[tuple[str, str | None]], may_send: Callable[[], bool]
+    ) -> bool:
+        assert self._producer is not None  # noqa: S101 - `send` has looked
+        deadline = Deadline(self._settings.delivery_timeout_seconds)
+        while may_send() and not deadline.passed and self._failure is None:
+            self._serve(functools.partial(self._producer.poll, _FULL_SECONDS))
+            try:
+                self._producer.produce(row[1], row[3], row[2], _ANY_PARTITION, None, None, _NOW, headers)
+            except BufferError:
+                continue
+            return True
+        self._stopped = True
+        return False
+
+    def _land(self, may_send: Callable[[], bool]) -> Outcome:
+        """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        deadline = Deadline(self._settings.delivery_timeout_seconds)
+        while not (self._stopped or self._failure) and self._serve(
+            functools.partial(self._producer.flush, _SLICE_SECONDS)
+        ):
+            if deadline.passed or not may_send():
+                self._stopped = True
+        if self._failure is not None:
+            return Failed(reason=self._failure.str(), refused=self._failure.code() in NEVER_TAKEN)
+        if self._stopped:
+            return Failed(reason="not acknowledged in time")
+        return Committed()
+
+    def _report(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: KafkaError) -> None:
+        # What follows the first failure says only that it was purged, or came after it.
+        if self._failure is None or (error.code() in NEVER_TAKEN and self._failure.code() not in NEVER_TAKEN):
+            self._failure = error
+
+    def _serve(self, call: Callable[[], int]) -> int:
+        """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
+        try:
+            return call()
+        except KafkaException as error:
+            self._failed(error.args[0])
+            return 0
+
+    def _discard(self) -> None:
+        """Let nothing more leave, and nothing of it be heard."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # Only once the queue is empty: close() would send what is left.
+            producer.purge(in_queue=True, in_flight=True, blocking=True)
+            if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
+                producer.purge(in_queue=True, in_flight=True, blocking=True)
+            producer.close()
+        if self._failure is not None and (self._failure.code() in NEVER_TAKEN or is_fatal(self._failure)):
+            self._topics.forget()
+
+    def _own_settings(self) -> dict[str, object]:
+        return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
+
+    def _make_producer(self) -> KafkaProducer:
+        user = {**DEFAULTS, **self._settings.kafka}
+        own = {
+            "acks": "all",
+            "allow.auto.create.topics": False,
+            "enable.idempotence": True,
+            "on_delivery": self._report,
+            "delivery.report.only.error": True,
+            **self._own_settings(),
+        }
+        largest = min(self._topics.smallest_limit, DEFAULT_BATCH_BYTES)
+        if largest < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
+            own["batch.size"] = largest
+        with refused_settings():
+            producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
+            return producer

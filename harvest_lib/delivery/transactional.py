@@ -1,0 +1,107 @@
+"""Delivery exactly once: a lap and the checkpoint after it go into one Kafka transaction.
+
+Promises
+- Readers of committed records see all of a lap and its checkpoint, or nothing of it; and what the checkpoint has passed
+  is never sent again.
+- Beginning fences: whoever used the transactional id before can commit nothing more, and what it had open is aborted.
+- A transaction whose outcome is in doubt is never guessed about: the producer is discarded, and whoever begins anew
+  reads the checkpoint to learn what was committed. librdkafka retries the end of a transaction itself, and speaks the
+  protocol before KIP-890, so a producer that had trouble is not to be trusted with the next one.
+- A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Outcome, PipelinedLaps
+from harvest_lib.delivery.topics import Topics
+from harvest_lib.kafka_client import KafkaProducer
+from harvest_lib.record import Row
+
+_TRANSACTION_SECONDS = 15
+"""`transaction.timeout.ms`: a leader that is gone for good, with nobody to succeed it, holds up readers for so long."""
+_LONGEST_SEND_SECONDS = 10
+_BEGIN_SECONDS = 20.0
+
+_DEPOSED = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlace:
+    """The partition of the checkpoint topic that a subscription's shard has to itself, and the key of its records."""
+
+    topic: str
+    partition: int
+    key: str
+
+
+class Transactional(PipelinedLaps):
+    """`LapDelivery` by Kafka transactions, under one transactional id."""
+
+    def __init__(self, settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> None:
+        self._transactional_id = transactional_id
+        self._place = place
+        self._open = False
+        super().__init__(settings, topics)
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        self._discard()  # one that began before may be in the middle of something
+        self._failure, self._stopped, self._open = None, False, False
+        super().begin(leader_id)
+        assert self._producer is not None  # noqa: S101 - made just now
+        return self._attempt(lambda producer: producer.init_transactions(_BEGIN_SECONDS))
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        if not self._open and self._failure is None:
+            outcome = self._attempt(lambda producer: producer.begin_transaction())
+            self._open = isinstance(outcome, Committed)
+        return super().send(rows, may_send) if self._open else {}
+
+    def commit(self, checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
+        if not self._open and self._failure is None:
+            self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), Committed)
+        if self._failure is None and checkpoint is not None:
+            place = self._place
+            self._attempt(lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition))
+        landed = self._land(may_send)
+        if not isinstance(landed, Committed):
+            return self._outcome(landed)
+        if not may_send():
+            return Failed(reason="the term is over")
+        self._open = False
+        return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
+
+    def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        try:
+            call(self._producer)
+        except KafkaException as error:
+            self._failed(error.args[0])
+        except BufferError:
+            self._stopped = True
+        if self._failure is None and not self._stopped:
+            return Committed()
+        reason = self._failure.str() if self._failure else "the producer's queue is full"
+        return self._outcome(Failed(reason=reason))
+
+    def _outcome(self, failed: Outcome) -> Outcome:
+        if self._failure is not None and self._failure.code() in _DEPOSED:
+            return Deposed(reason=self._failure.str())
+        return failed
+
+    def _own_settings(self) -> dict[str, object]:
+        longest = min(self._settings.delivery_timeout_seconds, _LONGEST_SEND_SECONDS)
+        return {
+            "transactional.id": self._transactional_id,
+            "transaction.timeout.ms": _TRANSACTION_SECONDS * 1000,
+            "message.timeout.ms": int(longest * 1000),
+        }

@@ -1,0 +1,59 @@
+"""How much to deliver at a time: large laps under a backlog, since each costs the same whatever is in it, and small ones
+when little comes, so that nothing waits. Pure, no I/O.
+"""
+
+from collections.abc import Sequence
+
+from harvest_lib.record import Row
+
+LARGEST_LAP = 50_000
+"""Records; a lap is also bounded by bytes and time."""
+_FIRST_LAP = 1_000
+LAP_BYTES = 32_000_000
+LAP_SECONDS = 1.0
+
+_LARGEST_PAGE = 2_000
+_PAGE_BYTES = 8_000_000
+
+_SHORTEST_PAUSE_SECONDS = 0.005
+LONGEST_PAUSE_SECONDS = 0.05
+_PAUSE_GROWTH = 1.25
+
+
+class LapSize:
+    """How many records the next lap and the next page may have, and how long to wait when there are none."""
+
+    def __init__(self, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
+        self._longest_pause = max(longest_pause_seconds, _SHORTEST_PAUSE_SECONDS)
+        self._ceiling = LARGEST_LAP
+        self._pause = _SHORTEST_PAUSE_SECONDS
+        self.records = _FIRST_LAP
+        self.page = 500
+
+    def done(self, records: int, *, full: bool) -> None:
+        """Note a lap that was committed: after a full one the next may be twice as large."""
+        self._ceiling = min(LARGEST_LAP, self._ceiling * 2)
+        if full:
+            self.records = min(self._ceiling, self.records * 2)
+        elif records < self.records // 4:
+            self.records = max(_FIRST_LAP, self.records // 2)
+        self.records = min(self.records, self._ceiling)
+        self._pause = _SHORTEST_PAUSE_SECONDS
+
+    def refused(self, records: int) -> None:
+        """Note a lap in which one record was refused: halves are tried, until it is alone."""
+        self._ceiling = max(1, records // 2)
+        self.records = self._ceiling
+
+    def measured(self, rows: Sequence[Row]) -> int:
+        """Return how many bytes of value are in a page, and fit the next page to it."""
+        size = sum([len(row[3]) for row in rows if row[3]])
+        if rows:
+            self.page = max(1, min(_LARGEST_PAGE, 2 * len(rows), _PAGE_BYTES * len(rows) // max(1, size)))
+        return size
+
+    def pause(self) -> float:
+        """Return how long to wait before the next look, after one that found nothing."""
+        pause = self._pause
+        self._pause = min(self._longest_pause, pause * _PAUSE_GROWTH)
+        return pause

@@ -1,0 +1,153 @@
+"""What the sources that only read have in common: their connection, and the checks of the server behind it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+
+from harvest_lib.database import connect, translated
+from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.source import server
+from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.reading import Ahead
+from harvest_lib.source.selection import Selection
+from harvest_lib.source.visibility import NOTHING, Snapshot
+
+_STATEMENT_TIMEOUT_SECONDS = 30
+
+_NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"
+
+# Above the present xmax there can be nothing, but in a table that came from another cluster.
+_FOREIGN = """
+SELECT {transaction_id}::text, pg_snapshot_xmax(pg_current_snapshot())::text FROM {table}
+WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
+"""
+
+
+_SOME = """
+SELECT {columns} FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
+JOIN {table} ON {id} = put_off.number ORDER BY put_off.place
+"""
+
+
+class ConnectedSource(ABC):
+    """A `PagedSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
+    what commits from now on."""
+
+    def __init__(
+        self, conninfo: str, selection: Selection, *, subscription: str = "default", start: Snapshot | None = NOTHING
+    ) -> None:
+        self._conninfo = conninfo
+        self._selection = selection
+        self._subscription = subscription
+        self._start = start
+        self._foreign = selection.fill(_FOREIGN)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._ahead: Ahead | None = None
+        self._place: server.Place | None = None
+        self._deferred: list[int] = []
+        self._some = selection.fill(_SOME)
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the statements."""
+
+    @abstractmethod
+    def open(self, position: Position | None) -> Position:
+        """See `PagedSource`."""
+
+    @abstractmethod
+    def read(self, limit: int) -> Page | None:
+        """See `PagedSource`."""
+
+    def committed(self) -> None:
+        """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
+        return
+
+    def close(self) -> None:
+        """See `PagedSource`."""
+        connection, self._connection = self._connection, None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        if connection is not None:
+            connection.close()
+
+    def _defer(self, position: Position | None) -> None:
+        """Remember which records a position has passed without their having been delivered."""
+        self._deferred = list(position.get("deferred", ())) if position else []
+
+    def _read_deferred(self, position: Position) -> Page:
+        """Return those, in the order in which they were put off."""
+        ids, self._deferred = self._deferred, []
+        cursor = self._connected().cursor(binary=True)
+        return Page(cursor.execute(self._some, {"ids": ids}).fetchall(), position, more=True)
+
+    def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
+        """Return the connection; a new one is checked against the place that the position came from."""
+        if self._connection is None or self._connection.closed:
+            self.close()
+            self._place = None
+            self._connection = self._connect()
+            self._ahead = Ahead(self._connection)
+        if self._place is None:
+            before = cast("Mapping[str, str] | None", position and position.get("server"))
+            server.require_primary(self._connection)
+            self._place = (
+                server.check(self._connection, before, self._subscription) if before else server.place(self._connection)
+            )
+            self._refuse_foreign(self._connection)
+        return self._connection
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = connect(self._conninfo)
+        with translated():
+            # Plans for the values at hand: one kept from the head of the table is wrong in its depth.
+            connection.execute("SET plan_cache_mode = force_custom_plan")
+            connection.execute("SET jit = off")
+            connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
+        return connection
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            with translated():
+                raise psycopg.OperationalError("not connected")
+        return self._connection
+
+    def _now(self, connection: psycopg.Connection[Any]) -> Snapshot:
+        with translated():
+            row = connection.execute(_NOW).fetchone()
+        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        if row[1]:
+            raise server.standby()
+        return Snapshot.parse(row[0])
+
+    def _barrier(self, connection: psycopg.Connection[Any]) -> None:
+        """Have on disk all that was visible so far, and remember how far that was."""
+        assert self._place is not None  # noqa: S101 - set with the connection
+        lsn = server.barrier(connection)
+        self._place = server.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
+
+    def _place_json(self) -> Mapping[str, str]:
+        return self._place.as_json() if self._place is not None else {}
+
+    def _refuse_ahead(self, transaction_id: int, now: Snapshot) -> None:
+        if transaction_id > now.xmax:
+            raise CheckpointError(
+                f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
+                evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
+                next_step="correct `dataSource`, or, after a restore, anchor it anew: `harvest subscriptions rewind "
+                f"{self._subscription} --to beginning|now|SNAPSHOT`",
+            )
+
+    def _refuse_foreign(self, connection: psycopg.Connection[Any]) -> None:
+        with translated():
+            row = connection.execute(self._foreign, {}).fetchone()
+        if row is not None:
+            raise OutboxTableError(
+                "the table holds records of another cluster's transactions: it was restored or replicated",
+                evidence=f"transaction_id {row[0]}, the server has only come to {row[1]}",
+                next_step="harvest migrate --restamp",
+            )

@@ -1,0 +1,53 @@
+"""What a source promises to the loop that delivers in laps: pages of records, and the position after each.
+
+A *position* is all that a source needs to go on where it was, and nothing else: a mapping that goes through JSON
+unharmed, kept in the checkpoint of a subscription. Whoever holds the positions decides what was delivered; the source
+remembers nothing across `open`. Records that a position has passed and that were put off nevertheless are added to it,
+by their ids, as `deferred`: a source opened there returns them first.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from harvest_lib.record import Row
+
+Position = Mapping[str, Any]
+
+
+class Page(NamedTuple):
+    """Records in the source's order, the position after them, and whether more can be had without waiting."""
+
+    rows: list[Row]
+    position: Position
+    more: bool
+
+
+class PagedSource(Protocol):
+    """Records in order, page by page. Used by one thread at a time.
+
+    Every call raises DatabaseUnavailable when the database cannot be asked (`open` again, at the last position that was
+    committed), and another HarvestError when asking again will not help.
+    """
+
+    def open(self, position: Position | None) -> Position:
+        """(Re)connect if need be and go on after `position`, or from where a new subscription starts; return where that
+        is. Durable when it returns."""
+        ...
+
+    def read(self, limit: int) -> Page | None:
+        """Return the next records, up to `limit`, or None if there are none now. What is returned is committed for
+        good: no crash of the server takes it back. A page may be empty if `more` is true."""
+        ...
+
+    def committed(self) -> None:
+        """Note that all that was read so far is in Kafka, and that the position after it is durable."""
+        ...
+
+    def seen(self, position: Position) -> tuple[str, int | None]:
+        """Return, for retention, the snapshot that a position has passed, every record visible in it having been read;
+        and the lowest id that is still needed although it is visible, or None."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to repeat."""
+        ...

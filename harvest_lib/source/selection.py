@@ -1,0 +1,50 @@
+"""Which records a subscription reads, and from which columns: the parts of statements that configuration decides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from psycopg import sql
+
+from harvest_lib.database import in_statement
+
+COLUMNS: Mapping[str, sql.Composable] = {
+    "id": sql.Identifier("id"),
+    "transaction_id": sql.Identifier("transaction_id"),
+    "kafka_topic": sql.Identifier("kafka_topic"),
+    "kafka_key": sql.Identifier("kafka_key"),
+    "kafka_value": sql.Identifier("kafka_value"),
+    "kafka_header_keys": sql.Identifier("kafka_header_keys"),
+    "kafka_header_values": sql.Identifier("kafka_header_values"),
+}
+"""The native table's own, by the names that a `Row` is made of."""
+
+_ROW = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A table, where its columns are, and a filter: a condition without parameters, each % doubled, or none.
+
+    `columns` are expressions over the table's own columns, by the names that a record's parts have.
+    """
+
+    table: sql.Identifier
+    columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
+    conditions: Sequence[sql.Composable] = ()
+
+    def fill(self, statement: str) -> sql.Composed:
+        """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, and {filter}, which
+        begins with AND."""
+        conditions = [sql.SQL(" AND ({})").format(each) for each in self.conditions]
+        listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in _ROW]
+        return sql.SQL(statement).format(
+            table=in_statement(self.table),
+            id=_spelled(self.columns["id"]),
+            transaction_id=_spelled(self.columns["transaction_id"]),
+            columns=sql.SQL(", ").join(listed),
+            filter=sql.Composed(conditions),
+        )
+
+
+def _spelled(expression: sql.Composable) -> sql.Composable:
+    return in_statement(expression) if isinstance(expression, sql.Identifier) else expression

@@ -1,0 +1,159 @@
+"""The snapshot source: what became visible between two snapshots, in order of id. Reads, and never writes.
+
+    prev ──────────── a batch: visible in cur, not in prev ──────────► cur, which is the next prev
+                      page, page, page … each by id
+
+Promises
+- Nothing is skipped: whatever commits is visible in some snapshot and was not in the one before, however long its
+  transaction was open and whatever its ids.
+- A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
+  batch by id, and what committed before a batch was taken comes before what committed after.
+- A long or idle transaction delays nobody's records but its own.
+- No transaction of ours stays open: both snapshots stand as text in the position, so a batch of any size is read page
+  by page, by whoever goes on with it.
+- What is returned was on disk before: a barrier is committed after the snapshot was taken. An empty look changes
+  nothing: a snapshot that nothing was flushed for could list a transaction as ended that a crash undoes, and its id
+  would come again.
+
+While one page is being delivered the next is on its way.
+"""
+
+from contextlib import suppress
+from typing import Any, cast
+
+import psycopg
+
+from harvest_lib.database import translated
+from harvest_lib.record import Row
+from harvest_lib.source import server
+from harvest_lib.source import snapshot_queries as queries
+from harvest_lib.source.connected import ConnectedSource
+from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.reading import Stream, merged
+from harvest_lib.source.selection import Selection
+from harvest_lib.source.visibility import NOTHING, Snapshot
+
+NAME = "snapshot"
+
+_HIGHEST_ID = 2**63 - 1
+_SEEN_COLUMNS = 2
+
+
+class SnapshotSource(ConnectedSource):
+    """`PagedSource` over a table with `transaction_id`."""
+
+    def __init__(
+        self, conninfo: str, selection: Selection, *, subscription: str = "default", start: Snapshot | None = NOTHING
+    ) -> None:
+        super().__init__(conninfo, selection, subscription=subscription, start=start)
+        self._prev = NOTHING
+        self._cur: Snapshot | None = None  # set while a batch is being read by pages
+        self._after: int | None = None  # how far into it
+        self._streams: list[Stream] = []
+
+    def open(self, position: Position | None) -> Position:
+        self._end_batch()
+        self._defer(position)
+        connection = self._reconnect(position)
+        if position is None:
+            self._prev = self._start if self._start is not None else self._now(connection)
+            self._barrier(connection)
+        else:
+            self._resume(connection, position)
+        return self._position(None) if position is None else position
+
+    def read(self, limit: int) -> Page | None:
+        with translated():
+            if self._deferred:
+                return self._read_deferred(self._position(self._after))
+            return self._page(limit) if self._cur is not None else self._next_batch(limit)
+
+    def seen(self, position: Position) -> tuple[str, int | None]:
+        return position["prev"], min(position.get("deferred", ()), default=None)
+
+    def close(self) -> None:
+        self._end_batch()
+        super().close()
+
+    # -- batches
+
+    def _next_batch(self, limit: int) -> Page | None:
+        connection = self._connected()
+        values = {
+            "before": str(self._prev.xmax - 1),
+            "open": [str(each) for each in self._prev.in_progress],
+            "limit": limit + 1,
+        }
+        found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
+        text, in_recovery, *first = found[0]
+        if in_recovery:
+            raise server.standby()
+        if first[0] is None:
+            return None
+        cur = Snapshot.parse(text)
+        self._barrier(connection)
+        if len(found) > limit:
+            self._begin_batch(cur, 0)
+            return self._page(limit)
+        rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])
+        rows.sort(key=_id)
+        self._prev = cur
+        return Page(rows, self._position(None), more=False)
+
+    def _begin_batch(self, cur: Snapshot, after: int) -> None:
+        """Begin to read by pages, or go on after an id."""
+        low, high = 0, _HIGHEST_ID
+        seen = {"from": str(self._prev.xmax), "now": str(cur)}
+        if self._prev != NOTHING:  # else it is everything there is
+            row = self._connected().execute(self._extent, {**seen, "to": str(cur.xmax)}, prepare=True).fetchone()
+            low, high = row if row is not None and row[0] is not None else (1, 0)
+        self._streams = []
+        if max(after, low - 1) < high:
+            self._streams.append(Stream(self._fresh, {**seen, "high": high}, max(after, low - 1)))
+        if ended := [str(each) for each in self._prev.late(cur)]:
+            self._streams.append(Stream(self._late, {"ended": ended}, after))
+        self._cur, self._after = cur, after
+
+    def _page(self, limit: int) -> Page:
+        assert self._cur is not None  # noqa: S101 - there is a batch
+        assert self._ahead is not None  # noqa: S101 - made with the connection
+        rows = merged(self._streams, self._ahead, limit)
+        if any(not stream.is_empty for stream in self._streams):
+            self._after = rows[-1][0]
+            return Page(rows, self._position(self._after), more=True)
+        self._prev = self._cur
+        self._end_batch()
+        return Page(rows, self._position(None), more=True)
+
+    def _end_batch(self) -> None:
+        """Leave the batch, having waited for what was asked ahead."""
+        streams, self._streams = self._streams, []
+        self._cur = self._after = None
+        for stream in streams:
+            with suppress(psycopg.Error):
+                stream.hear()
+
+    # -- positions
+
+    def _resume(self, connection: psycopg.Connection[Any], position: Position) -> None:
+        self._prev = Snapshot.parse(position["prev"])
+        cur = Snapshot.parse(position["cur"]) if "cur" in position else None
+        self._refuse_ahead((cur or self._prev).xmax, self._now(connection))
+        if cur is not None:
+            with translated():
+                self._begin_batch(cur, position["after"])
+
+    def _position(self, after: int | None) -> Position:
+        position: dict[str, Any] = {"source": NAME, "prev": str(self._prev), "server": self._place_json()}
+        if after is not None:
+            position |= {"cur": str(self._cur), "after": after}
+        return position
+
+    def _prepare(self) -> None:
+        self._look, self._extent, self._fresh, self._late = (
+            self._selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
+        )
+
+
+def _id(row: Row) -> int:
+    return row[0]

@@ -1,0 +1,66 @@
+"""The statements of `snapshot`. {table}, {id}, {transaction_id}, {columns} and {filter} are filled in by `Selection`.
+
+What the snapshot *prev* did not see is exactly: transactions from its xmax on, and those it lists as in progress. Both
+are searched by the index on (transaction_id, id), never from its xmin, or an idle writer would make every poll read all
+that was written since it began.
+"""
+
+# One statement, so that its snapshot is the one it reads under. Between those that are in progress now lie the ranges
+# of the ended: what an open transaction has written, a million rows perhaps, is stepped over.
+LOOK = """
+SELECT now.snapshot::text, pg_is_in_recovery(), found.*
+FROM (SELECT pg_current_snapshot() AS snapshot) AS now
+LEFT JOIN LATERAL (
+  (
+    SELECT fresh.* FROM (
+      SELECT low, coalesce(lead(low) OVER (ORDER BY low), pg_snapshot_xmax(now.snapshot)) AS high
+      FROM (
+        SELECT %(before)s::xid8 AS low
+        UNION ALL
+        SELECT open FROM pg_snapshot_xip(now.snapshot) AS open WHERE open > %(before)s::xid8
+      ) AS lows
+    ) AS range
+    CROSS JOIN LATERAL (
+      SELECT {columns} FROM {table}
+      WHERE {transaction_id} > range.low AND {transaction_id} < range.high {filter}
+      ORDER BY {transaction_id}, {id} LIMIT %(limit)s
+    ) AS fresh
+    LIMIT %(limit)s
+  )
+  UNION ALL
+  (
+    SELECT late.* FROM unnest(%(open)s::xid8[]) AS ended
+    CROSS JOIN LATERAL (
+      SELECT {columns} FROM {table} WHERE {transaction_id} = ended {filter} ORDER BY {id} LIMIT %(limit)s
+    ) AS late
+    WHERE pg_visible_in_snapshot(ended, now.snapshot)
+    LIMIT %(limit)s
+  )
+) AS found ON true
+"""
+
+# min({id}) as such would walk the primary key from its beginning, over all that is kept.
+EXTENT = """
+SELECT min({id} + 0), max({id} + 0) FROM {table}
+WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
+  AND pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot)
+"""
+
+# By the primary key, whatever the statistics say: the CASE keeps the planner from the other index, which it would have
+# to sort anew for every page.
+FRESH = """
+SELECT {columns} FROM {table}
+WHERE {id} > %(after)s AND {id} <= %(high)s
+  AND CASE WHEN {transaction_id} >= %(from)s::xid8
+      THEN pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot) ELSE false END {filter}
+ORDER BY {id} LIMIT %(limit)s
+"""
+
+LATE = """
+SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended
+CROSS JOIN LATERAL (
+  SELECT {columns} FROM {table} WHERE {transaction_id} = ended AND {id} > %(after)s {filter}
+  ORDER BY {id} LIMIT %(limit)s
+) AS late
+ORDER BY 1 LIMIT %(limit)s
+"""

@@ -1,0 +1,37 @@
+"""Snapshots of Postgres: which transactions had committed or aborted when one was taken. Pure, no I/O."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`pg_snapshot` as Postgres spells it, `xmin:xmax:in,progress`; ids of transactions are 64 bits, never reused.
+
+    A transaction below `xmax` that is not listed as in progress is *seen*: what it wrote is visible if it committed.
+    """
+
+    xmin: int
+    xmax: int
+    in_progress: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Snapshot":
+        """Read Postgres' spelling. Raises ValueError for anything else."""
+        xmin, xmax, listed = text.split(":")
+        return cls(int(xmin), int(xmax), tuple(int(each) for each in listed.split(",") if each))
+
+    def sees(self, transaction_id: int) -> bool:
+        """Tell whether a transaction had ended when the snapshot was taken."""
+        return transaction_id < self.xmax and transaction_id not in self.in_progress
+
+    def late(self, now: "Snapshot") -> Iterator[int]:
+        """Yield the transactions that were in progress here and have ended in the later snapshot `now`."""
+        return (each for each in self.in_progress if now.sees(each))
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.in_progress))}"
+
+
+NOTHING = Snapshot(1, 1)
+"""The snapshot that sees nothing: where a subscription begins that is to have everything."""

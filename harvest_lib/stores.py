@@ -1,0 +1,77 @@
+"""The stores of checkpoints: Postgres alone, or Kafka with a mirror in Postgres."""
+
+import json
+from collections.abc import Mapping
+from uuid import UUID
+
+from confluent_kafka import Consumer
+
+from harvest_lib.checkpoint import Checkpoint, Checkpoints
+from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, newest, read_checkpoint
+from harvest_lib.delivery import CheckpointPlace
+from harvest_lib.kafka_client import KafkaConsumerProvider
+
+
+class PostgresStore:
+    """`Store` in the table of subscriptions."""
+
+    kept_in = "postgres"
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._mirror = Checkpoint(generation=0)
+
+    def lead(self, leader_id: UUID) -> None:
+        self._mirror = self._checkpoints.lead(leader_id)
+
+    def leads(self) -> bool:
+        return self._checkpoints.leads()
+
+    def stands(self) -> Checkpoint:
+        return self._mirror
+
+    def record(self, _checkpoint: Checkpoint, /) -> bytes | None:
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        saved = self._checkpoints.save(checkpoint)
+        self._mirror = checkpoint if saved else self._mirror
+        return saved
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+
+class KafkaStore(PostgresStore):
+    """`Store` in the checkpoint topic, inside the transactions. `outbox` identifies the table, `kafka` are the base
+    settings of the user."""
+
+    kept_in = "kafka"
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        kafka: Mapping[str, object],
+        place: CheckpointPlace,
+        outbox: str,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+    ) -> None:
+        super().__init__(checkpoints)
+        self._kafka = kafka
+        self._place = place
+        self._outbox = outbox
+        self._consumer_provider = consumer_provider
+
+    def lead(self, leader_id: UUID) -> None:
+        super().lead(leader_id)
+        ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
+
+    def stands(self) -> Checkpoint:
+        place = self._place
+        record = read_checkpoint(self._kafka, place.topic, place.partition, place.key, self._consumer_provider)
+        return newest(
+            self._mirror, record, outbox=self._outbox, place=f"the checkpoint {place.key!r} in topic {place.topic!r}"
+        )
+
+    def record(self, checkpoint: Checkpoint, /) -> bytes | None:
+        return json.dumps({**checkpoint.as_json(), "outbox": self._outbox}, separators=(",", ":")).encode()

@@ -1,0 +1,256 @@
+"""One term of harvesting by laps: read pages, send them, commit them together with the position after them.
+
+    lead (epoch) ─► begin (fences) ─► open (position) ─► read ─► send ─► … ─► commit ─► checkpoint ─┐
+                                           ▲               ▲                    │                   │
+                                           │               └────────────────────┼───────────────────┘
+                                           └── failed: a new leader id, and from the last position that was committed
+
+Promises
+- Nothing is passed by a position before it is in Kafka. What is sent again after a failure begins where the last lap
+  that was committed ended.
+- Where the checkpoint goes into the lap's transaction, it is the one that counts; its mirror in Postgres, and the
+  checkpoint of all other deliveries, is written at most five times a second.
+- Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
+  on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
+- A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from harvest_lib.checkpoint import Checkpoint
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
+from harvest_lib.errors import DatabaseUnavailable, KafkaUnavailable
+from harvest_lib.events import LeaderRefreshed
+from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
+from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.one_per_key import OnePerKey
+from harvest_lib.record import Row
+from harvest_lib.source import Position
+from harvest_lib.tail_wiring import TailWiring
+
+_log = logging.getLogger(__name__)
+
+_SAVE_SECONDS = 0.2
+"""A checkpoint in Postgres that nothing waits for is written no more often than this."""
+_SLICE = 500
+"""So many records are handed over between two looks at the term."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What has been sent in this lap; may be read from outside."""
+
+    records: int = 0
+
+    @property
+    def keys(self) -> list[str]:
+        """Return nothing: laps do not follow keys."""
+        return []
+
+
+class TailLoop:
+    """Harvest by laps under one term."""
+
+    def __init__(self, term: Term, wiring: TailWiring, stopping: threading.Event) -> None:
+        self.leader_id = term.leader_id
+        self.in_flight = InFlight()
+        self.idle = False
+        """True when the last look found nothing, and nothing was put off."""
+        self.abandoned = 0
+        """How many records were in flight, their fate unknown, when the term ended."""
+        self._term = term
+        self._wiring = wiring
+        self._stopping = stopping
+        self._size = LapSize()
+        self._barrier = OnePerKey() if wiring.one_per_key else None
+        self._is_open = False
+        self._checkpoint = Checkpoint(generation=0)
+        self._position: Position = {}  # the source's, after the last lap that was committed
+        self._saved_number = -1
+        self._save_at = 0.0
+
+    def run(self) -> None:
+        """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
+        self._term.quiesced.clear()
+        try:
+            while self._may_go_on():
+                try:
+                    self.turn()
+                except (DatabaseUnavailable, KafkaUnavailable) as error:
+                    _log.warning("harvest_interrupted", extra={"reason": error.evidence or error.cause})
+                    self._interrupted()
+        finally:
+            try:
+                self._end()
+            finally:
+                self._term.quiesced.set()
+
+    def turn(self) -> None:
+        """Deliver one lap, or wait a little if there is nothing to deliver."""
+        if not self._is_open and not self._open():
+            return
+        began, size, sent, more = boot_seconds(), 0, 0, False
+        position = self._position if self._barrier is not None and self._barrier.is_waiting else None
+        if position is not None:
+            sent = self._send(self._admit([]))
+        while (
+            sent < self._size.records and size < LAP_BYTES and boot_seconds() - began < LAP_SECONDS and self._may_read()
+        ):
+            page = self._wiring.source.read(min(self._size.page, self._size.records - sent))
+            if page is None:
+                break
+            size += self._size.measured(page.rows)
+            sent += self._send(self._admit(page.rows))
+            position, more = page.position, page.more
+            if not more:
+                break
+        if position is None:
+            self._rest()
+        else:
+            self._commit(sent, position, full=more)
+
+    def _may_read(self) -> bool:
+        return self._may_go_on() and not (self._barrier is not None and self._barrier.is_full)
+
+    def _may_go_on(self) -> bool:
+        return self._term.is_live() and not self._stopping.is_set()
+
+    # -- beginning
+
+    def _open(self) -> bool:
+        """Depose whoever led before, and go on from where the subscription stands; False if we are deposed ourselves."""
+        wiring = self._wiring
+        if self._checkpoint.generation and not wiring.store.leads():
+            self._deposed("another leader has raised the epoch, or the subscription was rewound")
+            return False
+        if not self._checkpoint.generation:
+            wiring.store.lead(self.leader_id)
+        outcome = wiring.delivery.begin(self.leader_id)
+        if not isinstance(outcome, Committed):
+            self._not_committed(outcome, 0)
+            return False
+        self._checkpoint = wiring.store.stands()
+        position = wiring.source.open(self._checkpoint.position)
+        self._saved_number = self._checkpoint.number
+        self._position = {name: value for name, value in position.items() if name != "deferred"}
+        if self._barrier is not None:
+            self._barrier.begin()
+        if self._checkpoint.position is None:
+            self._checkpoint = self._following(position)
+            self._save()
+        self._is_open = True
+        return True
+
+    # -- a lap
+
+    def _admit(self, rows: list[Row]) -> Sequence[Row]:
+        return rows if self._barrier is None else self._barrier.admit(rows)
+
+    def _send(self, rows: Sequence[Row]) -> int:
+        for start in range(0, len(rows), _SLICE):
+            self._wiring.delivery.send(rows[start : start + _SLICE], self._term.is_live)
+        self.in_flight.records += len(rows)
+        return len(rows)
+
+    def _commit(self, sent: int, position: Position, *, full: bool) -> None:
+        wiring = self._wiring
+        following = self._following(position)
+        outcome = wiring.delivery.commit(wiring.store.record(following), self._term.is_live)
+        if not isinstance(outcome, Committed):
+            self._not_committed(outcome, sent)
+            return
+        self._checkpoint = following
+        self.in_flight.records = 0
+        self.idle = False
+        wiring.source.committed()
+        self._position = position
+        if boot_seconds() >= self._save_at or (self._barrier is not None and self._barrier.is_blocked):
+            self._save()
+        self._size.done(sent, full=full)
+        if sent:
+            wiring.delivered(sent)
+
+    def _not_committed(self, outcome: Outcome, sent: int) -> None:
+        match outcome:
+            case Failed(reason=reason, refused=refused):
+                _log.warning("lap_failed", extra={"records": sent, "reason": reason})
+                if refused:
+                    self._size.refused(sent)
+                self._again()
+            case Deposed(reason=reason):
+                self._deposed(reason)
+            case Committed():
+                raise ValueError(outcome)
+            case other:
+                assert_never(other)
+
+    def _again(self) -> None:
+        """Start over from the last position that was committed, under a new leader id."""
+        self._wiring.delivery.abandon()
+        self.in_flight.records = 0
+        self._is_open = False
+        self._stopping.wait(self._wiring.limits.io_error_backoff_seconds)
+        if self._term.is_live():
+            self.leader_id = uuid.uuid4()
+            self._wiring.emit(LeaderRefreshed(leader_id=self.leader_id))
+
+    def _interrupted(self) -> None:
+        self._wiring.source.close()
+        self._again()
+
+    def _deposed(self, reason: str) -> None:
+        _log.warning("leader_deposed", extra={"leader_id": str(self.leader_id), "reason": reason})
+        self._wiring.delivery.abandon()
+        self._term.end(TermEnd.FENCED)
+
+    # -- checkpoints
+
+    def _following(self, position: Position) -> Checkpoint:
+        if self._barrier is not None and self._barrier.put_off:
+            position = {**position, "deferred": self._barrier.put_off}
+        seen, holds = self._wiring.source.seen(position)
+        return Checkpoint(
+            generation=self._checkpoint.generation,
+            number=self._checkpoint.number + 1,
+            position=position,
+            seen=seen,
+            holds=holds,
+            kept_in=self._wiring.store.kept_in,
+        )
+
+    def _save(self) -> None:
+        """Write the checkpoint to Postgres, if it is not there."""
+        if self._saved_number == self._checkpoint.number:
+            return
+        if not self._wiring.store.save(self._checkpoint):
+            self._deposed("another leader has raised the epoch, or the subscription was rewound")
+            return
+        self._saved_number = self._checkpoint.number
+        self._save_at = boot_seconds() + _SAVE_SECONDS
+        if self._barrier is not None:
+            self._barrier.begin_lap()
+
+    def _rest(self) -> None:
+        self.idle = self._barrier is None or not self._barrier.put_off
+        if boot_seconds() >= self._save_at:
+            self._save()
+        self._stopping.wait(self._size.pause())
+
+    def _end(self) -> None:
+        self.abandoned = self.in_flight.records
+        try:
+            self._wiring.delivery.abandon()
+            if self._is_open and self._term.ended is not TermEnd.FENCED:
+                self._save()
+        except DatabaseUnavailable as error:
+            _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
+        finally:
+            self._wiring.source.close()
+            self._wiring.store.close()
+            self._term.abandoned = bool(self.abandoned)

@@ -1,0 +1,57 @@
+"""What a term by laps works with: source, delivery, and the store of its checkpoints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from harvest_lib.checkpoint import Checkpoint
+from harvest_lib.config import Limits
+from harvest_lib.delivery import LapDelivery
+from harvest_lib.events import Event
+from harvest_lib.source import PagedSource
+
+
+class Store(Protocol):
+    """Where the checkpoints of one subscription and shard are kept. `kept_in` names it: `postgres` or `kafka`."""
+
+    kept_in: str
+
+    def lead(self, leader_id: UUID) -> None:
+        """Depose whoever led before. Raises DatabaseUnavailable."""
+        ...
+
+    def leads(self) -> bool:
+        """Tell whether nobody has deposed us since. Raises DatabaseUnavailable."""
+        ...
+
+    def stands(self) -> Checkpoint:
+        """Return the last checkpoint, once the delivery has begun: then no other leader can add one."""
+        ...
+
+    def record(self, checkpoint: Checkpoint) -> bytes | None:
+        """Return what goes into the lap's transaction, if that is where checkpoints go."""
+        ...
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        """Write a checkpoint to Postgres; False if we were deposed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to repeat."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailWiring:
+    """What a term works with, and whom it tells."""
+
+    source: PagedSource
+    delivery: LapDelivery
+    store: Store
+    limits: Limits
+    one_per_key: bool
+    """Whether the key barrier is up: at most one record of a key in flight."""
+    emit: Callable[[Event], None]
+    delivered: Callable[[int], None]
+    """Told how many records were committed."""
