@@ -1,49 +1,91 @@
-"""`harvest init`: create the outbox table and that of its parked records, or print their DDL."""
+"""`harvest init`: create the outbox table and those beside it, or print their DDL."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
+import psycopg
 import typer
+from psycopg import sql
 
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE, ColumnType, create_beside
 
 
 def init(
     config: ConfigFile = None,
     table: Annotated[str | None, typer.Option(help="The table's name; default: the configuration's.")] = None,
+    native: Annotated[
+        bool | None,
+        typer.Option("--native/--goharvest", help="Which layout. Without either: the one that is there, else native."),
+    ] = None,
+    value_type: Annotated[
+        ColumnType, typer.Option(help="Type of kafka_value in a native table; varchar holds 10,000 characters.")
+    ] = "varchar",
+    segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment of a native table.")] = (
+        DEFAULT_SEGMENT_SIZE
+    ),
     print_: Annotated[
         bool, typer.Option("--print", help="Print the SQL for your own migrations, change nothing.")
     ] = False,
 ) -> None:
-    """Create the outbox table, and the one beside it for parked records, unless they are there.
+    """Create the outbox table, and those beside it, unless they are there. What is there is never changed.
+
+    The native layout serves every source; goharvest's is the one that goharvest itself creates. Beside the outbox come
+    the table of parked records and, with a native one, those of its subscriptions and segments.
 
     Examples:
 
       harvest init -f reaper.yaml
 
-      HARVEST_DSN="host=db user=app dbname=shop" harvest init --table billing.outbox
+      HARVEST_DSN="host=db user=app dbname=shop" harvest init --table billing.outbox --value-type bytea
+
+      harvest init --goharvest -f reaper.yaml
 
       harvest init --print > migrations/0001_outbox.sql
     """
-    if print_ and config is None and table is not None:
-        _print(OutboxTable.parse(table))
+    harvest = None if print_ and config is None and table is not None else configuration(config).harvest
+    outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
+    definition = NativeTable(outbox=outbox, value_type=value_type, segment_size=segment_size)
+    if print_ or harvest is None:
+        _print(outbox, [outbox.create_statement()] if native is False else definition.create_statements())
         return
-    harvest = configuration(config).harvest
-    outbox = OutboxTable.parse(table or harvest.outbox_table)
-    if print_:
-        _print(outbox)
-        return
-    parked = ParkedRecords(outbox)
-    names = (outbox, parked.table)
     with connect(harvest.data_source.conninfo()) as connection:
-        created = (outbox.create(connection), parked.create(connection))
-        outbox.check(connection)
-        parked.check(connection)
-    for name, new in zip(names, created, strict=True):
-        typer.echo(f"{'created' if new else 'already there, and fit for use'}: {name}")
+        for name, new in _created(connection, definition, native=native):
+            typer.echo(f"{'created' if new else 'already there, and fit for use'}: {name}")
 
 
-def _print(outbox: OutboxTable) -> None:
-    for statement in (outbox.create_statement(), ParkedRecords(outbox).create_statement()):
+def _created(
+    connection: psycopg.Connection[tuple[object, ...]], definition: NativeTable, *, native: bool | None
+) -> list[tuple[object, bool]]:
+    """Create what is missing, and tell of each table whether it was created."""
+    outbox = definition.outbox
+    names = [
+        outbox.parked,
+        *([] if native is False else [outbox.subscriptions, outbox.segments]),
+    ]  # or their names fail
+    new = outbox.create(connection) if native is False else definition.create(connection)
+    kind = outbox.kind(connection)
+    if native is not None and native is not (kind == "native"):
+        raise OutboxTableError(
+            f"there is a table {outbox} of the other layout",
+            evidence=f"it has the {kind} layout",
+            next_step="`harvest migrate` turns it into a native one, while others use it"
+            if native
+            else "name another table with --table, or leave out --goharvest: the native layout serves every source",
+        )
+    parked = ParkedRecords(outbox)
+    created: list[tuple[object, bool]] = [(outbox, new), (names[0], parked.create(connection))]
+    if kind == "native":
+        new_beside = create_beside(connection, outbox) or new
+        created += [(outbox.subscriptions, new_beside), (outbox.segments, new_beside)]
+    outbox.check(connection)
+    parked.check(connection)
+    return created
+
+
+def _print(outbox: OutboxTable, statements: Sequence[sql.Composed]) -> None:
+    for statement in (*statements, ParkedRecords(outbox).create_statement()):
         typer.echo(f"{statement.as_string(None)};\n")

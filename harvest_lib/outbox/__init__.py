@@ -1,6 +1,7 @@
 """The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
 
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.native import NativeTable
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.pump import Load, pump
@@ -9,6 +10,7 @@ from harvest_lib.outbox.table import OutboxTable
 __all__ = [
     "Dropped",
     "Load",
+    "NativeTable",
     "OutboxTable",
     "ParkedCounts",
     "ParkedRecord",

@@ -7,7 +7,8 @@ moves records in; what is here moves them out.
 Promises
 - Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
   tables, and a key is not released while more of it is being held.
-- What is put back has its own id and no mark, so that the mark takes it in its old place, from the head.
+- What is put back has its own id and no mark, so that the mark takes it in its old place, from the head. In a native
+  table it has a new transaction_id, since whoever reads by that has passed the old one.
 - A held record goes back as soon as no parked record of its key is before it, in the transaction that makes it so.
 - No key is put out of order: a record that is to be retried behind a parked one of its key is held behind that.
 """

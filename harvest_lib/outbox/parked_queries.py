@@ -88,11 +88,14 @@ SELECT columns, array_agg(id) FROM (
   SELECT p.id, ARRAY(
     SELECT a.attname::text FROM pg_attribute AS a
     WHERE a.attrelid = %(outbox)s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-      AND p.record ? a.attname::text
+      AND p.record ? a.attname::text AND NOT (a.attname = 'transaction_id' AND a.atttypid = 'xid8'::regtype)
     ORDER BY a.attnum
   ) AS columns FROM {parked} AS p WHERE p.id = ANY(%(ids)s::bigint[])
 ) AS parked GROUP BY columns
 """
+
+# What is put back is written by the transaction that puts it back: those who look for what committed since they last
+# looked have passed the one that wrote it first.
 
 PUT_BACK = """
 WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)

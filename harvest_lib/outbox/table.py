@@ -1,13 +1,17 @@
 """The outbox table by name: its definition, the check that it is one, and what waits in it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.outbox import native_queries as queries
+
+Kind = Literal["goharvest", "native"]
+ValueType = Literal["text", "bytea"]
 
 _CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -42,7 +46,6 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time
 FROM {table}
 """
 
-_PARKED_SUFFIX = "_parked"
 _LONGEST_NAME_BYTES = 63
 
 _EXPECTED = {
@@ -54,6 +57,12 @@ _EXPECTED = {
     "kafka_header_keys": {"text[]"},
     "kafka_header_values": {"text[]"},
     "leader_id": {"uuid"},
+}
+
+_EXPECTED_NATIVE = {
+    **_EXPECTED,
+    "kafka_value": {"character varying", "text", "bytea"},
+    "transaction_id": {"xid8"},
 }
 
 
@@ -84,16 +93,57 @@ class OutboxTable:
     @property
     def parked(self) -> "OutboxTable":
         """The name of the table beside this one that takes parked records."""
-        last = self.parts[-1] + _PARKED_SUFFIX
+        return self._beside("_parked", "its parked records", ", or park nothing: `parking: stop`")
+
+    @property
+    def subscriptions(self) -> "OutboxTable":
+        """The name of the table beside this one that says what each subscription has seen."""
+        return self._beside("_subscriptions", "its subscriptions")
+
+    @property
+    def segments(self) -> "OutboxTable":
+        """The name of the table beside this one that says which segments are closed."""
+        return self._beside("_segments", "its segments")
+
+    def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
+        last = self.parts[-1] + suffix
         if len(last.encode()) > _LONGEST_NAME_BYTES:
             raise OutboxTableError(
-                f"the name of {self} leaves no room for that of its parked records",
+                f"the name of {self} leaves no room for that of {whose}",
                 evidence=f"{last!r} has {len(last.encode())} bytes, Postgres would cut it off after "
                 f"{_LONGEST_NAME_BYTES}",
-                next_step="rename the outbox to at most "
-                f"{_LONGEST_NAME_BYTES - len(_PARKED_SUFFIX)} bytes, or park nothing: `parking: stop`",
+                next_step=f"rename the outbox to at most {_LONGEST_NAME_BYTES - len(suffix)} bytes{otherwise}",
             )
         return OutboxTable((*self.parts[:-1], last))
+
+    def exists(self, connection: psycopg.Connection[Any]) -> bool:
+        """Tell whether there is a table of this name."""
+        with translated():
+            return connection.execute(queries.PLACE, (self._quoted(connection),)).fetchone() is not None
+
+    def placed(self, connection: psycopg.Connection[Any]) -> "OutboxTable":
+        """Return the same table with its schema, which may be any of the search path. Raises OutboxTableError."""
+        with translated():
+            row = connection.execute(queries.PLACE, (self._quoted(connection),)).fetchone()
+        if row is None:
+            raise self._absent(connection)
+        return OutboxTable((row[0], row[1]))
+
+    def kind(self, connection: psycopg.Connection[Any]) -> Kind:
+        """Tell goharvest's table from the native one. Raises OutboxTableError if there is none of this name."""
+        with translated():
+            row = connection.execute(queries.KIND, (self._quoted(connection),)).fetchone()
+        if row is None:
+            raise self._absent(connection)
+        return "native" if row[0] else "goharvest"
+
+    def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
+        """Tell what values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
+        with translated():
+            row = connection.execute(queries.VALUE_TYPE, (self._quoted(connection),)).fetchone()
+        if row is None:
+            raise self._absent(connection)
+        return "bytea" if row[0] == "bytea" else "text"
 
     def create_statement(self) -> sql.Composed:
         """Return the DDL: goharvest's table, unchanged."""
@@ -106,19 +156,15 @@ class OutboxTable:
             connection.execute(self.create_statement())
         return not existed
 
-    def check_columns(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if there is no such table, or it is not an outbox."""
+    def check_columns(self, connection: psycopg.Connection[Any]) -> Kind:
+        """Return the table's kind. Raises OutboxTableError if there is no such table, or it is not an outbox."""
+        kind = self.kind(connection)
+        expected = _EXPECTED_NATIVE if kind == "native" else _EXPECTED
         with translated():
             columns = self._columns(connection)
-        if not columns:
-            raise OutboxTableError(
-                f"there is no table {self} in this database",
-                evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
-                next_step="create it with `harvest init`, or name another with `outboxTable`",
-            )
         wrong = [
             f"{name} is {columns[name]}, not {' or '.join(sorted(types))}" if name in columns else f"{name} is missing"
-            for name, types in _EXPECTED.items()
+            for name, types in expected.items()
             if columns.get(name) not in types
         ]
         if wrong:
@@ -127,18 +173,23 @@ class OutboxTable:
                 evidence="; ".join(wrong),
                 next_step="compare it with `harvest init --print`, or name another with `outboxTable`",
             )
+        return kind
+
+    def check_native(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError unless this is a native table, which subscriptions need."""
+        if self.check_columns(connection) != "native":
+            raise OutboxTableError(
+                f"the table {self} does not say which transaction wrote a record",
+                evidence="it has goharvest's layout: there is no column transaction_id of type xid8, or the table is "
+                "not partitioned",
+                next_step="turn it into the native table with `harvest migrate`, which stops nobody, or choose "
+                "`source: mark`",
+            )
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be harvested."""
+        """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be marked and purged."""
         self.check_columns(connection)
-        with translated():
-            cached = connection.execute(_CACHE, (self._quoted(connection),)).fetchone()
-        if cached is not None:
-            raise OutboxTableError(
-                f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",
-                evidence=f"{cached[0]} has CACHE {cached[1]}",
-                next_step=f"ALTER SEQUENCE {cached[0]} CACHE 1",
-            )
+        self.check_sequence(connection)
         with translated():
             answer = connection.execute(_PRIVILEGES, {"table": self._quoted(connection)}).fetchone()
         if answer is not None and not answer[0]:
@@ -146,6 +197,17 @@ class OutboxTable:
                 f"the user {answer[1]!r} may not harvest {self}",
                 evidence="SELECT, DELETE and UPDATE (leader_id) are needed, at least one is missing",
                 next_step=f'GRANT SELECT, DELETE, UPDATE (leader_id) ON {self} TO "{answer[1]}"',
+            )
+
+    def check_sequence(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError if ids are handed out in lots."""
+        with translated():
+            cached = connection.execute(_CACHE, (self._quoted(connection),)).fetchone()
+        if cached is not None:
+            raise OutboxTableError(
+                f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",
+                evidence=f"{cached[0]} has CACHE {cached[1]}",
+                next_step=f"ALTER SEQUENCE {cached[0]} CACHE 1",
             )
 
     def backlog(self, connection: psycopg.Connection[Any]) -> Backlog:
@@ -157,6 +219,13 @@ class OutboxTable:
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
         return dict(connection.execute(_COLUMNS, (self._quoted(connection),)).fetchall())
+
+    def _absent(self, connection: psycopg.Connection[Any]) -> OutboxTableError:
+        return OutboxTableError(
+            f"there is no table {self} in this database",
+            evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
+            next_step="create it with `harvest init`, or name another with `outboxTable`",
+        )
 
     def _quoted(self, connection: psycopg.Connection[Any]) -> str:
         return self.identifier.as_string(connection)

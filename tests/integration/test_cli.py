@@ -16,9 +16,11 @@ from harvest_lib import OutboxRecord, append
 def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     printed = harvest("init", "-f", reaper, "--print")
     assert printed.returncode == 0
-    assert "kafka_header_values TEXT[] NOT NULL" in printed.stdout
+    assert "PARTITION BY RANGE (id)" in printed.stdout
+    assert "PARTITION BY" not in harvest("init", "-f", reaper, "--print", "--goharvest").stdout
     assert "record      JSONB NOT NULL" in printed.stdout
-    assert harvest("init", "-f", reaper).stdout.splitlines() == ['created: "outbox"', 'created: "outbox_parked"']
+    created = [f'created: "outbox{suffix}"' for suffix in ("", "_parked", "_subscriptions", "_segments")]
+    assert harvest("init", "-f", reaper).stdout.splitlines() == created
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already there")
 
 

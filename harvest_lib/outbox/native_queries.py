@@ -1,0 +1,70 @@
+"""The definition of the native table and of what stands beside it, version 1. Names in braces take quoted ones."""
+
+CREATE = """\
+CREATE TABLE IF NOT EXISTS {table} (
+  id                  BIGSERIAL,
+  create_time         TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  kafka_topic         VARCHAR(249) NOT NULL,
+  kafka_key           VARCHAR(100) NOT NULL,
+  kafka_value         {value_type},
+  kafka_header_keys   TEXT[] NOT NULL DEFAULT '{{}}',
+  kafka_header_values TEXT[] NOT NULL DEFAULT '{{}}',
+  leader_id           UUID,
+  transaction_id      XID8 NOT NULL DEFAULT pg_current_xact_id(),
+  PRIMARY KEY (id)
+) PARTITION BY RANGE (id)"""
+
+INDEX = "CREATE INDEX IF NOT EXISTS {index} ON {table} (transaction_id, id)"
+
+SEGMENT = "CREATE TABLE IF NOT EXISTS {segment} PARTITION OF {table} FOR VALUES FROM ({lower}) TO ({upper})"
+
+SUBSCRIPTIONS = """\
+CREATE TABLE IF NOT EXISTS {subscriptions} (
+  subscription TEXT NOT NULL,
+  shard        INTEGER NOT NULL,
+  shards       INTEGER NOT NULL,
+  source       TEXT NOT NULL CHECK (source IN ('snapshot', 'transaction_id')),
+  generation   INTEGER NOT NULL DEFAULT 0,
+  epoch        BIGINT NOT NULL DEFAULT 0,
+  leader_id    UUID,
+  topics       TEXT[],
+  keys         TEXT,
+  seen         PG_SNAPSHOT NOT NULL DEFAULT '1:1:',
+  holds        BIGINT,
+  checkpoint   JSONB,
+  updated_at   TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (subscription, shard)
+)"""
+
+# What is known of segments that the sequence has passed. `writers` are the virtual transactions that could still write
+# into one when it was passed, `open_then` the snapshot of that moment.
+SEGMENTS = """\
+CREATE TABLE IF NOT EXISTS {segments} (
+  segment   TEXT PRIMARY KEY,
+  passed_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  open_then PG_SNAPSHOT NOT NULL,
+  writers   TEXT[] NOT NULL,
+  closed_at TIMESTAMP WITH TIME ZONE,
+  leaving   BOOLEAN NOT NULL DEFAULT false
+)"""
+
+LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
+# Two CREATE … IF NOT EXISTS at the same time can both find nothing, and one then fails.
+
+KIND = """
+SELECT c.relkind = 'p' AND EXISTS (
+  SELECT FROM pg_attribute AS a
+  WHERE a.attrelid = c.oid AND a.attname = 'transaction_id' AND a.atttypid = 'xid8'::regtype AND NOT a.attisdropped
+)
+FROM pg_class AS c WHERE c.oid = to_regclass(%s)
+"""
+
+VALUE_TYPE = """
+SELECT format_type(a.atttypid, NULL) FROM pg_attribute AS a
+WHERE a.attrelid = to_regclass(%s) AND a.attname = 'kafka_value' AND NOT a.attisdropped
+"""
+
+PLACE = """
+SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(%s)
+"""

@@ -1,0 +1,161 @@
+"""The native table on a real Postgres: what is created, by whom it can be used, and that nothing there is changed."""
+
+import uuid
+
+import psycopg
+import pytest
+from support.parking import Parking
+
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, append
+from harvest_lib.outbox.native import create_beside
+from harvest_lib.record import OutboxRecord
+from harvest_lib.source import MarkSource
+
+NAMES = ["outbox", 'Mixed "Case"', "100%s %(x)s %", "{table}", "billing.Outbox", "n" * 49]
+
+
+@pytest.fixture
+def connection(dsn):
+    with psycopg.connect(dsn, autocommit=True) as opened:
+        yield opened
+
+
+def record(key="k", value="v"):
+    return OutboxRecord(topic="orders", key=key, value=value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_native_table_takes_records_that_a_mark_source_harvests(dsn, connection, name):
+    connection.execute("CREATE SCHEMA billing")
+    table = OutboxTable.parse(name)
+    assert NativeTable(outbox=table, segment_size=3).create(connection)
+    assert not NativeTable(outbox=table).create(connection)
+    ParkedRecords(table).create(connection)
+    table.check(connection)
+    table.check_native(connection)
+    assert (table.kind(connection), table.value_type(connection)) == ("native", "text")
+    append(connection, [record(f"k{n}") for n in range(20)], table=name)
+    source = MarkSource(dsn, table.identifier, table.parked.identifier)
+    source.open(uuid.uuid4())
+    first = source.fetch(15)
+    assert [row[0] for row in first.rows] == list(range(1, 16))
+    second = source.fetch(15, [row[0] for row in first.rows])
+    assert [row[0] for row in second.rows] == list(range(16, 21))
+    source.reset([16])
+    assert [row[0] for row in source.fetch(15).rows] == [16]
+    source.close()
+    assert table.backlog(connection).records == 5
+
+
+def test_a_row_knows_its_transaction_and_its_time_by_itself(connection):
+    NativeTable(outbox=OutboxTable.parse("outbox"), value_type="text").create(connection)
+    with connection.transaction():
+        connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
+        row = connection.execute(
+            "SELECT transaction_id = pg_current_xact_id(), create_time <= clock_timestamp(), kafka_header_keys "
+            "FROM outbox"
+        ).fetchone()
+    assert row == (True, True, [])
+
+
+def test_what_is_put_back_belongs_to_the_transaction_that_puts_it_back(connection):
+    """Whoever reads by transaction has passed the one that wrote it, and would never see it again."""
+    table = OutboxTable.parse("outbox")
+    NativeTable(outbox=table).create(connection)
+    parked = ParkedRecords(table)
+    parked.create(connection)
+    append(connection, [record("a"), record("b")])
+    (before,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    Parking(connection, parked).move(1)
+    parked.retry(connection, Selection())
+    rows = connection.execute(
+        "SELECT id, pg_visible_in_snapshot(transaction_id, %s::pg_snapshot) FROM outbox ORDER BY id", (before,)
+    ).fetchall()
+    assert rows == [(1, False), (2, True)]
+
+
+def test_there_is_a_segment_for_every_id(connection):
+    NativeTable(outbox=OutboxTable.parse("outbox"), segment_size=10, ahead=2).create(connection)
+    for record_id in (-5, 0, 1, 9, 10, 19, 20, 2**63 - 1):
+        connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", (record_id,))
+    segments = connection.execute(
+        "SELECT tableoid::regclass::text, array_agg(id ORDER BY id) FROM outbox GROUP BY 1 ORDER BY min(id)"
+    ).fetchall()
+    assert segments == [
+        ("outbox_from_0", [-5, 0, 1, 9]),
+        ("outbox_from_10", [10, 19]),
+        ("outbox_tail", [20, 2**63 - 1]),
+    ]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "n" * 63])
+def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, stack, harvest, name):
+    connection.execute("CREATE SCHEMA billing")
+    printed = harvest("init", "--print", "--table", name, "--value-type", "bytea", "--segment-size", "7")
+    if len(name) > 49:
+        assert printed.returncode == 4
+        assert "49 bytes" in printed.stderr
+        return
+    assert printed.returncode == 0, printed.stderr
+    with connection.transaction():  # one simple query, as psql or a migration tool sends it
+        connection.execute(printed.stdout.encode())
+    table = OutboxTable.parse(name)
+    table.check_native(connection)
+    assert table.value_type(connection) == "bytea"
+    again = harvest("init", "--table", name, HARVEST_DSN=dsn)
+    assert again.returncode == 0, again.stderr
+    assert [line.split(":")[0] for line in again.stdout.splitlines()] == ["already there, and fit for use"] * 4
+
+
+def test_init_makes_the_native_table_unless_another_is_there_or_asked_for(harvest, dsn, connection):
+    def init(*arguments):
+        return harvest("init", *arguments, HARVEST_DSN=dsn)
+
+    assert init().stdout.splitlines() == [
+        'created: "outbox"',
+        'created: "outbox_parked"',
+        'created: "outbox_subscriptions"',
+        'created: "outbox_segments"',
+    ]
+    refused = init("--goharvest")
+    assert refused.returncode == 4
+    assert "native layout" in refused.stderr
+    assert init("--goharvest", "--table", "plain").stdout.splitlines() == [
+        'created: "plain"',
+        'created: "plain_parked"',
+    ]
+    assert init("--table", "plain").stdout.startswith("already there, and fit for use")
+    assert OutboxTable.parse("plain").kind(connection) == "goharvest"
+    refused = init("--native", "--table", "plain")
+    assert refused.returncode == 4
+    assert "harvest migrate" in refused.stderr
+
+
+def test_the_tables_beside_are_made_where_the_outbox_is(connection):
+    NativeTable(outbox=OutboxTable.parse("public.outbox")).create(connection)
+    connection.execute(
+        "DROP TABLE outbox_subscriptions, outbox_segments; CREATE SCHEMA mine; SET search_path = mine, public"
+    )
+    assert create_beside(connection, OutboxTable.parse("outbox"))
+    assert not create_beside(connection, OutboxTable.parse("outbox"))
+    assert connection.execute("SELECT to_regclass('public.outbox_subscriptions') IS NOT NULL").fetchone() == (True,)
+
+
+def test_tables_that_are_not_native_are_told_so(connection):
+    table = OutboxTable.parse("outbox")
+    for asked in (table.kind, table.value_type, table.placed, table.check_native):
+        with pytest.raises(OutboxTableError, match="harvest init"):
+            asked(connection)
+    table.create(connection)
+    assert table.kind(connection) == "goharvest"
+    with pytest.raises(OutboxTableError, match="harvest migrate"):
+        table.check_native(connection)
+
+
+def test_a_sequence_that_hands_out_ids_in_lots_is_refused(connection):
+    table = OutboxTable.parse("outbox")
+    NativeTable(outbox=table).create(connection)
+    connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
+    with pytest.raises(OutboxTableError, match="ALTER SEQUENCE outbox_id_seq CACHE 1"):
+        table.check(connection)
