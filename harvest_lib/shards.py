@@ -1,0 +1,34 @@
+"""Which shard a key belongs to: a number from 0 to one less than how many shards there are.
+
+Promises: Python and SQL give the same number for the same key, on every supported Postgres, on every machine, for as
+long as the number of shards stays; keys spread evenly.
+
+It is the first 28 bits of the MD5 of the key's bytes in UTF-8, modulo the number of shards. Postgres's own hashes of
+text are its own, and may change with its version; its CRC-32 came with 18. For 500,000 keys, on one core, above the
+50 ms of counting them: MD5 as it is here 0.24 s, SHA-256 likewise 0.32 s, CRC-32 0.10 s. MD5 hides nothing here; a
+server whose OpenSSL is confined to FIPS refuses it, and cannot have more than one shard.
+
+A database in another encoding than UTF-8 gives the same numbers, since its text is converted first. In SQL_ASCII text
+has no encoding and is taken as it is: the numbers are the same if what was written there is UTF-8.
+"""
+
+import hashlib
+
+from psycopg import sql
+
+_HEX_DIGITS = 7  # 28 bits: the most that make an `int` without a sign
+
+# `mod` and not `%`, which would have to be doubled in a statement with parameters, and only there.
+_SHARD = "mod(('x' || left(md5(convert_to({column}, 'UTF8')), {digits}))::bit(28)::int, {shards})"
+
+
+def shard_of(key: str, shards: int) -> int:
+    """Return the shard, from 0 to `shards` - 1, that a key belongs to."""
+    digest = hashlib.md5(key.encode(), usedforsecurity=False).hexdigest()
+    return int(digest[:_HEX_DIGITS], 16) % shards
+
+
+def shard_expression(column: sql.Composable, shards: int) -> sql.Composed:
+    """Return the SQL of `shard_of` for a text column: an `int`, null for null. It fits statements with and without
+    parameters."""
+    return sql.SQL(_SHARD).format(column=column, digits=sql.Literal(_HEX_DIGITS), shards=sql.Literal(shards))
