@@ -22,7 +22,7 @@ from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
 from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
-from harvest_lib.config.limits import Limits, Seconds
+from harvest_lib.config.limits import Count, Limits, Seconds
 from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
@@ -96,17 +96,20 @@ class HarvestConfig(BaseSettings):
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)
-    """`leaderTopic`: the topic whose partition 0 the leader owns. Default `<leaderGroupID>.neli`."""
+    """`leaderTopic`: the topic of which the leader of a shard owns the partition. Default `<leaderGroupID>.neli`."""
     data_source: DataSource = Field(default_factory=lambda: DataSource.parse(_DEFAULT_DATA_SOURCE))
     """`dataSource`: where Postgres is. Default: user postgres, database postgres, on localhost:5432, without TLS."""
     outbox_table: str = "outbox"
     """`outboxTable`: `table` or `schema.table`, exactly as the catalogue has it. Default `outbox`."""
+    shards: Count = Field(default=1, ge=1, le=1000)
+    """Into how many shards keys are hashed, each led by one process. All processes of a pool have to say the same.
+    Default 1."""
     limits: Annotated[Limits, BeforeValidator(_limits)] = Field(default_factory=Limits)
     """Times and numbers: see `Limits`."""
     name: str = Field(default_factory=_default_name, min_length=1)
     """What this process is called in logs. Default: host, process id and start time."""
     create_leader_topic: bool = True
-    """`createLeaderTopic`: make the leader topic, with one partition, if it is missing. Default true."""
+    """`createLeaderTopic`: make the leader topic, with a partition for each shard, if it is missing. Default true."""
     record_header: bool = True
     """`recordHeader`: put one header of ours on each record (outbox id, term), which audits rely on. Default true."""
     session_timeout_seconds: Seconds = Field(default_factory=_default_session_timeout, ge=0.001, le=3600)

@@ -39,6 +39,7 @@ def test_the_defaults() -> None:
     assert made.limits == Limits()
     assert made.create_leader_topic is True
     assert made.record_header is True
+    assert made.shards == 1
     assert made.session_timeout_seconds == 10
     assert made.delivery_timeout_seconds == 5
 
@@ -64,6 +65,7 @@ def test_the_default_name_tells_host_process_and_start(monkeypatch: pytest.Monke
         ("name", "name", "me"),
         ("create_leader_topic", "createLeaderTopic", False),
         ("record_header", "recordHeader", False),
+        ("shards", "shards", 4),
         ("session_timeout_seconds", "sessionTimeout", "20s"),
     ],
 )
@@ -86,6 +88,16 @@ def test_without_a_leader_group_the_error_says_what_goharvest_would_do(group: st
     assert error.field == "leader_group_id"
     assert "`reaper`" in error.cause
     assert "HARVEST_LEADER_GROUP_ID" in error.next_step
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1001, 2.5, True, "many"])
+def test_a_number_of_shards_that_cannot_be_is_refused(shards: object) -> None:
+    assert refused(shards=shards).field == "shards"
+
+
+@pytest.mark.parametrize("leadership", ["neli", "postgres", "solo"])
+def test_shards_go_with_every_way_of_electing(leadership: str) -> None:
+    assert config(leadership=leadership, shards=3).shards == 3
 
 
 def test_solo_needs_no_leader_group() -> None:
@@ -328,6 +340,7 @@ def test_the_data_source_has_a_short_variable(monkeypatch: pytest.MonkeyPatch) -
         ("HARVEST_LIMITS__QUEUE_TIMEOUT_SECONDS", "soon", "limits.queue_timeout_seconds"),
         ("HARVEST_LIMITS__MARK_QUERY_RECORD", "1", "limits.mark_query_record"),
         ("HARVEST_RECORD_HEADER", "perhaps", "record_header"),
+        ("HARVEST_SHARDS", "two", "shards"),
         ("HARVEST_DSN", "host", "data_source"),
         ("HARVEST_BASE_KAFKA_CONFIG", '{"acks": 1}', "base_kafka_config.acks"),
         ("HARVEST_BASE_KAFKA_CONFIG", "acks=1", ""),
