@@ -12,7 +12,8 @@
     ├── KafkaError
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and says no
-    │   └── TopicMissing           a topic that must exist does not
+    │   ├── TopicMissing           a topic that must exist does not
+    │   └── TopicTooSmall          a topic has fewer partitions than are needed
     ├── ParkedRecordMissing    a parked record that was asked for is not there
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
@@ -108,6 +109,10 @@ class KafkaAccessDenied(KafkaError):
 
 class TopicMissing(KafkaError):
     """A topic that must exist does not, and may not be created: create it with the command given."""
+
+
+class TopicTooSmall(KafkaError):
+    """A topic has fewer partitions than are needed: add them with the command given."""
 
 
 class ParkedRecordMissing(HarvestError):

@@ -16,7 +16,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
+from harvest_lib.errors import (
+    ConfigError,
+    KafkaAccessDenied,
+    KafkaError,
+    KafkaUnavailable,
+    TopicMissing,
+    TopicTooSmall,
+)
 
 REACH_TIMEOUT_SECONDS = 5.0
 
@@ -218,4 +225,13 @@ def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMis
         f"the topic {name!r} does not exist and could not be created",
         evidence=evidence,
         next_step=f"kafka-topics.sh --bootstrap-server … --create --topic {name} --partitions {partitions}",
+    )
+
+
+def topic_too_small(name: str, *, partitions: int, needed: int, why: str) -> TopicTooSmall:
+    """Return the error for a topic that partitions have to be added to by hand, with the command that adds them."""
+    return TopicTooSmall(
+        f"the topic {name!r} has fewer partitions than it needs: {why}",
+        evidence=f"{partitions}, of {needed}",
+        next_step=f"kafka-topics.sh --bootstrap-server … --alter --topic {name} --partitions {needed}",
     )

@@ -45,11 +45,12 @@ def make_leadership(
     quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
     match config.leadership:
         case "solo":
-            return Solo()
+            return Solo(config.shards)
         case "postgres":
             return PostgresLeadership(
                 PostgresLeadershipSettings(
                     group=config.leader_group_id,
+                    shards=config.shards,
                     heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
                     min_poll_interval_seconds=limits.min_poll_interval_seconds,
                     session_timeout_seconds=config.session_timeout_seconds,
@@ -63,6 +64,7 @@ def make_leadership(
                 NeliSettings(
                     topic=config.leader_topic,
                     group_id=config.leader_group_id,
+                    shards=config.shards,
                     create_topic=config.create_leader_topic,
                     heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
                     min_poll_interval_seconds=limits.min_poll_interval_seconds,

@@ -1,31 +1,34 @@
-"""NELI: leadership by owning partition 0 of the leader topic, in the consumer group of the pool.
+"""NELI: whoever owns partition *s* of the leader topic, in the consumer group of the pool, leads shard *s*.
 
-    standby ──assigned partition 0──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
+    standby ──assigned partition s──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
        ▲                                  │                         │
        └────────── revoked or lost ───────┴─────────────────────────┘
 
 Two proofs, each as old as the moment it was *sent*, keep a term alive for the heartbeat timeout:
-1. the process hears its own heartbeat, through partition 0: it reaches the leader topic, both ways;
+1. the process hears its own heartbeat, through the partition: it reaches the leader topic, both ways;
 2. the group's coordinator accepts an offset commit: it is still a member of the present generation. The heartbeat alone
    cannot tell that, because a member that was expelled while it was frozen goes on fetching until it is told.
+
+The first is each shard's own, so a shard is fenced alone; the second is the member's, for all its shards at once.
 
 A heartbeat carries the random id of its term, so one that was buffered during a freeze proves nothing, nor does one of
 an earlier term. A fenced process leads again under a new id once both proofs are renewed.
 
+A rebalance revokes all partitions of all members before it assigns them anew, and waits while what is in flight lands:
+a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
+
 The leader topic is polled every `min_poll_interval_seconds`, and each time until what is there has been heard.
 """
 
-import json
 import logging
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.kafka_client import (
     KafkaConsumer,
@@ -38,14 +41,14 @@ from harvest_lib.kafka_client import (
     refused_settings,
     topic_missing,
     topic_partitions,
+    topic_too_small,
 )
+from harvest_lib.leadership.candidacy import NEVER, Candidacy
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.seat import Seat
+from harvest_lib.leadership.seats import Seats
 
 _log = logging.getLogger(__name__)
 
-_PARTITION = 0
-_NEVER = float("-inf")
 _LEADER_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "3600000"}
 
 
@@ -56,6 +59,7 @@ class NeliSettings:
 
     topic: str
     group_id: str
+    shards: int = 1
     create_topic: bool = True
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
@@ -88,18 +92,16 @@ class Neli:
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
         self._beat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._seat = Seat()
+        self._candidacies = [
+            Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
+            for shard in range(settings.shards)
+        ]
+        self._seats = Seats()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaint = ""
-        self._assigned = False
-        self._candidate = uuid.uuid4()
-        self._candidate_since = _NEVER
-        self._heard_at = _NEVER
-        self._position: int | None = None  # in the leader topic, once anything was heard
-        self._accepted_at = _NEVER
+        self._accepted_at = NEVER
         self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
-        self._next_beat = _NEVER
 
     def start(self) -> None:
         self._ensure_topic()
@@ -107,14 +109,17 @@ class Neli:
             consumer, beats = self._clients()
         ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
         self._thread = threading.Thread(
-            target=lambda: self._seat.stand(lambda: self._run(consumer, beats), self._stopping, ended),
+            target=lambda: self._seats.stand(lambda: self._run(consumer, beats), self._stopping, ended),
             name="harvest-neli",
             daemon=True,
         )
         self._thread.start()
 
     def term(self, timeout_seconds: float) -> Term | None:
-        return self._seat.wait(timeout_seconds)
+        return next(iter(self.terms(timeout_seconds)), None)
+
+    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        return self._seats.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
@@ -125,12 +130,17 @@ class Neli:
                 _log.warning("neli_leave_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
 
     def _ensure_topic(self) -> None:
-        topic = self._settings.topic
-        if topic in topic_partitions(self._client):
+        topic, shards = self._settings.topic, self._settings.shards
+        partitions = topic_partitions(self._client).get(topic)
+        if partitions is not None:
+            if partitions < shards:
+                raise topic_too_small(
+                    topic, partitions=partitions, needed=shards, why="each shard needs one of its own"
+                )
             return
         if not self._settings.create_topic:
-            raise topic_missing(topic, partitions=1, evidence="`createLeaderTopic` is false")
-        create_topic(self._client, topic, partitions=1, config=_LEADER_TOPIC_CONFIG)
+            raise topic_missing(topic, partitions=shards, evidence="`createLeaderTopic` is false")
+        create_topic(self._client, topic, partitions=shards, config=_LEADER_TOPIC_CONFIG)
         _log.info("leader_topic_created", extra={"topic": topic})
 
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
@@ -181,8 +191,7 @@ class Neli:
             while not self._stopping.is_set():
                 next_poll = self._clock() + settings.min_poll_interval_seconds
                 self._listen(consumer, next_poll)
-                if self._assigned and self._clock() >= self._next_beat:
-                    self._prove(consumer, beats)
+                self._prove(consumer, beats)
                 beats.poll(0)
                 self._judge()
                 self._stopping.wait(max(0.0, next_poll - self._clock()))
@@ -201,59 +210,67 @@ class Neli:
         for partition in partitions:
             partition.offset = OFFSET_END  # only what we say from now on can prove anything
         consumer.assign(partitions)
-        if any(partition.partition == _PARTITION for partition in partitions):
-            self._assigned = True
-            self._stand()
+        for candidacy in self._among(partitions):
+            candidacy.assigned = True
+            candidacy.stand()
 
     def _on_revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
-        if any(partition.partition == _PARTITION for partition in partitions):
-            self._assigned = False
-            term = self._seat.vacate(TermEnd.REVOKED)
-            # The successor is not elected before this returns, so what is in flight may land first.
-            if term is not None and not term.quiesced.wait(self._settings.quiesce_timeout_seconds):
+        terms = self._unseat(self._among(partitions), TermEnd.REVOKED)
+        # The successors are not elected before this returns, so what is in flight may land first.
+        deadline = Deadline(self._settings.quiesce_timeout_seconds)
+        for term in terms:
+            if not term.quiesced.wait(deadline.remaining_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
-            if term is not None and term.abandoned:
-                # What it had on the wire may still arrive: the successor begins when it would after a kill. A stop does
-                # not wait for this; then the session runs out, which takes as long.
-                threading.Event().wait(self._settings.session_timeout_seconds)
+        if any(term.abandoned for term in terms):
+            # What they had on the wire may still arrive: the successors begin when they would after a kill. A stop does
+            # not wait for this; then the session runs out, which takes as long.
+            threading.Event().wait(self._settings.session_timeout_seconds)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
-        self._assigned = False
-        self._seat.vacate(TermEnd.FENCED)
+        self._unseat(self._candidacies, TermEnd.FENCED)
+
+    def _among(self, partitions: list[TopicPartition]) -> list[Candidacy]:
+        numbers = {partition.partition for partition in partitions}
+        return [candidacy for candidacy in self._candidacies if candidacy.shard in numbers]
+
+    def _unseat(self, candidacies: list[Candidacy], how: TermEnd) -> list[Term]:
+        for candidacy in candidacies:
+            candidacy.assigned = False
+        return self._seats.vacate(how, [candidacy.shard for candidacy in candidacies])
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        sent_at = self._commits.popleft() if self._commits else _NEVER
+        sent_at = self._commits.popleft() if self._commits else NEVER
         if error is None and all(partition.error is None for partition in partitions):
             self._on_commit_accepted(sent_at)
 
     def _on_commit_accepted(self, sent_at: float) -> None:
         self._accepted_at = max(self._accepted_at, sent_at)
 
-    def _stand(self) -> None:
-        """Become a candidate under a new id; proofs count from here."""
-        self._candidate = uuid.uuid4()
-        self._candidate_since = self._clock()
-        self._heard_at = _NEVER
-        self._next_beat = _NEVER
-
     def _prove(self, consumer: KafkaConsumer, beats: KafkaProducer) -> None:
         now = self._clock()
-        self._next_beat = now + (self._beat_interval if self._seat.term else self._settings.min_poll_interval_seconds)
+        standing = [candidacy for candidacy in self._candidacies if candidacy.assigned]
+        due = [candidacy for candidacy in standing if now >= candidacy.next_beat]
+        for candidacy in due:
+            leads = candidacy.shard in self._seats.terms
+            candidacy.next_beat = now + (self._beat_interval if leads else self._settings.min_poll_interval_seconds)
         try:
-            self._beat(beats, now)
-            if self._position is not None and not self._commits:
-                self._commit(consumer, self._position, now)
+            for candidacy in due:
+                self._beat(beats, candidacy, now)
+            if due and not self._commits:
+                self._commit(consumer, standing, now)
         except (BufferError, KafkaException) as error:
             _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
 
-    def _beat(self, beats: KafkaProducer, now: float) -> None:
-        beat = json.dumps({"leader_id": str(self._candidate), "boot_seconds": now})
-        beats.produce(self._settings.topic, beat, partition=_PARTITION)
+    def _beat(self, beats: KafkaProducer, candidacy: Candidacy, now: float) -> None:
+        beats.produce(self._settings.topic, candidacy.beat(now), partition=candidacy.shard)
 
-    def _commit(self, consumer: KafkaConsumer, position: int, now: float) -> None:
+    def _commit(self, consumer: KafkaConsumer, standing: list[Candidacy], now: float) -> None:
         # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
-        consumer.commit(offsets=[TopicPartition(self._settings.topic, _PARTITION, position)], asynchronous=True)
-        self._commits.append(now)
+        positions = [(candidacy.shard, candidacy.position) for candidacy in standing if candidacy.position is not None]
+        if positions:
+            offsets = [TopicPartition(self._settings.topic, shard, position) for shard, position in positions]
+            consumer.commit(offsets=offsets, asynchronous=True)
+            self._commits.append(now)
 
     def _hear(self, message: Message) -> None:
         error = message.error()
@@ -262,25 +279,10 @@ class Neli:
                 self._complaint = error.str()
                 _log.warning("election_troubled", extra={"reason": self._complaint})
             return
-        if message.partition() == _PARTITION:
-            if self._position is None:
-                self._next_beat = _NEVER  # now there is something to commit
-            self._position = (message.offset() or 0) + 1
-        try:
-            beat = json.loads(message.value() or b"")
-            if beat["leader_id"] == str(self._candidate):
-                self._heard_at = max(self._heard_at, float(beat["boot_seconds"]))
-        except (ValueError, TypeError, KeyError):
-            return  # someone else's heartbeat, in someone else's format
+        shard = message.partition() or 0
+        if shard < len(self._candidacies):
+            self._candidacies[shard].hear(message.value(), message.offset() or 0)
 
     def _judge(self) -> None:
-        proved_until = min(self._heard_at, self._accepted_at) + self._settings.heartbeat_timeout_seconds
-        term = self._seat.term
-        if term is not None:
-            term.extend(proved_until)
-            if not term.is_live():
-                self._seat.vacate(TermEnd.FENCED)
-                if self._assigned:
-                    self._stand()
-        elif self._assigned and self._accepted_at >= self._candidate_since and proved_until > self._clock():
-            self._seat.take(Term(self._candidate, lease_until=proved_until, clock=self._clock))
+        for candidacy in self._candidacies:
+            candidacy.judge(self._seats, self._accepted_at)

@@ -25,20 +25,22 @@ Limits
   old one alive gives two locks.
 - Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
   a session that others use too, and two could lead. Connect directly, or in `session` mode.
+- One lock stands for all shards: who has it leads them all, and the others lead none. The processes of a pool do not
+  know of each other, and one that took fewer locks than there are would leave shards to nobody.
 - A standby asks four times a second, a leader ten times per heartbeat timeout; each holds one connection.
 """
 
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.seat import Seat
+from harvest_lib.leadership.seats import Seats
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class PostgresLeadershipSettings:
     expires within it."""
 
     group: str
+    shards: int = 1
+    """All are led by whoever has the lock."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
     """Postgres is asked no more often than this."""
@@ -74,7 +78,7 @@ class PostgresLeadership:
         self._clock = clock
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._seat = Seat()
+        self._seats = Seats()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaint = ""
@@ -83,14 +87,17 @@ class PostgresLeadership:
         session = self._connect()
         ended = LifecycleError("the election ended by itself", next_step="see the log above")
         self._thread = threading.Thread(
-            target=lambda: self._seat.stand(lambda: self._run(session), self._stopping, ended),
+            target=lambda: self._seats.stand(lambda: self._run(session), self._stopping, ended),
             name="harvest-lock",
             daemon=True,
         )
         self._thread.start()
 
     def term(self, timeout_seconds: float) -> Term | None:
-        return self._seat.wait(timeout_seconds)
+        return next(iter(self.terms(timeout_seconds)), None)
+
+    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        return self._seats.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
@@ -115,7 +122,7 @@ class PostgresLeadership:
                 self._complaint = ""
                 self._stand(session)
             except (DatabaseUnavailable, DatabaseAccessDenied) as error:
-                self._seat.vacate(TermEnd.FENCED)
+                self._seats.vacate(TermEnd.FENCED)
                 if error.evidence != self._complaint:
                     self._complaint = error.evidence
                     _log.warning("election_troubled", extra={"reason": error.evidence})
@@ -138,39 +145,46 @@ class PostgresLeadership:
 
         The wait counts from the *answer*: the lock may have been freed as late as that.
         """
-        last: Term | None = None
+        last: Sequence[Term] = ()
         in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
             sight = session.look()
             if not sight.held:
-                self._seat.vacate(TermEnd.FENCED)
+                self._seats.vacate(TermEnd.FENCED)
                 return
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
-            term = self._seat.term
-            if term is not None:
-                term.extend(lease_until)
-                if not term.is_live():
-                    self._seat.vacate(TermEnd.FENCED)
+            if self._seats.terms:
+                for term in self._seats.terms.values():
+                    term.extend(lease_until)
+                if not all(term.is_live() for term in self._seats.terms.values()):
+                    self._seats.vacate(TermEnd.FENCED)
                     in_doubt_until = self._clock() + self._settings.session_timeout_seconds
             elif sight.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
             elif sent_at >= waits_until and self._clock() < lease_until:
-                last = Term(uuid.uuid4(), lease_until=lease_until, clock=self._clock)
-                self._seat.take(last)
-            self._stopping.wait(self._proof_seconds if self._seat.term else self._settings.min_poll_interval_seconds)
+                last = self._terms(lease_until)
+                self._seats.take(*last)
+            self._stopping.wait(self._proof_seconds if self._seats.terms else self._settings.min_poll_interval_seconds)
         self._leave(session, last, in_doubt_until)
 
-    def _leave(self, session: LockSession, last: Term | None, in_doubt_until: float) -> None:
-        """Let go of the lock; in order, if a term was ours and nothing of ours can arrive any more."""
-        self._seat.vacate(TermEnd.REVOKED)
-        if last is None:
+    def _terms(self, lease_until: float) -> tuple[Term, ...]:
+        return tuple(
+            Term(uuid.uuid4(), shard=shard, lease_until=lease_until, clock=self._clock)
+            for shard in range(self._settings.shards)
+        )
+
+    def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:
+        """Let go of the lock; in order, if terms were ours and nothing of ours can arrive any more."""
+        self._seats.vacate(TermEnd.REVOKED)
+        if not last:
             return  # the one before may still believe: the next has to wait as we would have had to
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
-        while not last.quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds)):
+        while unquiet := [term for term in last if not term.quiesced.is_set()]:
             if deadline.passed:
-                _log.warning("term_not_quiesced", extra={"leader_id": str(last.leader_id)})
+                _log.warning("term_not_quiesced", extra={"leader_id": str(unquiet[0].leader_id)})
                 return
+            unquiet[0].quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds))
             session.look()  # or the server takes us for frozen
-        if not last.abandoned and self._clock() >= in_doubt_until:
+        if not any(term.abandoned for term in last) and self._clock() >= in_doubt_until:
             session.leave(2 * self._standby_seconds)

@@ -1,4 +1,4 @@
-"""What leadership promises: a term, and the knowledge of when it is over.
+"""What leadership promises: a term for each shard that is led, and the knowledge of when it is over.
 
 standby ──elected──► term is live ──revoked (told in time: finish what is in flight, then let go)──► standby
                           │
@@ -8,7 +8,7 @@ standby ──elected──► term is live ──revoked (told in time: finish 
 import enum
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 from uuid import UUID
 
@@ -23,16 +23,22 @@ class TermEnd(enum.Enum):
 
 
 class Term:
-    """One uninterrupted spell of leadership, identified by a random UUID that is never used again.
+    """One uninterrupted spell at the head of one shard, identified by a random UUID that is never used again.
 
     Live until it is ended or until its lease runs out, whichever comes first. The lease is checked against a clock that
     cannot be stopped, by whoever is about to act, so a frozen process that thaws knows without being told.
     """
 
     def __init__(
-        self, leader_id: UUID, *, lease_until: float = math.inf, clock: Callable[[], float] = boot_seconds
+        self,
+        leader_id: UUID,
+        *,
+        shard: int = 0,
+        lease_until: float = math.inf,
+        clock: Callable[[], float] = boot_seconds,
     ) -> None:
         self.leader_id = leader_id
+        self.shard = shard
         self.quiesced = threading.Event()
         """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
         self.quiesced.set()
@@ -65,14 +71,25 @@ class Term:
 
 
 class Leadership(Protocol):
-    """A way to agree on one leader. `start` and `stop` are called by one thread, `term` by another."""
+    """A way to agree on one leader for each shard. `start` and `stop` are called by one thread, the rest by others.
+
+    A process may lead several shards, each under a term of its own; the terms end one by one or together.
+    """
 
     def start(self) -> None:
         """Begin to stand for election; raises KafkaError or DatabaseError when that is not possible at all."""
         ...
 
     def term(self, timeout_seconds: float) -> Term | None:
-        """Return the live term of this process; wait up to `timeout_seconds` for one."""
+        """Return the live term of this process, of its lowest shard; wait up to `timeout_seconds` for one."""
+        ...
+
+    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        """Return the live terms of this process, in order of their shards; at most one for each.
+
+        Waits up to `timeout_seconds` for as long as they are exactly those that are `known`. A lease that runs out
+        wakes nobody who waits: a term is asked, with `is_live`, by whoever acts under it.
+        """
         ...
 
     def stop(self, timeout_seconds: float) -> None:

@@ -1,28 +1,27 @@
 """Leadership of a process that knows it is alone. Nothing checks that it is."""
 
-import threading
 import uuid
+from collections.abc import Collection
 
 from harvest_lib.leadership.protocol import Term, TermEnd
+from harvest_lib.leadership.seats import Seats
 
 
 class Solo:
-    """`Leadership` that leads from start to stop, in one term."""
+    """`Leadership` that leads all shards from start to stop, each in one term."""
 
-    def __init__(self) -> None:
-        self._term: Term | None = None
-        self._started = threading.Event()
+    def __init__(self, shards: int = 1) -> None:
+        self._shards = shards
+        self._seats = Seats()
 
     def start(self) -> None:
-        self._term = Term(uuid.uuid4())
-        self._started.set()
+        self._seats.take(*(Term(uuid.uuid4(), shard=shard) for shard in range(self._shards)))
 
     def term(self, timeout_seconds: float) -> Term | None:
-        self._started.wait(timeout_seconds)
-        term = self._term
-        return term if term is not None and term.is_live() else None
+        return next(iter(self.terms(timeout_seconds)), None)
+
+    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        return self._seats.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:  # noqa: ARG002 - there is nobody to wait for
-        if self._term is not None:
-            self._term.end(TermEnd.REVOKED)
-        self._started.clear()
+        self._seats.vacate(TermEnd.REVOKED)

@@ -1,12 +1,15 @@
 """What every way of electing a leader promises: a fake, Solo, NELI on a real broker, a lock in a real Postgres."""
 
+import threading
 import time
+import uuid
+from dataclasses import replace
 
 import pytest
 from support.fakes import FakeLeadership
 from support.waiting import eventually
 
-from harvest_lib.leadership import Neli, PostgresLeadership, Solo, TermEnd
+from harvest_lib.leadership import Neli, PostgresLeadership, Solo, Term, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
@@ -21,7 +24,7 @@ def neli(request):
         quiesce_timeout_seconds=0.0,
     )
     client = {"bootstrap.servers": request.getfixturevalue("bootstrap_servers")}
-    return lambda: Neli(settings, client)
+    return lambda shards: Neli(replace(settings, shards=shards), client)
 
 
 def postgres(request):
@@ -32,19 +35,20 @@ def postgres(request):
         quiesce_timeout_seconds=0.0,
     )
     dsn = request.getfixturevalue("dsn")
-    return lambda: PostgresLeadership(settings, dsn)
+    return lambda shards: PostgresLeadership(replace(settings, shards=shards), dsn)
 
 
+SHARDS = 3
 KINDS = {"fake": lambda _: FakeLeadership, "solo": lambda _: Solo, "neli": neli, "postgres": postgres}
 
 
 @pytest.fixture(params=KINDS)
 def stand(request):
-    """Make one more that may lead, not started yet; all are stopped at the end."""
+    """Make one more that may lead some shards, not started yet; all are stopped at the end."""
     made, kind = [], KINDS[request.param](request)
 
-    def make():
-        made.append(kind())
+    def make(shards=1):
+        made.append(kind(shards))
         return made[-1]
 
     yield make
@@ -55,6 +59,11 @@ def stand(request):
 def started(leadership):
     leadership.start()
     return leadership
+
+
+def leading(leadership, shards=SHARDS):
+    """Wait until one leads as many shards; return its terms."""
+    return eventually(lambda: len(terms := leadership.terms(1)) == shards and terms, 20, f"it leads {shards} shards")
 
 
 def test_there_is_no_term_before_the_start(stand):
@@ -108,4 +117,61 @@ def test_the_next_one_leads_under_another_id(stand):
         leadership = started(stand())
         seen.add(eventually(lambda one=leadership: one.term(1), 20, "one leads").leader_id)
         assert len(seen) == number
+        leadership.stop(5)
+
+
+def test_one_that_is_alone_leads_every_shard_each_under_an_id_of_its_own(stand):
+    leadership = started(stand(SHARDS))
+    terms = leading(leadership)
+    assert [term.shard for term in terms] == [0, 1, 2]
+    assert len({term.leader_id for term in terms}) == SHARDS
+    assert all(term.is_live() and term.quiesced.is_set() for term in terms)
+    assert leadership.terms(0) == terms, "the same while they last"
+    assert leadership.term(0) is terms[0]
+
+
+def test_terms_are_waited_for_while_nothing_changes(stand):
+    leadership = stand(SHARDS)
+    assert leadership.terms(0) == ()
+    began = time.monotonic()
+    assert leadership.terms(0.1) == ()
+    assert 0.1 <= time.monotonic() - began < 5.0, "it waits as long as it was told"
+    leadership = started(leadership)
+    terms = leading(leadership)
+    began = time.monotonic()
+    assert leadership.terms(0.1, terms) == terms
+    assert 0.1 <= time.monotonic() - began < 5.0, "what is known is no news"
+    began = time.monotonic()
+    assert leadership.terms(30, terms[:2]) == leadership.terms(30, [*terms, Term(uuid.uuid4())]) == terms
+    assert time.monotonic() - began < 5.0, "what began is, and what ended"
+
+
+def test_whoever_waits_hears_that_terms_have_ended(stand):
+    leadership = started(stand(SHARDS))
+    terms = leading(leadership)
+    heard = []
+    waiting = threading.Thread(target=lambda: heard.extend([leadership.terms(30, terms), time.monotonic()]))
+    waiting.start()
+    began = time.monotonic()
+    leadership.stop(5)
+    waiting.join(10)
+    assert heard
+    assert {term.shard for term in heard[0]} < {0, 1, 2}
+    assert heard[1] - began < 5.0
+
+
+def test_a_stop_ends_the_terms_of_all_shards(stand):
+    leadership = started(stand(SHARDS))
+    terms = leading(leadership)
+    leadership.stop(5)
+    assert {term.ended for term in terms} == {TermEnd.REVOKED}
+    assert leadership.terms(0) == ()
+
+
+def test_all_shards_go_to_the_next_one_under_other_ids(stand):
+    seen = set()
+    for number in range(1, 3):
+        leadership = started(stand(SHARDS))
+        seen |= {term.leader_id for term in leading(leadership)}
+        assert len(seen) == number * SHARDS
         leadership.stop(5)

@@ -196,12 +196,12 @@ class Ear:
             "_on_commit_accepted": self._accept(member._on_commit_accepted),
         }.items():
             monkeypatch.setattr(member, name, replacement)
-        monkeypatch.setattr(member._seat, "take", self._take(member._seat.take))
+        monkeypatch.setattr(member._seats, "take", self._take(member._seats.take))
 
     def _send(self, kind, send):
         def unless_muted(*arguments):
             if self.muted != kind:
-                self.sent[kind].append((self._member._candidate, arguments[-1]))
+                self.sent[kind].append((self._member._candidacies[0].leader_id, arguments[-1]))
                 send(*arguments)
 
         return unless_muted
@@ -218,14 +218,14 @@ class Ear:
     def _accept(self, accept):
         def and_note(sent_at):
             accept(sent_at)
-            self.came["commits"].append((self._member._candidate, sent_at))
+            self.came["commits"].append((self._member._candidacies[0].leader_id, sent_at))
 
         return and_note
 
     def _take(self, take):
         def and_note(term):
             take(term)
-            self.began.append(boot_seconds() - min(self._member._heard_at, self._member._accepted_at))
+            self.began.append(boot_seconds() - min(self._member._candidacies[0]._heard_at, self._member._accepted_at))
 
         return and_note
 
@@ -241,7 +241,7 @@ def test_proofs_that_come_late_prove_nothing(pair, network, late, fresh, monkeyp
         network.hold()
         fenced(first)
         eventually(lambda: ear.sent["heartbeats"][-1][0] != first.leader_id, 10, "it stands again, under a new id")
-        candidate = far._candidate
+        candidate = far._candidacies[0].leader_id
         ear.muted = late
         held = ear.sent[late][-1]
         eventually(lambda: boot_seconds() > held[1] + HEARTBEAT_TIMEOUT, 5, "what was sent has become too old")

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.leadership.seat import Seat
+from harvest_lib.leadership.seats import Seats
 from harvest_lib.source import Batch
 
 
@@ -200,28 +200,32 @@ class FakeDelivery:
 
 
 class FakeLeadership:
-    """`Leadership` by decree: it leads from its start, until it is told otherwise."""
+    """`Leadership` by decree: it leads all shards from its start, until it is told otherwise of all or some of them."""
 
-    def __init__(self):
-        self._seat = Seat()
+    def __init__(self, shards=1):
+        self._shards = range(shards)
+        self._seats = Seats()
 
     def start(self):
         self.appoint()
 
     def term(self, timeout_seconds):
-        return self._seat.wait(timeout_seconds)
+        return next(iter(self.terms(timeout_seconds)), None)
+
+    def terms(self, timeout_seconds, known=()):
+        return self._seats.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds):  # noqa: ARG002 - there is nobody to wait for
         self.revoke()
 
-    def appoint(self):
-        """Begin a term, under an id of its own."""
-        self._seat.take(Term(uuid4()))
+    def appoint(self, *shards):
+        """Begin terms, each under an id of its own."""
+        self._seats.take(*(Term(uuid4(), shard=shard) for shard in shards or self._shards))
 
-    def revoke(self):
-        """End the term in order."""
-        self._seat.vacate(TermEnd.REVOKED)
+    def revoke(self, *shards):
+        """End terms in order."""
+        self._seats.vacate(TermEnd.REVOKED, shards or None)
 
-    def fence(self):
-        """End the term as if nothing proved it any longer."""
-        self._seat.vacate(TermEnd.FENCED)
+    def fence(self, *shards):
+        """End terms as if nothing proved them any longer."""
+        self._seats.vacate(TermEnd.FENCED, shards or None)

@@ -170,10 +170,11 @@ def elected(**limits):
 @pytest.mark.parametrize("seconds", [3.0, 9.0])
 def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(clock, name, seconds):
     neli = elected(**{name: f"{seconds}s"})
-    neli._clock = clock
-    neli._assigned = True
-    neli._stand()
-    neli._heard_at = 0.0
+    (candidacy,) = neli._candidacies
+    candidacy._clock = clock
+    candidacy.assigned = True
+    candidacy.stand()
+    candidacy.hear(candidacy.beat(0.0), 0)
     neli._on_commit_accepted(0.0)
     neli._judge()
     term = neli.term(0)

@@ -27,13 +27,20 @@ def clock():
 def member(clock):
     """Make a candidate: partition 0 is its own, nothing is proved."""
     made = Neli(NeliSettings(topic="t", group_id="g", heartbeat_timeout_seconds=TIMEOUT), {}, clock)
-    made._assigned = True
-    made._stand()
+    stand(made)
     return made
 
 
-def hear(member, sent_at):
-    member._heard_at = sent_at
+def stand(member, *shards):
+    """Have a member assigned the partitions of some shards; nothing is proved."""
+    for shard in shards or (0,):
+        member._candidacies[shard].assigned = True
+        member._candidacies[shard].stand()
+
+
+def hear(member, sent_at, shard=0):
+    candidacy = member._candidacies[shard]
+    candidacy.hear(candidacy.beat(sent_at), 0)
 
 
 def commit(member, sent_at, error=None):
@@ -114,8 +121,7 @@ def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(
     """What was on the wire may arrive that long, behind what the successor sends."""
     settings = NeliSettings(topic="t", group_id="g", session_timeout_seconds=0.3)
     made = Neli(settings, {}, clock)
-    made._assigned = True
-    made._stand()
+    stand(made)
     hear(made, clock.now)
     commit(made, clock.now)
     made._judge()

@@ -1,0 +1,69 @@
+"""What proves that a member of the group leads one shard, and what its term is worth. No I/O.
+
+not assigned ──assigned──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
+     ▲                         │                         │
+     └─────────── revoked or lost ───────────────────────┘
+"""
+
+import json
+import uuid
+from collections.abc import Callable
+
+from harvest_lib.leadership.protocol import Term, TermEnd
+from harvest_lib.leadership.seats import Seats
+
+NEVER = float("-inf")
+
+
+class Candidacy:
+    """One shard, as seen by a member. The heartbeat is its own; the other proof, that it is a member, is told."""
+
+    def __init__(self, shard: int, *, timeout_seconds: float, clock: Callable[[], float]) -> None:
+        self.shard = shard
+        """The partition of the leader topic too."""
+        self.assigned = False
+        self.leader_id = uuid.uuid4()
+        """The id of its term, if it is to have one."""
+        self.position: int | None = None
+        """In the partition, once anything was heard."""
+        self.next_beat = NEVER
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._since = NEVER
+        self._heard_at = NEVER
+
+    def stand(self) -> None:
+        """Become a candidate under a new id; proofs count from here."""
+        self.leader_id = uuid.uuid4()
+        self._since = self._clock()
+        self._heard_at = NEVER
+        self.next_beat = NEVER
+
+    def beat(self, now: float) -> str:
+        """Return a heartbeat that is sent now."""
+        return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})
+
+    def hear(self, heartbeat: bytes | str | None, offset: int) -> None:
+        """Take what came through the partition; only heartbeats of this very candidacy prove anything."""
+        if self.position is None:
+            self.next_beat = NEVER  # now there is something to commit
+        self.position = offset + 1
+        try:
+            beat = json.loads(heartbeat or b"")
+            if beat["leader_id"] == str(self.leader_id):
+                self._heard_at = max(self._heard_at, float(beat["boot_seconds"]))
+        except (ValueError, TypeError, KeyError):
+            return  # someone else's heartbeat, in someone else's format
+
+    def judge(self, seats: Seats, accepted_at: float) -> None:
+        """Begin a term, extend or end it. `accepted_at` is when the newest of the accepted commits was sent."""
+        proved_until = min(self._heard_at, accepted_at) + self._timeout_seconds
+        term = seats.terms.get(self.shard)
+        if term is not None:
+            term.extend(proved_until)
+            if not term.is_live():
+                seats.vacate(TermEnd.FENCED, [self.shard])
+                if self.assigned:
+                    self.stand()
+        elif self.assigned and accepted_at >= self._since and proved_until > self._clock():
+            seats.take(Term(self.leader_id, shard=self.shard, lease_until=proved_until, clock=self._clock))

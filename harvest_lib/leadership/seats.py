@@ -1,0 +1,73 @@
+"""Where the thread that stands for election keeps its terms, and where others wait for them."""
+
+import threading
+from collections.abc import Callable, Collection
+from types import MappingProxyType
+
+from harvest_lib.errors import HarvestError
+from harvest_lib.leadership.protocol import Term, TermEnd
+
+
+class Seats:
+    """One process's places at the head of its pool, one for each shard: empty, or held by a term.
+
+    `wait` may be called from any thread, all else by the one that stands.
+    """
+
+    def __init__(self) -> None:
+        self._terms: dict[int, Term] = {}
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    @property
+    def terms(self) -> MappingProxyType[int, Term]:
+        """The terms by shard that were taken last and not vacated; their leases may have run out."""
+        return MappingProxyType(self._terms)
+
+    def wait(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        """Return the live terms by shard, once they are not those that are known, after `timeout_seconds` at most.
+
+        Raises what killed the election, if anything did.
+        """
+        known = set(known)
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or set(self._live()) != known, timeout_seconds)
+            if self._failure is not None:
+                raise self._failure
+            return self._live()
+
+    def take(self, *terms: Term) -> None:
+        """Begin terms, all at once."""
+        with self._changed:
+            self._terms.update({term.shard: term for term in terms})
+            self._changed.notify_all()
+
+    def vacate(self, how: TermEnd, shards: Collection[int] | None = None) -> list[Term]:
+        """End the terms of some shards, or of all, and return those there were."""
+        with self._changed:
+            left = [self._terms.pop(shard) for shard in sorted(self._terms) if shards is None or shard in shards]
+            for term in left:
+                term.end(how)
+            self._changed.notify_all()
+        return left
+
+    def stand(self, election: Callable[[], None], stopping: threading.Event, unexplained: HarvestError) -> None:
+        """Run an election to its end, fence what it leaves, and keep what killed it: a standby that stands no more must
+        not look alive. `unexplained` is for an election that ends by itself without an exception."""
+        failure: BaseException | None = unexplained
+        try:
+            election()
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
+            failure = error
+        else:
+            if stopping.is_set():
+                failure = None
+        finally:
+            # confluent-kafka can raise an object that is no exception: no clause above sees it.
+            self.vacate(TermEnd.FENCED)
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _live(self) -> tuple[Term, ...]:
+        return tuple(term for _, term in sorted(self._terms.items()) if term.is_live())
