@@ -9,7 +9,9 @@ from harvest_lib.errors import HarvestError
 
 
 def bench(
-    only: Annotated[list[str] | None, typer.Option(help="This scenario only; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="This scenario only; may be repeated. Without it all run but approaches.")
+    ] = None,
     records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, in turn.")] = 3,
 ) -> None:
@@ -18,11 +20,16 @@ def bench(
     Absolute figures are the machine's mood; ratios to a floor of the same run are not. Prints a table, and writes
     `.harvest/bench/report.json`. A target that was missed is shown and fails nothing.
 
+    The scenario `approaches` measures no part of the harvester: it shows what other ways of reading an outbox lose, put
+    out of order and hold up, on a workload made to tell them apart. It runs when it is named.
+
     Examples:
 
       harvest bench
 
       harvest bench --only drain-barrier --only one-key --rounds 5
+
+      harvest bench --only approaches
     """
     try:
         scenarios = importlib.import_module("tests.benchmarks.scenarios").SCENARIOS

@@ -12,14 +12,14 @@ from infra.local.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
 from tests.benchmarks.report import Result, show, write
-from tests.benchmarks.scenarios import SCENARIOS, Size
+from tests.benchmarks.scenarios import ONLY_WHEN_NAMED, SCENARIOS, Size
 
 _WARM_UP_RECORDS = 100_000
 """A broker just started compiles its code meanwhile: the first drains are three times as slow."""
 
 
 def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
-    """Run the scenarios named, all if none is, and return what they found."""
+    """Run the scenarios named, or if none is all that need not be named, and return what they found."""
     console, folder = Console(), default_state() / "bench"
     tune_interpreter()  # as `harvest run` does
     results: list[Result] = []
@@ -30,7 +30,7 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
         for delivery in ("barrier", "pipelined") * 2:
             servers.fill(_WARM_UP_RECORDS)
             drain(servers, _WARM_UP_RECORDS, delivery=delivery, lanes=1)
-        for name in names or SCENARIOS:
+        for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
                 results += SCENARIOS[name](servers, Size(records=records, rounds=rounds))
     show(results, console)
@@ -42,7 +42,8 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
 def main() -> None:
     """Read the command line and do all of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--only", action="append", choices=SCENARIOS, help="this scenario only; may be repeated")
+    only = f"this scenario only; may be repeated; without it all run but {', '.join(ONLY_WHEN_NAMED)}"
+    parser.add_argument("--only", action="append", choices=SCENARIOS, help=only)
     parser.add_argument("--records", type=int, default=100_000, help="records per drain (default 100,000)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind, in turn (default 3)")
     arguments = parser.parse_args()

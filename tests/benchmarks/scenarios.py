@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tests.benchmarks import floors, idle, pools
+from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
 from tests.benchmarks.report import Result, at_least, at_most
@@ -84,6 +85,10 @@ def _idle(servers: Servers, size: Size) -> Iterator[Result]:
     yield at_most("idle-statements", cost.statements_per_second, "/s", target=20.0)
 
 
+def _approaches(servers: Servers, size: Size) -> Iterator[Result]:
+    yield from approaches.measure(servers, records=size.records, rounds=size.rounds)
+
+
 SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "drain-barrier": _drains("barrier", 1, 0.5),
     "drain-pipelined": _drains("pipelined", 1, 0.7),
@@ -93,4 +98,8 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "take-over": _take_over,
     "hand-over": _hand_over,
     "idle": _idle,
+    "approaches": _approaches,
 }
+
+ONLY_WHEN_NAMED = {"approaches"}
+"""What measures no part of the harvester, and so need not be measured each time."""
