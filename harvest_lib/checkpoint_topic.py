@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from harvest_lib.checkpoint import Checkpoint
 from harvest_lib.deadline import Deadline

@@ -3,8 +3,8 @@
     CREATED ──start──► RUNNING ──stop──► STOPPING ──► STOPPED
                           └───────── an error that will not pass ─────────►
 
-Threads: `harvest` (the loop; the only one that touches the delivery), `harvest-source` (asks the database) and the
-leadership's own.
+Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of one; the only one that touches its delivery), those
+that wait for the database (`harvest-source`, `harvest-read`) and the leadership's own.
 """
 
 import enum
@@ -12,18 +12,20 @@ import logging
 import threading
 import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import psycopg
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.delivery import Delivery, Topics
-from harvest_lib.errors import DatabaseAccessDenied, HarvestError, LifecycleError
+from harvest_lib.delivery import Delivery
+from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import (
     Event,
     EventHandler,
@@ -36,12 +38,10 @@ from harvest_lib.events import (
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.metrics import Meter
-from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.parking import Parking, Refusals
-from harvest_lib.parts import make_delivery, make_leadership, make_source
-from harvest_lib.source import Source, SourceThread
-from harvest_lib.term_loop import TermLoop
-from harvest_lib.wiring import Wiring
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.parts import make_leadership, refuse_bad_settings
+from harvest_lib.source import Source
+from harvest_lib.work import Ears, Loop, MarkWork, TailWork, Work
 
 _log = logging.getLogger(__name__)
 
@@ -87,22 +87,25 @@ class Harvest:
     ) -> None:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
-        self._source = source or make_source(config, self._table)
-        topics = Topics(config.kafka_settings(for_producer=False))
-        self._delivery = delivery or make_delivery(config, topics, kafka_producer_provider)
-        self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
+        refuse_bad_settings(config, kafka_producer_provider)
+        self._make_mark = partial(MarkWork, source=source, delivery=delivery, producer_provider=kafka_producer_provider)
+        self._make_tail = partial(
+            TailWork, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider
+        )
+        self._marks = source is not None or delivery is not None or config.source == "mark"
+        self._work: Work | None = None
         self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider)
-        self._source_thread: SourceThread | None = None
         self._handler: EventHandler | None = None
         self._state = State.CREATED
         self._state_lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
-        self._hold_until = 0.0
+        self._hold_until: dict[int, float] = {}  # by shard, in boot seconds
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._loop: TermLoop | None = None
+        self._loops: dict[int, Loop] = {}  # by shard
+        self._meter_lock = threading.Lock()
         self._meter = Meter("throughput", boot_seconds())
 
     # -- lifecycle
@@ -122,20 +125,17 @@ class Harvest:
             self._state = State.RUNNING
         try:
             with connect(self._config.data_source.conninfo()) as connection:
-                self._table.check(connection)
-                if self._config.parking != "stop":
-                    parked = ParkedRecords(self._table)
-                    with suppress(DatabaseAccessDenied):  # the check says what is missing
-                        parked.create(connection)
-                    parked.check(connection)
+                self._work = self._choose_work(connection)
+                self._work.check(connection)
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:
-            self._delivery.close()
+            if self._work is not None:
+                self._work.close(Deadline(_SLACK_SECONDS))
             self._state = State.STOPPED
             self._stopped.set()
             raise
-        self._source_thread = SourceThread(self._source)
+        self._work.start()
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
         _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
@@ -203,23 +203,28 @@ class Harvest:
 
     @property
     def is_leader(self) -> bool:
-        return self._loop is not None
+        """Tell whether this process leads, one shard at least."""
+        return bool(self._loops)
+
+    @property
+    def shards(self) -> list[int]:
+        """Return the shards that this process leads now."""
+        return sorted(self._loops)
 
     @property
     def leader_id(self) -> uuid.UUID | None:
-        """Return the id under which this process leads now, or None."""
-        loop = self._loop
-        return loop.leader_id if loop is not None else None
+        """Return the id under which this process leads its lowest shard now, or None."""
+        loops = self._loops.copy()
+        return loops[min(loops)].leader_id if loops else None
 
     @property
     def in_flight_records(self) -> int:
-        loop = self._loop
-        return loop.in_flight.records if loop is not None else 0
+        return sum(loop.in_flight.records for loop in self._loops.copy().values())
 
     @property
     def in_flight_record_keys(self) -> list[str]:
-        loop = self._loop
-        return loop.in_flight.keys if loop is not None else []
+        """Return the keys that have a record in flight; laps do not follow them, and have none."""
+        return [key for loop in self._loops.copy().values() for key in loop.in_flight.keys]
 
     @property
     def delivered_records(self) -> int:
@@ -233,13 +238,17 @@ class Harvest:
     # -- the harvest thread
 
     def _run(self) -> None:
+        threads: dict[Term, threading.Thread] = {}
         try:
             while not self._stopping.is_set():
-                term = self._leadership.term(_STANDBY_WAIT_SECONDS)
-                if boot_seconds() < self._hold_until:
-                    self._stopping.wait(_STANDBY_WAIT_SECONDS)
-                elif term is not None:
-                    self._lead(term)
+                live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
+                threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
+                busy = {term.shard for term in threads}
+                for term in live:
+                    if term.shard not in busy and boot_seconds() >= self._hold_until.get(term.shard, 0.0):
+                        name = f"harvest-shard-{term.shard}"
+                        threads[term] = threading.Thread(target=self._serve, args=(term,), name=name, daemon=True)
+                        threads[term].start()
         except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
             self._failure = error
             _log.error("harvester_died", extra={"reason": str(error)})
@@ -247,6 +256,8 @@ class Harvest:
             self._failure = error
             _log.exception("harvester_died")
         finally:
+            for thread in threads.values():
+                thread.join()
             if self._failure is None and not self._stopping.is_set():
                 # confluent-kafka can raise an object that is no exception: no clause above sees it.
                 self._failure = LifecycleError("the harvester ended by itself", next_step="see the log above")
@@ -259,50 +270,79 @@ class Harvest:
             self._stopped.set()
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
 
+    def _serve(self, term: Term) -> None:
+        """Harvest under a term; what kills that kills the harvester."""
+        ended = False
+        try:
+            self._lead(term)
+            ended = True
+        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
+            self._failure = self._failure or error
+            _log.error("harvester_died", extra={"reason": str(error)})
+        except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
+            self._failure = self._failure or error
+            _log.exception("harvester_died")
+        finally:
+            if not ended:
+                # confluent-kafka can raise an object that is no exception: no clause above sees it.
+                ended_by_itself = LifecycleError("the harvester ended by itself", next_step="see the log above")
+                self._failure = self._failure or ended_by_itself
+                self._stopping.set()
+
     def _lead(self, term: Term) -> None:
-        assert self._source_thread is not None  # noqa: S101 - `start` makes it before this thread
-        wiring = Wiring(
-            source=self._source_thread,
-            delivery=self._delivery,
-            parking=Parking(self._config.parking, self._refusals),
-            limits=self._config.limits,
-            one_per_key=self._config.delivery == "barrier",
-            emit=self._emit,
-            delivered=self._delivered,
-        )
-        self._loop = loop = TermLoop(term, wiring, self._stopping)
-        self._emit(LeaderAcquired(leader_id=term.leader_id))
+        assert self._work is not None  # noqa: S101 - `start` chooses it before there are terms
+        shard = term.shard
+        loop = self._work.loop(term, self._stopping, Ears(emit=partial(self._emit, shard), delivered=self._delivered))
+        self._loops[shard] = loop
+        self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
         try:
             loop.run()
         finally:
-            if loop.abandoned:
+            if loop.holds_off:
                 # What was on the wire may still arrive. Another process would lead after the session timeout at the
                 # earliest; this one keeps to the same, so that what arrives then is too old for the topic's limit.
-                self._hold_until = boot_seconds() + self._config.session_timeout_seconds
-            self._emit(LeaderFenced() if term.ended is TermEnd.FENCED else LeaderRevoked())
-            self._loop = None
+                self._hold_until[shard] = boot_seconds() + self._config.session_timeout_seconds
+            fenced = term.ended is TermEnd.FENCED
+            self._emit(shard, LeaderFenced(shard=shard) if fenced else LeaderRevoked(shard=shard))
+            self._loops.pop(shard, None)
 
     def _close(self) -> None:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         with ExitStack() as closing:  # last in, first out, and each even if another fails
-            if (thread := self._source_thread) is not None:
-                closing.callback(lambda: thread.stop(deadline.remaining_seconds))
             closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
-            closing.callback(self._delivery.close)  # before leadership goes: nothing of ours leaves after that
+            if (work := self._work) is not None:
+                closing.callback(lambda: work.close(deadline))  # before leadership goes: nothing of ours leaves then
+
+    def _choose_work(self, connection: psycopg.Connection[Any]) -> Work:
+        config, kind = self._config, self._config.source
+        if kind == "auto":
+            kind = "snapshot" if not self._marks and self._table.kind(connection) == "native" else "mark"
+        if kind == "mark" and config.delivery != "transactional":
+            return self._make_mark(config, self._table)
+        return self._make_tail(config, self._table, kind)
 
     def _delivered(self, records: int) -> None:
-        self._meter.add(records)
-        now = boot_seconds()
-        if self._meter.due(now, self._config.limits.min_metrics_interval_seconds):
-            self._emit(MeterRead(stats=self._meter.read(now)))
+        with self._meter_lock:
+            self._meter.add(records)
+            now = boot_seconds()
+            stats = (
+                self._meter.read(now)
+                if self._meter.due(now, self._config.limits.min_metrics_interval_seconds)
+                else None
+            )
+        if stats is not None:
+            self._emit(0, MeterRead(stats=stats))
 
     def _idle(self) -> bool:
-        loop = self._loop
-        return loop is not None and loop.idle
+        """Tell whether every shard is led here, and has nothing left."""
+        loops = self._loops.copy()
+        return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, shard: int, event: Event) -> None:
         if not isinstance(event, MeterRead):
-            _log.info(_EVENT_NAMES[type(event)], extra={"leader_id": str(self.leader_id)})
+            loop = self._loops.get(shard)
+            leader_id = str(loop.leader_id) if loop is not None else None
+            _log.info(_EVENT_NAMES[type(event)], extra={"leader_id": leader_id, "shard": shard})
         if self._handler is not None:
             try:
                 self._handler(event)

@@ -1,5 +1,5 @@
-"""How much to deliver at a time: large laps under a backlog, since each costs the same whatever is in it, and small ones
-when little comes, so that nothing waits. Pure, no I/O.
+"""How much to deliver at a time: large laps under a backlog, since each costs the same whatever is in it, and small
+ones when little comes, so that nothing waits. Pure, no I/O.
 """
 
 from collections.abc import Sequence

@@ -3,15 +3,33 @@
 from typing import assert_never
 
 from confluent_kafka import Consumer, Producer
+from psycopg import sql
 
+from harvest_lib.checkpoint import Checkpoints, Subscription
 from harvest_lib.config import HarvestConfig
-from harvest_lib.delivery import AtLeastOnce, Delivery, Lanes, LaneSettings, Pipelined, Topics
+from harvest_lib.delivery import (
+    AtLeastOnce,
+    CheckpointPlace,
+    Delivery,
+    Lanes,
+    LaneSettings,
+    LapDelivery,
+    LapSettings,
+    Pipelined,
+    PipelinedLaps,
+    Topics,
+    Transactional,
+)
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import MarkSource, Source
+from harvest_lib.shards import shard_expression
+from harvest_lib.source import MarkSource, PagedSource, Selection, SnapshotSource, Source, TransactionIdSource
+from harvest_lib.source.visibility import NOTHING
+from harvest_lib.stores import KafkaStore, PostgresStore
+from harvest_lib.tail_wiring import Store
 
 
 def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
@@ -32,6 +50,59 @@ def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: Kafk
     kind = Pipelined if config.delivery == "pipelined" else AtLeastOnce
     lanes = [kind(settings, topics) for _ in range(config.limits.send_concurrency)]
     return lanes[0] if len(lanes) == 1 else Lanes(lanes)
+
+
+def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
+    """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
+    settings = LaneSettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        producer_provider=producer_provider,
+    )
+    AtLeastOnce(settings).close()
+
+
+def make_paged_source(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> PagedSource:
+    """Return the source that `kind` names, of one shard's records."""
+    conditions: list[sql.Composable] = []
+    if config.shards > 1:
+        is_ours = sql.SQL("{} = {}").format(shard_expression(sql.Identifier("kafka_key"), config.shards), shard)
+        conditions.append(is_ours)
+    selection = Selection(table=table.identifier, conditions=conditions)
+    make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
+    start = NOTHING if config.start_from == "beginning" else None
+    return make(config.data_source.conninfo(), selection, subscription=config.subscription, start=start)
+
+
+def make_lap_delivery(
+    config: HarvestConfig, topics: Topics, shard: int, producer_provider: KafkaProducerProvider
+) -> LapDelivery:
+    """Return the delivery by laps that `delivery` names."""
+    settings = LapSettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        record_header=config.record_header,
+        producer_provider=producer_provider,
+    )
+    if config.delivery != "transactional":
+        return PipelinedLaps(settings, topics)
+    return Transactional(settings, topics, f"{config.checkpoint_topic}.{shard}", _checkpoint_place(config, shard))
+
+
+def make_store(
+    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, consumer_provider: KafkaConsumerProvider
+) -> Store:
+    """Return the store of one shard's checkpoints."""
+    subscription = Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
+    checkpoints = Checkpoints(config.data_source.conninfo(), table.subscriptions.identifier, subscription)
+    if config.delivery != "transactional":
+        return PostgresStore(checkpoints)
+    kafka = config.kafka_settings(for_producer=False)
+    return KafkaStore(checkpoints, kafka, _checkpoint_place(config, shard), str(table), consumer_provider)
+
+
+def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:
+    return CheckpointPlace(topic=config.checkpoint_topic, partition=shard, key=f"{config.subscription}/{shard}")
 
 
 def make_leadership(

@@ -69,11 +69,16 @@ class TailLoop:
         self._stopping = stopping
         self._size = LapSize()
         self._barrier = OnePerKey() if wiring.one_per_key else None
-        self._is_open = False
+        self._was_deposed = self._has_led = self._is_open = False
         self._checkpoint = Checkpoint(generation=0)
         self._position: Position = {}  # the source's, after the last lap that was committed
         self._saved_number = -1
         self._save_at = 0.0
+
+    @property
+    def holds_off(self) -> bool:
+        """Tell, at the end, whether what was on the wire may still arrive, or we were deposed."""
+        return self._was_deposed or (bool(self.abandoned) and self._wiring.store.kept_in != "kafka")
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -124,13 +129,14 @@ class TailLoop:
     # -- beginning
 
     def _open(self) -> bool:
-        """Depose whoever led before, and go on from where the subscription stands; False if we are deposed ourselves."""
+        """Depose whoever led before, and go on from where the subscription stands; False if we were deposed."""
         wiring = self._wiring
-        if self._checkpoint.generation and not wiring.store.leads():
+        if not self._has_led:
+            wiring.store.lead(self.leader_id)
+            self._has_led = True
+        elif not wiring.store.leads():
             self._deposed("another leader has raised the epoch, or the subscription was rewound")
             return False
-        if not self._checkpoint.generation:
-            wiring.store.lead(self.leader_id)
         outcome = wiring.delivery.begin(self.leader_id)
         if not isinstance(outcome, Committed):
             self._not_committed(outcome, 0)
@@ -206,6 +212,7 @@ class TailLoop:
 
     def _deposed(self, reason: str) -> None:
         _log.warning("leader_deposed", extra={"leader_id": str(self.leader_id), "reason": reason})
+        self._was_deposed = True
         self._wiring.delivery.abandon()
         self._term.end(TermEnd.FENCED)
 

@@ -69,6 +69,11 @@ class TermLoop:
         self._pause_until = 0.0
         self._progress_at = boot_seconds()
 
+    @property
+    def holds_off(self) -> bool:
+        """Tell, at the end, whether what was on the wire may still arrive."""
+        return bool(self.abandoned)
+
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
         self._term.quiesced.clear()

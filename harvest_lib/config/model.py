@@ -48,6 +48,11 @@ def _default_leader_topic(checked: Mapping[str, Any]) -> str:
     return f"{group}.neli" if group else ""
 
 
+def _default_checkpoint_topic(checked: Mapping[str, Any]) -> str:
+    group = checked["leader_group_id"]
+    return f"{group}.{checked['subscription']}.checkpoint" if group else ""
+
+
 def _default_name() -> str:
     host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname() or "localhost")
     return f"{host}_{os.getpid()}_{int(time.time())}"
@@ -87,9 +92,17 @@ class HarvestConfig(BaseSettings):
     leadership: Literal["neli", "postgres", "solo"] = "neli"
     """How the one that works is chosen: `neli` elects it through Kafka, `postgres` by a lock in the database, `solo`
     trusts that there is only one. Default neli."""
-    delivery: Literal["barrier", "pipelined"] = "barrier"
-    """How much of a key may be on its way: `barrier`, one record; `pipelined`, any number, at the price that a run of
-    records may repeat after a failure. Default barrier."""
+    source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
+    """How records are found: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
+    native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
+    delivery: Literal["barrier", "pipelined", "transactional"] = "barrier"
+    """What may happen to a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
+    them may; `transactional`, nothing repeats for readers of committed records. Default barrier."""
+    subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    """The name under which `snapshot` and `transaction_id` remember where they are; an outbox may have many.
+    Default `default`."""
+    start_from: Literal["beginning", "now"] = "beginning"
+    """`startFrom`: where a subscription begins that is new. Default beginning."""
     parking: Literal["hold_key", "skip", "stop"] = "hold_key"
     """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key behind it;
     `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
@@ -97,6 +110,9 @@ class HarvestConfig(BaseSettings):
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)
     """`leaderTopic`: the topic of which the leader of a shard owns the partition. Default `<leaderGroupID>.neli`."""
+    checkpoint_topic: str = Field(default_factory=_default_checkpoint_topic)
+    """`checkpointTopic`: the compacted topic that `transactional` keeps its checkpoints in, and the beginning of its
+    transactional ids. Default `<leaderGroupID>.<subscription>.checkpoint`."""
     data_source: DataSource = Field(default_factory=lambda: DataSource.parse(_DEFAULT_DATA_SOURCE))
     """`dataSource`: where Postgres is. Default: user postgres, database postgres, on localhost:5432, without TLS."""
     outbox_table: str = "outbox"
@@ -197,7 +213,7 @@ class HarvestConfig(BaseSettings):
             raise_in_validator(cls.__name__, [problem])
         return settings
 
-    @field_validator("leader_topic")
+    @field_validator("leader_topic", "checkpoint_topic")
     @classmethod
     def _a_legal_topic(cls, topic: str) -> str:
         if topic and not _TOPIC.fullmatch(topic):
@@ -223,7 +239,7 @@ class HarvestConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        problems = [*self._election_problems(), *self._session_problems()]
+        problems = [*self._election_problems(), *self._session_problems(), *self._delivery_problems()]
         raise_in_validator(type(self).__name__, problems)
         return self
 
@@ -244,6 +260,17 @@ class HarvestConfig(BaseSettings):
             remedy = "set `leaderTopic` to a legal topic"
             return [Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)]
         return []
+
+    def _delivery_problems(self) -> list[Problem]:
+        problems = []
+        if self.delivery == "transactional" and not _TOPIC.fullmatch(self.checkpoint_topic):
+            message = "cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own"
+            remedy = "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic"
+            problems.append(Problem(path=("checkpoint_topic",), message=message, remedy=remedy))
+        if self.source == "mark" and self.shards > 1:
+            message = f"is {self.shards}, but `mark` has one writer: its leader marks for all keys"
+            problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
+        return problems
 
     def _session_problems(self) -> list[Problem]:
         configured = self.base_kafka_config.milliseconds(SESSION_TIMEOUT)

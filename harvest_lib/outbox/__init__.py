@@ -1,7 +1,7 @@
 """The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
 
 from harvest_lib.outbox.append import append, append_async
-from harvest_lib.outbox.native import NativeTable
+from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.pump import Load, pump
@@ -20,5 +20,6 @@ __all__ = [
     "Selection",
     "append",
     "append_async",
+    "create_beside",
     "pump",
 ]

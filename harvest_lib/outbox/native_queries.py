@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
   subscription TEXT NOT NULL,
   shard        INTEGER NOT NULL,
   shards       INTEGER NOT NULL,
-  source       TEXT NOT NULL CHECK (source IN ('snapshot', 'transaction_id')),
+  source       TEXT NOT NULL CHECK (source IN ('mark', 'snapshot', 'transaction_id')),
   generation   INTEGER NOT NULL DEFAULT 0,
   epoch        BIGINT NOT NULL DEFAULT 0,
   leader_id    UUID,

@@ -68,7 +68,7 @@ class TransactionIdSource(ConnectedSource):
         return Page(rows, self._position(), more=len(found) == limit)
 
     def seen(self, position: Position) -> tuple[str, int | None]:
-        first = int(position["transaction_id"])
+        first = max(1, int(position["transaction_id"]))
         return str(Snapshot(first, first)), min(position.get("deferred", ()), default=None)
 
     def _prepare(self) -> None:

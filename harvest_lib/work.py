@@ -1,0 +1,188 @@
+"""What leading a shard consists of, by the source: the parts that stay from term to term, and the loop of each term.
+
+mark                              `TermLoop`: mark, send, purge; asks its source on a thread of its own
+snapshot, transaction_id          `TailLoop`: laps; parts for each shard
+mark, with delivery transactional `TailLoop` likewise
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.deadline import Deadline
+from harvest_lib.delivery import Delivery, Topics
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.events import Event
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
+from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
+from harvest_lib.parking import Parking, Refusals
+from harvest_lib.parts import make_delivery, make_lap_delivery, make_paged_source, make_source, make_store
+from harvest_lib.source import Source, SourceThread
+from harvest_lib.tail_loop import TailLoop
+from harvest_lib.tail_wiring import TailWiring
+from harvest_lib.term_loop import TermLoop
+from harvest_lib.wiring import Wiring
+
+_log = logging.getLogger(__name__)
+
+
+class Flying(Protocol):
+    """What is in flight, as it may be seen from outside."""
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def keys(self) -> list[str]: ...
+
+
+class Loop(Protocol):
+    """The harvesting of one term."""
+
+    leader_id: Any
+    idle: bool
+
+    @property
+    def holds_off(self) -> bool:
+        """Tell, at the end, whether this process should not lead again before a session timeout has passed."""
+        ...
+
+    @property
+    def in_flight(self) -> Flying: ...
+
+    def run(self) -> None:
+        """Harvest until the term is over or a stop is asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ears:
+    """Whom a loop tells."""
+
+    emit: Callable[[Event], None]
+    delivered: Callable[[int], None]
+
+
+class Work(Protocol):
+    """A way of harvesting."""
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise what is wrong with the tables, and make what is missing beside the outbox."""
+        ...
+
+    def start(self) -> None:
+        """Begin what outlives a term."""
+        ...
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        """Return the loop of a term."""
+        ...
+
+    def close(self, deadline: Deadline) -> None:
+        """Let go of everything; nothing leaves after that. Safe to repeat."""
+        ...
+
+
+class MarkWork:
+    """`Work` that marks and purges; one shard."""
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        table: OutboxTable,
+        *,
+        source: Source | None = None,
+        delivery: Delivery | None = None,
+        producer_provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._source = source or make_source(config, table)
+        topics = Topics(config.kafka_settings(for_producer=False))
+        self._delivery = delivery or make_delivery(config, topics, producer_provider)
+        self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
+        self._thread: SourceThread | None = None
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        self._table.check(connection)
+        if self._config.parking != "stop":
+            parked = ParkedRecords(self._table)
+            with suppress(DatabaseAccessDenied):  # the check says what is missing
+                parked.create(connection)
+            parked.check(connection)
+
+    def start(self) -> None:
+        self._thread = SourceThread(self._source)
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        assert self._thread is not None  # noqa: S101 - `start` makes it
+        wiring = Wiring(
+            source=self._thread,
+            delivery=self._delivery,
+            parking=Parking(self._config.parking, self._refusals),
+            limits=self._config.limits,
+            one_per_key=self._config.delivery == "barrier",
+            emit=ears.emit,
+            delivered=ears.delivered,
+        )
+        return TermLoop(term, wiring, stopping)
+
+    def close(self, deadline: Deadline) -> None:
+        try:
+            self._delivery.close()
+        finally:
+            if self._thread is not None:
+                self._thread.stop(deadline.remaining_seconds)
+
+
+class TailWork:
+    """`Work` by laps, with parts of its own for each shard. `kind` names the source."""
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        table: OutboxTable,
+        kind: str,
+        *,
+        producer_provider: KafkaProducerProvider = Producer,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._kind = kind
+        self._producer_provider = producer_provider
+        self._consumer_provider = consumer_provider
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        self._table.check_native(connection)
+        self._table.check_sequence(connection)
+        with suppress(DatabaseAccessDenied):
+            create_beside(connection, self._table)
+
+    def start(self) -> None:
+        """See `Work`. Nothing outlives a term."""
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        config, table, kind = self._config, self._table, self._kind
+        topics = Topics(config.kafka_settings(for_producer=False))
+        wiring = TailWiring(
+            source=make_paged_source(config, table, kind, term.shard),
+            delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
+            store=make_store(config, table, kind, term.shard, self._consumer_provider),
+            limits=config.limits,
+            one_per_key=config.delivery == "barrier",
+            emit=ears.emit,
+            delivered=ears.delivered,
+        )
+        return TailLoop(term, wiring, stopping)
+
+    def close(self, deadline: Deadline) -> None:
+        """See `Work`. Nothing outlives a term."""
