@@ -26,7 +26,15 @@ from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.shards import shard_expression
-from harvest_lib.source import MarkSource, PagedSource, Selection, SnapshotSource, Source, TransactionIdSource
+from harvest_lib.source import (
+    MarkPages,
+    MarkSource,
+    PagedSource,
+    Selection,
+    SnapshotSource,
+    Source,
+    TransactionIdSource,
+)
 from harvest_lib.source.visibility import NOTHING
 from harvest_lib.stores import KafkaStore, PostgresStore
 from harvest_lib.tail_wiring import Store
@@ -64,6 +72,8 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
 
 def make_paged_source(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> PagedSource:
     """Return the source that `kind` names, of one shard's records."""
+    if kind == "mark":
+        return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier))
     conditions: list[sql.Composable] = []
     if config.shards > 1:
         is_ours = sql.SQL("{} = {}").format(shard_expression(sql.Identifier("kafka_key"), config.shards), shard)

@@ -162,8 +162,11 @@ class TailWork:
         self._consumer_provider = consumer_provider
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        self._table.check_native(connection)
-        self._table.check_sequence(connection)
+        if self._kind == "mark":
+            self._table.check(connection)
+        else:
+            self._table.check_native(connection)
+            self._table.check_sequence(connection)
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
 

@@ -1,6 +1,7 @@
 """Where records come from."""
 
 from harvest_lib.source.mark import MarkSource
+from harvest_lib.source.mark_pages import MarkPages
 from harvest_lib.source.paged import Page, PagedSource, Position
 from harvest_lib.source.protocol import Batch, Source
 from harvest_lib.source.selection import Selection
@@ -10,6 +11,7 @@ from harvest_lib.source.transaction_id import TransactionIdSource
 
 __all__ = [
     "Batch",
+    "MarkPages",
     "MarkSource",
     "Page",
     "PagedSource",

@@ -40,7 +40,7 @@ class Servers:
     def fill(self, records: int, *, keys: int = KEYS) -> None:
         """Make the outbox anew with so many records of so many keys; 0 stands for one."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("DROP TABLE IF EXISTS outbox, outbox_parked")
+            connection.execute("DROP TABLE IF EXISTS outbox, outbox_parked, outbox_subscriptions, outbox_segments")
             OutboxTable.parse("outbox").create(connection)
             connection.execute("SELECT setseed(0.5)")
             values = {"topic": self.topic, "keys": keys, "bytes": VALUE_BYTES, "records": records}

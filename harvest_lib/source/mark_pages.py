@@ -1,0 +1,126 @@
+"""Mark, by pages: for delivery exactly once from a table that is marked and purged.
+
+    mark ─► send ─► commit (records and their ids, in one transaction) ─► purge those ids with the next mark
+
+Promises
+- The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
+  a crash between a commit and the purge sends nothing twice.
+- There are never more than `MOST_IDS` of them.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+from harvest_lib.errors import DatabaseError
+from harvest_lib.source.mark import MarkSource
+from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.protocol import Batch
+from harvest_lib.source.thread import CallThread
+
+NAME = "mark"
+
+MOST_IDS = 24_000
+"""In one position: as differences from one to the next they have 256 kB at most, dense ones much less."""
+
+_LAP_IDS = MOST_IDS // 3
+"""In one lap: those of two before it may not have been purged yet."""
+
+
+class MarkPages:
+    """`PagedSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
+
+    While one page is being delivered the next is being marked, in a transaction with the purge of what was committed
+    by then.
+    """
+
+    def __init__(self, source: MarkSource) -> None:
+        self._source = source
+        self._thread: CallThread[MarkSource] | None = None
+        self._asked: tuple[Future[Batch], int] | None = None
+        self._sent: list[int] = []  # ids of this lap
+        self._delivered: list[int] = []  # of laps before, not purged yet
+        self._purging: list[int] = []  # of those, what is being purged
+
+    def open(self, position: Position | None) -> Position:
+        self._quiet()
+        self._source.open(uuid4())
+        self._sent, self._delivered, self._purging = [], [], []
+        if position is not None and (ids := decode_ids(position["ids"])):
+            self._source.fetch(0, ids)
+        self._thread = self._thread or CallThread(self._source, "harvest-mark")
+        return self._position()
+
+    def read(self, limit: int) -> Page | None:
+        batch, asked = self._next(limit)
+        if not batch.rows:
+            return None
+        self._sent += [row[0] for row in batch.rows]
+        if more := len(batch.rows) == asked:
+            self._ask(limit)
+        return Page(batch.rows, self._position(), more=more and len(self._sent) < _LAP_IDS)
+
+    def committed(self) -> None:
+        self._delivered += self._sent
+        self._sent = []
+
+    def seen(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
+        return "1:1:", None
+
+    def close(self) -> None:
+        self._quiet()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.end()
+        if self._delivered:
+            with suppress(DatabaseError):  # else whoever leads next purges them, or sends them again
+                self._source.fetch(0, self._delivered)
+            self._delivered = []
+        self._source.close()
+
+    def _next(self, limit: int) -> tuple[Batch, int]:
+        if self._asked is None:
+            self._ask(limit)
+        assert self._asked is not None  # noqa: S101 - asked just now
+        (answer, asked), self._asked = self._asked, None
+        batch = answer.result()
+        purged = set(self._purging)
+        self._delivered = [each for each in self._delivered if each not in purged]
+        self._purging = []
+        return batch, asked
+
+    def _ask(self, limit: int) -> None:
+        assert self._thread is not None  # noqa: S101 - made by `open`
+        self._purging = purging = list(self._delivered)
+        limit = min(limit, _LAP_IDS // 2)
+        self._asked = self._thread.ask(lambda source: source.fetch(limit, purging)), limit
+
+    def _quiet(self) -> None:
+        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            with suppress(DatabaseError):
+                asked[0].result()
+
+    def _position(self) -> Position:
+        position: dict[str, Any] = {"source": NAME, "ids": encode_ids(self._delivered + self._sent)}
+        return position
+
+
+def encode_ids(ids: Sequence[int]) -> str:
+    """Spell ids as differences from one to the next, `17 1 1 5`; they need not ascend."""
+    return " ".join(str(each - before) for before, each in zip((0, *ids), ids, strict=False))
+
+
+def decode_ids(text: str) -> list[int]:
+    """Read what `encode_ids` has spelled."""
+    return list(_sums(int(each) for each in text.split()))
+
+
+def _sums(differences: Iterable[int]) -> Iterable[int]:
+    total = 0
+    for each in differences:
+        total += each
+        yield total
