@@ -17,6 +17,7 @@ from harvest_lib.cli.init import init
 from harvest_lib.cli.park import app as park
 from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
+from harvest_lib.cli.segments import app as segments
 from harvest_lib.cli.stack import app as stack
 from harvest_lib.cli.status import status
 from harvest_lib.errors import HarvestError
@@ -32,6 +33,7 @@ app = typer.Typer(
 for _command in (init, run, status, audit, pump, bench):
     app.command()(_command)
 app.add_typer(park)
+app.add_typer(segments)
 app.add_typer(stack)
 
 

@@ -1,14 +1,19 @@
 """The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
 
+from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.pump import Load, pump
+from harvest_lib.outbox.retention import Dropping, drop_passed
+from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
 
 __all__ = [
     "Dropped",
+    "Dropping",
+    "Ensured",
     "Load",
     "NativeTable",
     "OutboxTable",
@@ -17,9 +22,13 @@ __all__ = [
     "ParkedRecords",
     "ParkedRow",
     "Retried",
+    "Segment",
+    "Segments",
     "Selection",
     "append",
     "append_async",
     "create_beside",
+    "drop_passed",
+    "ensure_ahead",
     "pump",
 ]

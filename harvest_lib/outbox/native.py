@@ -100,8 +100,13 @@ def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int
     A segment from 0 takes what is below too, so that no id is without one.
     """
     lowers = [first + number * size for number in range(count)]
-    statements = [_segment(outbox, segment_of(outbox, lower), lower, lower + size) for lower in lowers]
+    statements = [segment_statement(outbox, lower, lower + size) for lower in lowers]
     return [*statements, _segment(outbox, tail_of(outbox), first + count * size, None)]
+
+
+def segment_statement(outbox: OutboxTable, lower: int, upper: int) -> sql.Composed:
+    """Return the DDL of one segment."""
+    return _segment(outbox, segment_of(outbox, lower), lower, upper)
 
 
 def segment_of(outbox: OutboxTable, lower: int) -> OutboxTable:

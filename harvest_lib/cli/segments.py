@@ -1,0 +1,115 @@
+"""`harvest segments list | ensure | drop`: the partitions of a native outbox."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.terminal import printable
+from harvest_lib.config.durations import SPELLING, parse_duration
+from harvest_lib.database import connect
+from harvest_lib.outbox import OutboxTable, Segment, Segments, drop_passed, ensure_ahead
+from harvest_lib.outbox.native import DEFAULT_AHEAD
+
+app = typer.Typer(
+    name="segments",
+    help="The segments of a native outbox: see them, make them ahead of need, drop those that nobody needs.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.command("list")
+def list_(config: ConfigFile = None, as_json: Json = False) -> None:
+    """Show the segments: their ids, size, and whether they are open. Notes which ones the sequence has passed.
+
+    Example:  harvest segments list -f reaper.yaml
+    """
+    with _outbox(config) as (outbox, connection):
+        segments = Segments(outbox)
+        rows = [_row(segments, connection, segment) for segment in segments.close_passed(connection)]
+        next_id = segments.next_id(connection)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("segment", "from", "to", "MB", "state")
+    for row in rows:
+        ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
+        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), f"{row['bytes'] / 1e6:.1f}", row["state"])
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"next id: {next_id}")
+
+
+@app.command()
+def ensure(
+    config: ConfigFile = None,
+    ahead: Annotated[int, typer.Option(min=1, help="So many segments with an end, the present one included.")] = (
+        DEFAULT_AHEAD
+    ),
+    segment_size: Annotated[
+        int | None, typer.Option(min=1, help="Ids in a new segment. Default: as many as the last one has.")
+    ] = None,
+) -> None:
+    """Make segments ahead of need. Run it every hour or so, as the table's owner; writers wait milliseconds.
+
+    Example:  harvest segments ensure -f reaper.yaml
+    """
+    with _outbox(config) as (outbox, connection):
+        done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
+    tail = ", one of them from a tail that had records" if done.cut_tail else ""
+    typer.echo(f"{done.made} segments made{tail}" if done.made else "enough segments are ahead")
+
+
+@app.command()
+def drop(
+    config: ConfigFile = None,
+    keep: Annotated[str, typer.Option(help="Keep segments for so long after they were closed, as in 24h.")] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+) -> None:
+    """Drop the segments that every subscription has passed, as the table's owner. Writers do not wait.
+
+    Examples:
+
+      harvest segments drop -f reaper.yaml --keep 72h --dry-run
+
+      harvest segments drop -f reaper.yaml
+    """
+    try:
+        keep_seconds = parse_duration(keep)
+    except ValueError as error:
+        raise typer.BadParameter(f"{keep!r}: {error}; {SPELLING}", param_hint="--keep") from error
+    with _outbox(config) as (outbox, connection):
+        done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
+    for name in done.dropped:
+        typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
+    if done.kept:
+        typer.echo(f"kept: {printable(done.kept)} and what follows: {printable(done.because)}")
+
+
+def _row(segments: Segments, connection: psycopg.Connection[Any], segment: Segment) -> dict[str, Any]:
+    waited_for = segments.waited_for(connection, segment) if segment.passed_at and not segment.closed_at else []
+    state = "closed" if segment.closed_at else f"waits for {', '.join(waited_for)}" if waited_for else "open"
+    return {
+        "segment": segment.name,
+        "lower": segment.lower,
+        "upper": segment.upper,
+        "bytes": segments.size_bytes(connection, segment),
+        "state": "detaching" if segment.detaching else state,
+    }
+
+
+@contextmanager
+def _outbox(config: ConfigFile) -> Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]:
+    harvest = configuration(config).harvest
+    outbox = OutboxTable.parse(harvest.outbox_table)
+    with connect(harvest.data_source.conninfo()) as connection:
+        outbox.check_native(connection)
+        yield outbox, connection

@@ -1,0 +1,84 @@
+"""Changes of a table in use: under a lock that all others wait for, so asked for briefly and held briefly.
+
+Promise: whoever writes waits at most `lock_timeout` for a change that waits for its lock, and between two attempts
+everybody who queued up gets through.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.errors import DatabaseError
+from harvest_lib.outbox.table import OutboxTable
+
+LOCK_TIMEOUT_SECONDS = 0.2
+PATIENCE_SECONDS = 60.0
+"""How long a change is attempted before it gives up."""
+
+_PAUSE_SECONDS = 0.5
+_SHOWN = 5
+
+_HOLDERS = """
+SELECT DISTINCT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''), 'a prepared transaction')
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+Result = TypeVar("Result")
+
+
+def briefly(
+    connection: psycopg.Connection[Any],
+    table: OutboxTable,
+    change: Callable[[], Result],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    in_transaction: bool = True,
+) -> Result:
+    """Run a change, in one transaction, until it gets its locks within the lock timeout.
+
+    What it does must be right when it begins again after a lock was refused. Raises DatabaseError, naming who holds
+    the table, when patience ends.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            with translated():
+                return _attempt(connection, change, in_transaction=in_transaction)
+        except DatabaseError as error:
+            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+                raise
+            if time.monotonic() > deadline:
+                raise _refused(connection, table, patience_seconds) from error
+        time.sleep(_PAUSE_SECONDS * (0.5 + random.random()))  # noqa: S311 - so that two do not meet again
+
+
+def _attempt(connection: psycopg.Connection[Any], change: Callable[[], Result], *, in_transaction: bool) -> Result:
+    timeout = sql.SQL("SET {} lock_timeout = {}")
+    seconds = sql.Literal(f"{int(LOCK_TIMEOUT_SECONDS * 1000)}ms")
+    if in_transaction:
+        with connection.transaction():
+            connection.execute(timeout.format(sql.SQL("LOCAL"), seconds))
+            return change()
+    connection.execute(timeout.format(sql.SQL("SESSION"), seconds))
+    try:
+        return change()
+    finally:
+        if not connection.closed:
+            connection.execute("RESET lock_timeout")
+
+
+def _refused(connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float) -> DatabaseError:
+    with translated():
+        holders = [row[0] for row in connection.execute(_HOLDERS, (table.identifier.as_string(None),)).fetchall()]
+    return DatabaseError(
+        f"{table} could not be changed within {patience_seconds:g} s, because it is never without a lock",
+        evidence=f"held by {', '.join(holders[:_SHOWN]) or 'several, one after the other'}",
+        next_step="end the transactions that have been open for long (pg_stat_activity, pg_prepared_xacts) and run the "
+        "command again: nothing is half done",
+    )

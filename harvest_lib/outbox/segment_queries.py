@@ -1,0 +1,133 @@
+"""The statements of `segments`, `ahead` and `retention`. Names in braces take quoted ones, each % doubled."""
+
+LIST = """
+SELECT c.relname::text, n.nspname::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
+       s.passed_at, s.closed_at
+FROM pg_inherits AS i
+JOIN pg_class AS c ON c.oid = i.inhrelid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN {segments} AS s ON s.segment = c.relname
+WHERE i.inhparent = %(outbox)s::regclass
+"""
+
+BYTES = "SELECT pg_total_relation_size(%s::regclass)"
+
+SEQUENCE = "SELECT pg_get_serial_sequence(%(outbox)s, 'id')"
+
+NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
+
+# Whoever may still write into a segment that the sequence has passed drew its ids before this, and so holds a lock on
+# the outbox (an INSERT takes it first) or, if somebody draws ids in advance, is at least a transaction that is open.
+NOTE = """
+INSERT INTO {segments} (segment, open_then, writers)
+SELECT segment, pg_current_snapshot(), ARRAY(
+  SELECT DISTINCT virtualtransaction FROM pg_locks
+  WHERE locktype = 'relation' AND pid IS DISTINCT FROM pg_backend_pid()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND relation IN (%(outbox)s::regclass::oid, (quote_ident(%(schema)s) || '.' || quote_ident(segment))::regclass::oid)
+    AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+)
+FROM unnest(%(names)s::text[]) AS segment
+ON CONFLICT DO NOTHING
+"""
+
+# One look at the locks: a writer that is prepared meanwhile would be missed between two. Prepared, it is no longer
+# known by the name it was noted under, but has a lock on the segment it wrote into.
+_HOLDS_UP = """
+WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
+here AS (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+CLOSE = f"""{_HOLDS_UP}
+UPDATE {{segments}} AS s SET closed_at = clock_timestamp()
+WHERE s.closed_at IS NULL AND s.segment = ANY(%(names)s)
+  AND NOT EXISTS (
+    SELECT FROM pg_snapshot_xip(s.open_then) AS xid WHERE NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
+  )
+  AND NOT EXISTS (SELECT FROM locks WHERE virtualtransaction = ANY(s.writers))
+  AND NOT EXISTS (
+    SELECT FROM locks, here
+    WHERE pid IS NULL AND locktype = 'relation' AND database = here.oid
+      AND relation = (quote_ident(%(schema)s) || '.' || quote_ident(s.segment))::regclass::oid
+  )
+RETURNING s.segment
+"""  # noqa: S608 - it is above
+
+WAITED_FOR = f"""{_HOLDS_UP}
+SELECT DISTINCT CASE WHEN pid IS NULL THEN 'a prepared transaction, see pg_prepared_xacts' ELSE 'pid ' || pid END
+FROM locks, here, {{segments}} AS s
+WHERE s.segment = %(name)s AND (
+  virtualtransaction = ANY(s.writers)
+  OR (pid IS NULL AND locktype = 'relation' AND database = here.oid
+      AND relation = (quote_ident(%(schema)s) || '.' || quote_ident(s.segment))::regclass::oid))
+UNION ALL
+SELECT 'transaction ' || xid FROM {{segments}} AS s, pg_snapshot_xip(s.open_then) AS xid
+WHERE s.segment = %(name)s AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
+"""  # noqa: S608 - as above
+
+# Not max(): a plan that scans is never cheaper than this one, whatever the statistics say.
+LAST_TRANSACTION = "(SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1)"
+
+# By range and not by equality, for the same reason.
+UNSEEN = """
+SELECT pg_snapshot_xmax(%(seen)s::pg_snapshot) <= last.transaction_id OR EXISTS (
+  SELECT FROM pg_snapshot_xip(%(seen)s::pg_snapshot) AS xid
+  WHERE xid <= last.transaction_id AND xid = (
+    SELECT transaction_id FROM {segment} WHERE transaction_id >= xid ORDER BY transaction_id LIMIT 1
+  )
+)
+FROM (SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1) AS last
+"""
+
+NEWER = """
+SELECT number FROM (VALUES {segments}) AS segment (number, last)
+WHERE last >= pg_snapshot_xmin(%(seen)s::pg_snapshot) ORDER BY number
+"""
+
+FIRST_PARKED = "SELECT min(id) FROM {parked}"
+
+SUBSCRIPTIONS = "SELECT subscription, shard, seen::text, holds FROM {subscriptions} ORDER BY subscription, shard"
+
+PARKED_WITHIN = "SELECT min(id) FROM {parked} WHERE id < %(upper)s AND id >= %(lower)s"
+
+KEPT = (
+    "SELECT clock_timestamp() - closed_at >= make_interval(secs => %(keep)s) FROM {segments} WHERE segment = %(name)s"
+)
+
+LEAVE = "UPDATE {segments} SET leaving = %(leaving)s WHERE segment = %(name)s"
+
+LEAVING = "SELECT segment FROM {segments} WHERE leaving ORDER BY passed_at"
+
+FORGET = "DELETE FROM {segments} WHERE segment = %(name)s"
+
+DETACH = "ALTER TABLE {outbox} DETACH PARTITION {segment} CONCURRENTLY"
+
+FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
+
+DROP = "DROP TABLE {segment}"
+
+CUT = "harvest_cut"
+"""The constraint by which a tail with records gets its end without being read under a lock."""
+
+CUT_END = """
+SELECT substring(pg_get_constraintdef(oid) FROM '< ''?(\\d+)')::bigint, convalidated FROM pg_constraint
+WHERE conrelid = %(segment)s::regclass AND conname = %(name)s
+"""
+
+ADD_CUT = "ALTER TABLE {segment} ADD CONSTRAINT {cut} CHECK (id >= {lower} AND id < {upper}) NOT VALID"
+
+VALIDATE_CUT = "ALTER TABLE {segment} VALIDATE CONSTRAINT {cut}"
+
+DROP_CUT = "ALTER TABLE {segment} DROP CONSTRAINT {cut}"
+
+LOCK = "LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE"
+
+IS_EMPTY = "SELECT pg_relation_size(%s::regclass) = 0"
+
+PLAIN_DETACH = "ALTER TABLE {outbox} DETACH PARTITION {segment}"
+
+RENAME = "ALTER TABLE {segment} RENAME TO {name}"
+
+ATTACH = "ALTER TABLE {outbox} ATTACH PARTITION {segment} FOR VALUES FROM ({lower}) TO ({upper})"
+
+MOVE_SEQUENCE = "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value), true) FROM {sequence}"

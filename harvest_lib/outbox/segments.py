@@ -1,0 +1,216 @@
+"""The segments of a native table: which there are, which are closed, and where a subscription has still to look.
+
+A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
+id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
+INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first look
+notes them in `<outbox>_segments`, a later one finds them gone.
+
+Promises
+- Nothing is inserted into a closed segment any more, but for a parked record that is put back; `floor_id` knows those.
+- `floor_id` is never above the id of a record that is not visible in the snapshot given.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.outbox import segment_queries as queries
+from harvest_lib.outbox.table import OutboxTable
+
+_BOUNDS = re.compile(r"FOR VALUES FROM \('?(MINVALUE|-?\d+)'?\) TO \('?(MAXVALUE|-?\d+)'?\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One partition: ids from `lower` on and below `upper`; None is without an end."""
+
+    table: OutboxTable
+    lower: int | None
+    upper: int | None
+    detaching: bool
+    """Its detaching was begun, and waits for those who use the outbox."""
+    passed_at: datetime | None
+    """When the sequence was first seen past its end."""
+    closed_at: datetime | None
+
+    @property
+    def name(self) -> str:
+        return self.table.parts[-1]
+
+    def is_passed(self, next_id: int) -> bool:
+        """Tell whether the sequence has given out all its ids."""
+        return self.upper is not None and next_id >= self.upper
+
+
+class Segments:
+    """The segments of one outbox."""
+
+    def __init__(self, outbox: OutboxTable) -> None:
+        self.outbox = outbox
+
+    def read(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
+        """Return all segments, ascending. Raises OutboxTableError if the table is not native."""
+        placed = self.outbox.placed(connection)
+        statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
+        with translated():
+            rows = connection.execute(statement, {"outbox": _quoted(placed)}).fetchall()
+        found = [_segment(self.outbox, row) for row in rows]
+        if not found:
+            raise OutboxTableError(
+                f"the table {self.outbox} has no segments",
+                evidence=f"it has the {self.outbox.kind(connection)} layout and no partition",
+                next_step="turn it into the native table with `harvest migrate`",
+            )
+        return sorted(found, key=lambda segment: -(2**63) if segment.lower is None else segment.lower)
+
+    def size_bytes(self, connection: psycopg.Connection[Any], segment: Segment) -> int:
+        """Return what a segment takes on disk, indexes included."""
+        with translated():
+            row = connection.execute(queries.BYTES, (_quoted(segment.table),)).fetchone()
+        return row[0] if row is not None else 0
+
+    def sequence(self, connection: psycopg.Connection[Any]) -> OutboxTable:
+        """Return the name of the sequence the ids come from."""
+        with translated():
+            row = connection.execute(queries.SEQUENCE, {"outbox": _quoted(self.outbox)}).fetchone()
+        if row is None or row[0] is None:
+            raise OutboxTableError(
+                f"the ids of {self.outbox} come from no sequence of its own",
+                evidence="pg_get_serial_sequence finds none for the column id",
+                next_step=f"name the one that its default uses: ALTER SEQUENCE … OWNED BY {self.outbox}.id",
+            )
+        return OutboxTable(tuple(_unquoted(row[0])))
+
+    def next_id(self, connection: psycopg.Connection[Any]) -> int:
+        """Return the lowest id that was not yet given out."""
+        sequence = self.sequence(connection)
+        try:
+            with translated():
+                row = connection.execute(sql.SQL(queries.NEXT_ID).format(sequence=sequence.identifier)).fetchone()
+        except DatabaseAccessDenied as error:
+            raise DatabaseAccessDenied(
+                f"the user {connection.info.user!r} may not see how far {sequence} is",
+                evidence=error.evidence,
+                next_step=f"GRANT SELECT ON SEQUENCE {sequence} TO {sql.Identifier(connection.info.user).as_string()}",
+            ) from error
+        return row[0] if row is not None else 0
+
+    def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
+        """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
+
+        Needs a connection in autocommit: each look has to be a new one.
+        """
+        segments, next_id = self.read(connection), self.next_id(connection)
+        passed = [each for each in segments if each.closed_at is None and each.is_passed(next_id)]
+        if not passed:
+            return segments
+        placed = self.outbox.placed(connection)
+        for schema in {each.table.parts[0] for each in passed}:
+            values = {
+                "names": [each.name for each in passed if each.table.parts[0] == schema],
+                "schema": schema,
+                "outbox": _quoted(placed),
+            }
+            with translated():
+                for query in (queries.NOTE, queries.CLOSE):
+                    connection.execute(sql.SQL(query).format(segments=in_statement(placed.segments.identifier)), values)
+        return self.read(connection)
+
+    def waited_for(self, connection: psycopg.Connection[Any], segment: Segment) -> Sequence[str]:
+        """Say who keeps a segment from being closed that the sequence has passed."""
+        placed = self.outbox.placed(connection)
+        statement = sql.SQL(queries.WAITED_FOR).format(segments=in_statement(placed.segments.identifier))
+        values = {"name": segment.name, "schema": segment.table.parts[0]}
+        with translated():
+            return [row[0] for row in connection.execute(statement, values).fetchall()]
+
+    def floor_id(self, connection: psycopg.Connection[Any], seen: str) -> int:
+        """Return the lowest id that a subscription which has delivered all that is visible in `seen` has to look at.
+
+        It is the end of the last of the leading segments that are closed and wholly visible in `seen`, or the first
+        parked record below that. What else the subscription needs (`holds`) is its own business. Closes segments on
+        the way. Costs a few index probes for each segment: for every few seconds, not for every poll.
+        """
+        segments, next_id = self.read(connection), self.next_id(connection)
+        if any(each.closed_at is None and each.is_passed(next_id) for each in segments):
+            segments = self.close_passed(connection)
+        leading = list(takewhile(lambda each: each.closed_at is not None and not each.detaching, segments))
+        floor = segments[0].lower or 0
+        unseen = self.first_unseen(connection, leading, seen)
+        for segment in leading[:unseen]:
+            floor = segment.upper or floor
+        parked = self.first_parked(connection)
+        return floor if parked is None else min(floor, parked)
+
+    def first_unseen(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> int | None:
+        """Return the index of the first segment with a record that is not visible in a snapshot; None if all are."""
+        for number in self._newer(connection, segments, seen):
+            statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segments[number].table.identifier))
+            with translated():
+                row = connection.execute(statement, {"seen": seen}).fetchone()
+            if row is not None and row[0]:
+                return number
+        return None
+
+    def first_parked(self, connection: psycopg.Connection[Any]) -> int | None:
+        """Return the lowest id among parked records, which may come back."""
+        parked = self.outbox.placed(connection).parked
+        if not parked.exists(connection):
+            return None
+        with translated():
+            row = connection.execute(sql.SQL(queries.FIRST_PARKED).format(parked=parked.identifier)).fetchone()
+        first: int | None = row[0] if row is not None else None
+        return first
+
+    def _newer(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> list[int]:
+        """Return the indexes of segments whose last transaction is not below the snapshot's xmin, all by one query."""
+        if not segments:
+            return []
+        rows = [
+            sql.SQL("({}, {})").format(
+                sql.Literal(number),
+                sql.SQL(queries.LAST_TRANSACTION).format(segment=in_statement(segment.table.identifier)),
+            )
+            for number, segment in enumerate(segments)
+        ]
+        statement = sql.SQL(queries.NEWER).format(segments=sql.SQL(", ").join(rows))
+        with translated():
+            return [row[0] for row in connection.execute(statement, {"seen": seen}).fetchall()]
+
+
+def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
+    name, schema, bounds, detaching, passed_at, closed_at = row
+    match = _BOUNDS.fullmatch(bounds or "")
+    if match is None:
+        raise OutboxTableError(
+            f"the segments of {outbox} are not cut by id",
+            evidence=f"the partition {name} has the bounds {bounds!r}",
+            next_step="detach a default partition, or compare the table with `harvest init --print`",
+        )
+    lower, upper = match.groups()
+    return Segment(
+        table=OutboxTable((schema, name)),
+        lower=None if lower == "MINVALUE" else int(lower),
+        upper=None if upper == "MAXVALUE" else int(upper),
+        detaching=detaching,
+        passed_at=passed_at,
+        closed_at=closed_at,
+    )
+
+
+def _quoted(table: OutboxTable) -> str:
+    return table.identifier.as_string(None)
+
+
+def _unquoted(name: str) -> list[str]:
+    """Take apart what pg_get_serial_sequence returns: identifiers, quoted where they need to be."""
+    parts = re.findall(r'"((?:[^"]|"")*)"|([^."]+)', name)
+    return [quoted.replace('""', '"') or plain for quoted, plain in parts]

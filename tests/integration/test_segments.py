@@ -1,0 +1,404 @@
+"""Segments on a real Postgres: made ahead of need, closed when nobody writes there, dropped when nobody reads there."""
+import threading
+import time
+import uuid
+from itertools import pairwise
+
+import psycopg
+import pytest
+from support.native import Native
+from support.parking import Parking
+from support.waiting import eventually
+
+from harvest_lib.errors import DatabaseError, OutboxTableError
+from harvest_lib.outbox import Selection, append, drop_passed, ensure_ahead
+from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS
+from harvest_lib.record import OutboxRecord
+
+NOTHING_SEEN = "1:1:"
+FAR = 100_000_000_000
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture
+def native(dsn):
+    made = Native(dsn)
+    yield made
+    made.connection.close()
+
+
+def keep(native, seconds=0.0, **options):
+    return drop_passed(native.connection, native.table, keep_seconds=seconds, **options)
+
+
+# -- ahead
+
+
+def test_segments_are_made_before_the_sequence_arrives(native):
+    assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, None)]
+    assert ensure_ahead(native.connection, native.table, ahead=3).made == 0
+    native.write(12)
+    assert ensure_ahead(native.connection, native.table, ahead=3).made == 1
+    assert ensure_ahead(native.connection, native.table, ahead=4, size=100).made == 1
+    assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, 40), (40, 140), (140, None)]
+    native.write(30)
+    assert native.count() == 42
+
+
+def test_a_tail_with_records_is_cut_without_being_read_under_a_lock(native):
+    """A week without harvesters: writers have gone far past all segments."""
+    native.write(25)
+    native.push(5_000)
+    native.write(500)
+    said = []
+    native.connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+    native.connection.execute("SET client_min_messages = debug1")
+    done = ensure_ahead(native.connection, native.table, ahead=3)
+    assert done.cut_tail
+    assert any("implied by existing constraints" in message for message in said), "attached without a scan"
+    *_, last_with_records, first, second, third, tail = native.bounds()
+    assert last_with_records == (30, first[0])
+    assert first[0] >= 5_500 + FAR - 10
+    assert (second[0] - first[0], third[1] - third[0], tail) == (10, 10, (third[1], None))
+    assert native.segments.next_id(native.connection) == first[0], "so that the wide one is closed"
+    native.write(5)
+    assert native.count() == 530
+    assert native.closed()[-1] == "outbox_from_30"
+    assert ensure_ahead(native.connection, native.table, ahead=3).made == 0
+    left = native.connection.execute("SELECT count(*) FROM pg_constraint WHERE conname = 'harvest_cut'").fetchone()
+    assert left == (0,)
+
+
+@pytest.mark.parametrize("step", ["added", "validated", "cut", "moved"])
+def test_a_cut_that_was_killed_refuses_nobody_and_is_finished_by_the_next(native, step):
+    native.write(45)
+
+    def die(reached):
+        if reached == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        ensure_ahead(native.connection, native.table, ahead=2, after=die)
+    native.write(100)
+    ensure_ahead(native.connection, native.table, ahead=2)
+    native.write(1)
+    assert native.count() == 146
+    ends = native.bounds()
+    assert all(before[1] == after[0] for before, after in pairwise(ends)), "without a gap"
+    next_id = native.segments.next_id(native.connection)
+    assert sum(upper is not None and upper > next_id for _, upper in ends) >= 2
+
+
+def test_a_cut_begun_long_ago_gets_another_end(native):
+    native.write(45)
+
+    def die(_):
+        raise Killed
+
+    with pytest.raises(Killed):
+        ensure_ahead(native.connection, native.table, after=die)
+    native.push(FAR - 5)
+    ensure_ahead(native.connection, native.table)
+    native.write(20)
+    assert native.count() == 65
+
+
+def test_ids_that_the_sequence_never_gave_out_are_named(native):
+    native.write(45)
+    native.connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9000000000000000000, 't', 'k')")
+    with pytest.raises(OutboxTableError, match="somebody sets ids"):
+        ensure_ahead(native.connection, native.table)
+    native.connection.execute("DELETE FROM outbox WHERE id > 1000000; ")
+    native.write(1)
+    assert ensure_ahead(native.connection, native.table).cut_tail
+
+
+def test_a_tail_that_the_sequence_passed_without_a_record_needs_no_cut(native):
+    native.push(1_005)
+    assert ensure_ahead(native.connection, native.table, ahead=2).made == 3
+    assert native.bounds()[-4:] == [(30, 1_000), (1_000, 1_010), (1_010, 1_020), (1_020, None)]
+
+
+def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(native):
+    """While segments are cut again and again, from tails with and without records, behind somebody who sits on it."""
+    stop, waits, errors = threading.Event(), [], []
+
+    def write():
+        with psycopg.connect(native.dsn) as connection:
+            while not stop.is_set():
+                began = time.monotonic()
+                try:
+                    append(connection, [OutboxRecord(topic="t", key="k", value="v")])
+                    connection.commit()
+                except Exception as error:  # noqa: BLE001 - whatever it is, it counts
+                    errors.append(error)
+                    return
+                waits.append(time.monotonic() - began)
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    sitter = psycopg.connect(native.dsn)
+    for writer in writers:
+        writer.start()
+    try:
+        sitter.execute("SELECT count(*) FROM outbox")
+        with pytest.raises(DatabaseError, match="never without a lock") as refused:
+            ensure_ahead(native.connection, native.table, ahead=50, patience_seconds=1)
+        assert f"pid {sitter.info.backend_pid}" in str(refused.value)
+        sitter.rollback()
+        cuts = 0
+        for _ in range(4):
+            cuts += ensure_ahead(native.connection, native.table, ahead=3).cut_tail
+            native.push(native.segments.next_id(native.connection) + 100)
+            enough = len(waits) + 50
+            eventually(lambda enough=enough: len(waits) > enough, 20, "they write on")
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+        sitter.close()
+    assert errors == []
+    assert cuts >= 2
+    assert native.count() == len(waits)
+    assert max(waits) < LOCK_TIMEOUT_SECONDS + 1.0  # two shared cores
+
+
+# -- closed
+
+
+def test_a_segment_is_closed_when_the_sequence_and_its_writers_are_gone(native, dsn):
+    with psycopg.connect(dsn) as idle, psycopg.connect(dsn) as later:
+        native.write(2, idle)
+        native.write(20)
+        native.write(1, later)
+        assert native.closed() == []
+        (first, *_) = native.segments.read(native.connection)
+        assert f"pid {idle.info.backend_pid}" in native.segments.waited_for(native.connection, first)
+        idle.commit()
+        assert native.closed() == [], "the other one was open too when it was passed"
+        later.commit()
+        assert native.closed() == ["outbox_from_0", "outbox_from_10"]
+
+
+def test_a_writer_that_has_drawn_an_id_and_written_nothing_yet_keeps_it_open(native, dsn):
+    """It has a lock, but no transaction id: a snapshot alone does not list it."""
+    native.connection.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.kafka_key = 'slow' THEN PERFORM pg_advisory_lock_shared(1); END IF; RETURN NEW; END$$"
+    )
+    native.connection.execute(
+        "ALTER TABLE outbox ALTER transaction_id DROP DEFAULT, ALTER transaction_id DROP NOT NULL"
+    )
+    native.connection.execute("CREATE TRIGGER slow BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION slow()")
+    with psycopg.connect(dsn) as guard, psycopg.connect(dsn, autocommit=True) as writer:
+        guard.execute("SELECT pg_advisory_lock(1)")
+        statement = "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'slow')"
+        writing = threading.Thread(target=writer.execute, args=(statement,))
+        writing.start()
+        eventually(lambda: native.segments.next_id(native.connection) == 2, 10, "it has its id")
+        native.push(25)
+        assert native.closed() == []
+        guard.execute("SELECT pg_advisory_unlock(1)")
+        writing.join()
+        assert native.closed() == ["outbox_from_0", "outbox_from_10"]
+
+
+@pytest.mark.parametrize("prepared_before", [True, False])
+def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
+    """Prepared after the first look it is no longer known by the name it was noted under."""
+    name = uuid.uuid4().hex
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("BEGIN")
+        native.write(1, writer)
+        if prepared_before:
+            writer.execute(f"PREPARE TRANSACTION '{name}'")
+        native.write(25)
+        assert native.closed() == []
+        if not prepared_before:
+            writer.execute(f"PREPARE TRANSACTION '{name}'")
+        try:
+            native.subscribe(native.snapshot())
+            assert native.closed() == []
+            assert "prepared" in keep(native).because
+        finally:
+            writer.execute(f"COMMIT PREPARED '{name}'")
+    assert native.closed() == ["outbox_from_0", "outbox_from_10"]
+    assert native.count() == 26
+
+
+# -- where to look
+
+
+def test_the_floor_is_the_end_of_what_is_closed_and_seen(native, dsn):
+    assert native.floor() == 0
+    native.write(15)
+    before = native.snapshot()
+    assert native.floor(NOTHING_SEEN) == 0
+    assert native.floor(before) == 10
+    native.write(10)
+    assert native.floor(before) == 10, "the second has records that it has not seen"
+    assert native.floor() == 20
+
+
+def test_the_floor_stays_below_what_an_open_transaction_of_the_snapshot_wrote(native, dsn):
+    with psycopg.connect(dsn) as late:
+        native.write(12, late)
+        seen = native.snapshot()
+        native.write(10)
+        late.commit()
+    assert native.closed() == ["outbox_from_0", "outbox_from_10"]
+    assert native.floor(seen) == 0
+    assert native.floor() == 20
+
+
+def test_the_floor_stays_below_what_is_parked_and_put_back(native):
+    """A record that is put back is written into a closed segment."""
+    native.write(25)
+    Parking(native.connection, native.parked).move(15)
+    seen = native.snapshot()
+    assert native.floor(seen) == 15
+    native.parked.retry(native.connection, Selection())
+    assert native.floor(seen) == 10
+    assert native.floor() == 20
+
+
+def test_the_floor_is_right_whatever_the_statistics_say(native):
+    """A plan chosen for an empty table would read all of a full one."""
+    native.connection.execute("ANALYZE outbox")
+    native.push(1)
+    native.write(9)
+    ensure_ahead(native.connection, native.table, size=200_000, ahead=4)
+    native.push(30)
+    native.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 250_000)"
+    )
+    seen = native.snapshot()
+    assert native.floor(seen) == 200_030
+    reads = "SELECT coalesce(sum(seq_tup_read), 0) FROM pg_stat_user_tables WHERE relname LIKE 'outbox_from_%'"
+    native.connection.execute("SELECT pg_stat_force_next_flush()")
+    (before,) = native.connection.execute(reads).fetchone()
+    with psycopg.connect(native.dsn) as idle:
+        idle.execute("SELECT pg_current_xact_id()")
+        assert native.floor(native.snapshot()) == 200_030
+    native.connection.execute("SELECT pg_stat_force_next_flush()")
+    (after,) = native.connection.execute(reads).fetchone()
+    assert after - before < 1_000
+
+
+# -- dropped
+
+
+def test_what_every_subscription_has_passed_is_dropped(native):
+    native.write(35)
+    assert "no subscription" in keep(native).because
+    native.subscribe(NOTHING_SEEN, name="slow")
+    native.subscribe(native.snapshot(), name="fast", holds=25)
+    assert "'slow'" in keep(native).because
+    native.subscribe(native.snapshot(), name="slow")
+    assert "is kept for 3600 s" in keep(native, 3600).because
+    assert keep(native, dry_run=True).dropped == ["outbox_from_0", "outbox_from_10"]
+    assert native.names()[0] == "outbox_from_0"
+    done = keep(native)
+    assert done.dropped == ["outbox_from_0", "outbox_from_10"]
+    assert "holds the record 25" in done.because
+    assert native.count() == 16
+    assert native.floor() == 30
+    native.subscribe(native.snapshot(), name="fast")
+    assert keep(native).dropped == ["outbox_from_20"]
+    assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
+    native.write(1)
+    assert keep(native).because == "it is open: the sequence is not past its end"
+
+
+def test_a_shard_that_lags_keeps_a_segment(native):
+    native.write(12)
+    native.subscribe(native.snapshot(), shard=0)
+    native.subscribe(NOTHING_SEEN, shard=1)
+    assert "shard 1" in keep(native).because
+
+
+def test_an_open_writer_keeps_its_segment_from_being_dropped(native, dsn):
+    with psycopg.connect(dsn) as writer:
+        native.write(1, writer)
+        native.write(15)
+        native.subscribe(native.snapshot())
+        assert f"pid {writer.info.backend_pid}" in keep(native).because
+        writer.commit()
+    assert "has not passed it" in keep(native).because
+    native.subscribe(native.snapshot())
+    assert keep(native).dropped == ["outbox_from_0"]
+
+
+def test_a_parked_record_keeps_its_segment(native):
+    native.write(25)
+    Parking(native.connection, native.parked).move(15)
+    native.subscribe(native.snapshot())
+    done = keep(native)
+    assert done.dropped == ["outbox_from_0"]
+    assert "record 15 is parked" in done.because
+    native.parked.retry(native.connection, Selection())
+    native.subscribe(native.snapshot())
+    assert keep(native).dropped == ["outbox_from_10"]
+
+
+def test_a_drop_kept_waiting_is_finished_by_the_next(native, dsn):
+    """Writers go on meanwhile."""
+    native.write(15)
+    native.subscribe(native.snapshot())
+    with psycopg.connect(dsn) as reader:
+        reader.execute("SELECT count(*) FROM outbox")
+        with pytest.raises(DatabaseError, match="never without a lock"):
+            keep(native, patience_seconds=0.5)
+        assert [each.detaching for each in native.segments.read(native.connection)][:2] == [True, False]
+        native.write(1)
+        assert reader.execute("SELECT count(*) FROM outbox").fetchone() == (15 - 9 + 1,)
+        reader.rollback()
+    assert keep(native).dropped == ["outbox_from_0"]
+    assert native.names()[0] == "outbox_from_10"
+    assert native.connection.execute("SELECT to_regclass('outbox_from_0')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("reached", ["noted", "detached", "dropped"])
+def test_a_drop_that_was_killed_is_finished_by_the_next(native, reached):
+    native.write(15)
+    native.subscribe(native.snapshot())
+    native.closed()
+    native.connection.execute("UPDATE outbox_segments SET leaving = true")
+    if reached != "noted":
+        native.connection.execute("ALTER TABLE outbox DETACH PARTITION outbox_from_0 CONCURRENTLY")
+    if reached == "dropped":
+        native.connection.execute("DROP TABLE outbox_from_0")
+    keep(native)
+    assert native.names()[0] == "outbox_from_10"
+    assert native.connection.execute("SELECT to_regclass('outbox_from_0')").fetchone() == (None,)
+    assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
+
+
+# -- as a person does
+
+
+def test_the_commands(harvest, native):
+    native.write(25)
+    native.subscribe(native.snapshot())
+
+    def segments(*arguments):
+        done = harvest("segments", *arguments, HARVEST_DSN=native.dsn)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "outbox_from_10" in segments("list")
+    assert "would drop: outbox_from_0" in segments("drop", "--keep", "0s", "--dry-run")
+    assert "is kept for 86400 s" in segments("drop")
+    assert segments("drop", "--keep", "0s").startswith("dropped: outbox_from_0\ndropped: outbox_from_10\nkept:")
+    assert "2 segments made" in segments("ensure", "--ahead", "3")
+    assert "enough" in segments("ensure", "--ahead", "3")
+    assert "number without a unit" in harvest("segments", "drop", "--keep", "5", HARVEST_DSN=native.dsn).stderr
+
+
+def test_a_table_of_goharvests_layout_has_none(harvest, dsn):
+    harvest("init", "--goharvest", HARVEST_DSN=dsn)
+    done = harvest("segments", "list", HARVEST_DSN=dsn)
+    assert done.returncode == 4
+    assert "harvest migrate" in done.stderr
