@@ -14,6 +14,7 @@ from rich.console import Console
 from harvest_lib.cli.audit import audit
 from harvest_lib.cli.bench import bench
 from harvest_lib.cli.init import init
+from harvest_lib.cli.migrate import migrate
 from harvest_lib.cli.park import app as park
 from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, run, status, audit, pump, bench):
+for _command in (init, migrate, run, status, audit, pump, bench):
     app.command()(_command)
 app.add_typer(park)
 app.add_typer(segments)

@@ -2,10 +2,12 @@
 
 from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.migration import Migration
 from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.pump import Load, pump
+from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
@@ -15,12 +17,14 @@ __all__ = [
     "Dropping",
     "Ensured",
     "Load",
+    "Migration",
     "NativeTable",
     "OutboxTable",
     "ParkedCounts",
     "ParkedRecord",
     "ParkedRecords",
     "ParkedRow",
+    "Restamping",
     "Retried",
     "Segment",
     "Segments",

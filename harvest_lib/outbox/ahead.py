@@ -25,7 +25,7 @@ from harvest_lib.outbox.native import DEFAULT_AHEAD, segment_of, segment_stateme
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
 
-_FAR_IDS = 100_000_000_000
+FAR_IDS = 100_000_000_000
 """Ids between the sequence and the end of a tail that is being cut: at 100,000 records/s, eleven days' worth. They are
 skipped afterwards; there is room for ninety million such cuts."""
 
@@ -38,6 +38,8 @@ class Ensured:
 
     made: int
     cut_tail: bool = False
+    jumped: bool = False
+    """Whether the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
 
 
 def ensure_ahead(
@@ -68,7 +70,7 @@ class _Cut:
 
     def run(self) -> Ensured:
         segments = Segments(self.outbox)
-        self._leave_wide_segment(segments)
+        jumped = self._leave_wide_segment(segments)
         found = segments.read(self.connection)
         *bounded, tail = found
         if tail.upper is not None:
@@ -82,13 +84,13 @@ class _Cut:
         if self._cut_end(tail) is None:  # else one was begun
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
-                return Ensured(made=0)
+                return Ensured(made=0, jumped=jumped)
             if made := self._replace(tail, next_id, missing, self.given_size or _size(bounded)):
-                return Ensured(made=made)
+                return Ensured(made=made, jumped=jumped)
         size = self.given_size or _size(bounded)
         self._cut(segments, tail, size)
-        self._leave_wide_segment(segments)
-        return Ensured(made=self.ahead + 1, cut_tail=True)
+        jumped = self._leave_wide_segment(segments)
+        return Ensured(made=self.ahead + 1, cut_tail=True, jumped=jumped)
 
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
         """Put segments in the place of a tail without records; return how many, 0 if it has some.
@@ -117,10 +119,10 @@ class _Cut:
         lower, table, cut = tail.lower or 0, tail.table.identifier, sql.Identifier(queries.CUT)
         next_id = segments.next_id(self.connection)
         upper = self._cut_end(tail)
-        if upper is not None and upper - next_id < _FAR_IDS // 10:  # begun long ago
+        if upper is not None and upper - next_id < FAR_IDS // 10:  # begun long ago
             self._briefly(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
             upper = None
-        begun, end = upper is not None, upper or (next_id + _FAR_IDS) // size * size
+        begun, end = upper is not None, upper or (next_id + FAR_IDS) // size * size
         bounds = {"lower": sql.Literal(lower), "upper": sql.Literal(end)}
         if not begun:
             self._briefly(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
@@ -157,17 +159,19 @@ class _Cut:
                 next_step="somebody sets ids: stop that, give those records others, and run the command again",
             ) from error
 
-    def _leave_wide_segment(self, segments: Segments) -> None:
+    def _leave_wide_segment(self, segments: Segments) -> bool:
         """Move the sequence to the end of a segment that was a tail: it would stay open for good."""
         next_id = segments.next_id(self.connection)
         present = next((each for each in segments.read(self.connection) if not each.is_passed(next_id)), None)
-        if present is not None and present.upper is not None and present.upper - next_id > _FAR_IDS // 2:
-            sequence = segments.sequence(self.connection)
-            statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))
-            values = {"sequence": _quoted(sequence), "id": present.upper - 1}
-            with translated():
-                self.connection.execute(statement, values)
-            self.after("moved")
+        if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
+            return False
+        sequence = segments.sequence(self.connection)
+        statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))
+        values = {"sequence": _quoted(sequence), "id": present.upper - 1}
+        with translated():
+            self.connection.execute(statement, values)
+        self.after("moved")
+        return True
 
     def _make(self, lower: int, count: int, size: int) -> None:
         for statement in segment_statements(self.outbox, first=lower, count=count, size=size):

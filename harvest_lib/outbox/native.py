@@ -90,7 +90,7 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 def index_statement(outbox: OutboxTable) -> sql.Composed:
     """Return the DDL of the index by which what committed is found."""
-    name = _shortened(outbox.parts[-1], "_transaction_id_idx")
+    name = shortened(outbox.parts[-1], "_transaction_id_idx")
     return sql.SQL(queries.INDEX).format(index=sql.Identifier(name), table=outbox.identifier)
 
 
@@ -129,10 +129,10 @@ def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int |
 
 
 def _beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
-    return OutboxTable((*outbox.parts[:-1], _shortened(outbox.parts[-1], suffix)))
+    return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], suffix)))
 
 
-def _shortened(name: str, suffix: str) -> str:
+def shortened(name: str, suffix: str) -> str:
     """Lengthen a name; one that leaves no room for that is cut and gets a hash instead of its end."""
     if len((name + suffix).encode()) <= _LONGEST_NAME_BYTES:
         return name + suffix

@@ -5,6 +5,7 @@ import uuid
 import psycopg
 import pytest
 from support.parking import Parking
+from support.psql import psql
 
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, append
@@ -90,7 +91,7 @@ def test_there_is_a_segment_for_every_id(connection):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "n" * 63])
-def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, stack, harvest, name):
+def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, harvest, name):
     connection.execute("CREATE SCHEMA billing")
     printed = harvest("init", "--print", "--table", name, "--value-type", "bytea", "--segment-size", "7")
     if len(name) > 49:
@@ -98,8 +99,7 @@ def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, 
         assert "49 bytes" in printed.stderr
         return
     assert printed.returncode == 0, printed.stderr
-    with connection.transaction():  # one simple query, as psql or a migration tool sends it
-        connection.execute(printed.stdout.encode())
+    psql(dsn, printed.stdout)
     table = OutboxTable.parse(name)
     table.check_native(connection)
     assert table.value_type(connection) == "bytea"

@@ -1,4 +1,5 @@
 """Segments on a real Postgres: made ahead of need, closed when nobody writes there, dropped when nobody reads there."""
+
 import threading
 import time
 import uuid

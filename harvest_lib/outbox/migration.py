@@ -1,0 +1,211 @@
+"""A table of goharvest's layout becomes a native one, in place, while others write and drain it.
+
+What remains to be done is read from the catalog before each step, so that a run that was killed anywhere is continued
+by the next, and one more run does nothing.
+
+1. *column*: `transaction_id`, with a default that rewrites nothing: all records that are there get the transaction of
+   this step, later ones their own.
+2. *index* on (transaction_id, id), built concurrently.
+3. *bound*: a CHECK that no id is at or above N, added without looking, then *validate*. N is so far away that nobody
+   gets there, even if this is never finished.
+4. *swap*, one transaction: the table becomes the first segment of a new one of its name, which gets its owner, grants,
+   policies, triggers and sequence. Nothing is read in it: the CHECK tells that all records belong there.
+5. The sequence *jumps* to N, so that the first segment can be dropped one day.
+
+Promises
+- Steps 1, 3 and 4 lock the table for others while catalog rows are written, and for no longer; see `brief`.
+- No record is lost, no writer refused.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox import migration_queries as queries
+from harvest_lib.outbox import segment_queries
+from harvest_lib.outbox.ahead import FAR_IDS, ensure_ahead
+from harvest_lib.outbox.brief import PATIENCE_SECONDS, briefly
+from harvest_lib.outbox.native import (
+    DEFAULT_AHEAD,
+    DEFAULT_SEGMENT_SIZE,
+    beside_statements,
+    create_beside,
+    segment_of,
+    segment_statements,
+    shortened,
+)
+from harvest_lib.outbox.segments import Segments
+from harvest_lib.outbox.succession import Statement, Succession
+from harvest_lib.outbox.table import OutboxTable
+
+Locking = Literal["brief", "none", "concurrent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something to do: `brief` in one transaction under a lock, `none` without one that others wait for, `concurrent`
+    the same outside a transaction."""
+
+    name: str
+    statements: Sequence[Statement]
+    locking: Locking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """What `harvest migrate` does to one table."""
+
+    outbox: OutboxTable
+    segment_size: int = DEFAULT_SEGMENT_SIZE
+    ahead: int = DEFAULT_AHEAD
+    patience_seconds: float = PATIENCE_SECONDS
+    after: Callable[[str], None] = lambda _step: None
+    """Told the name of each step that was taken."""
+
+    def run(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
+        """Take the steps that remain and return their names. Needs the owner's rights, a connection in autocommit.
+
+        Raises OutboxTableError, having changed nothing, if the table has something that a native one cannot have;
+        DatabaseError if a lock cannot be had, after which another run goes on.
+        """
+        taken = []
+        placed = self.outbox.placed(connection)
+        while remaining := self.remaining(connection):
+            step = remaining[0]
+            self._take(connection, placed, step)
+            taken.append(step.name)
+            self.after(step.name)
+        if create_beside(connection, placed):
+            taken.append("beside")
+        done = ensure_ahead(
+            connection, placed, ahead=self.ahead, patience_seconds=self.patience_seconds, after=self.after
+        )
+        return [*taken, *(["jump"] if done.jumped else [])]
+
+    def remaining(self, connection: psycopg.Connection[Any]) -> Sequence[Step]:
+        """Return the steps that are still to be taken, with their SQL, up to the swap."""
+        if self.outbox.kind(connection) == "native":
+            return []
+        placed = self.outbox.placed(connection)
+        succession = self._checked(connection, placed)
+        end, validated = self._bound(connection, placed)
+        next_id = Segments(placed).next_id(connection)
+        steps: list[Step] = []
+        if not succession.has_transaction_id:
+            steps.append(self._step("column", "brief", queries.ADD_COLUMN, outbox=placed.identifier))
+        steps += self._index_steps(connection, placed)
+        cut = sql.Identifier(segment_queries.CUT)
+        if end is not None and end - next_id < FAR_IDS // 10:  # begun long ago
+            steps.append(self._step("unbound", "brief", segment_queries.DROP_CUT, segment=placed.identifier, cut=cut))
+            end, validated = None, False
+        if end is None:
+            end = (next_id + FAR_IDS) // self.segment_size * self.segment_size
+            names = {"segment": placed.identifier, "cut": cut, "upper": sql.Literal(end)}
+            steps.append(self._step("bound", "brief", queries.ADD_BOUND, **names))
+        if not validated:
+            names = {"segment": placed.identifier, "cut": cut}
+            steps.append(self._step("validate", "none", segment_queries.VALIDATE_CUT, **names))
+        return [*steps, Step(name="swap", locking="brief", statements=self._swap(placed, succession, end))]
+
+    def script(self, connection: psycopg.Connection[Any]) -> str:
+        """Return what remains as SQL for psql, the jump of the sequence included."""
+        placed = self.outbox.placed(connection)
+        remaining = self.remaining(connection)
+        parts = [_as_script(step) for step in remaining]
+        if remaining:
+            end, _ = self._bound(connection, placed)
+            next_id = Segments(placed).next_id(connection)
+            end = end or (next_id + FAR_IDS) // self.segment_size * self.segment_size
+            sequence = Segments(placed).sequence(connection)
+            moved = sql.SQL("SELECT setval({}, greatest({}, last_value), true) FROM {};").format(
+                sql.Literal(sequence.identifier.as_string(None)), sql.Literal(end - 1), sequence.identifier
+            )
+            parts.append(f"-- jump\n{moved.as_string(None)}\n")
+        return "\n".join(parts)
+
+    # -- what there is
+
+    def _checked(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> Succession:
+        placed.check_columns(connection)
+        placed.check_sequence(connection)
+        succession = Succession.read(connection, placed, Segments(placed).sequence(connection))
+        with translated():
+            values = {"outbox": placed.identifier.as_string(None)}
+            obstacles = [row[0] for row in connection.execute(queries.OBSTACLES, values).fetchall()]
+        if obstacles or succession.obstacle:
+            raise OutboxTableError(
+                f"the table {self.outbox} has something that a native one cannot have, or that would lose its meaning",
+                evidence="; ".join([*([succession.obstacle] if succession.obstacle else []), *sorted(obstacles)]),
+                next_step="drop or change that first, and make it anew for the native table if it can be; nothing was "
+                "changed",
+            )
+        _ = placed.subscriptions, placed.segments  # their names must fit
+        return succession
+
+    def _bound(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> tuple[int | None, bool]:
+        with translated():
+            values = {"segment": placed.identifier.as_string(None), "name": segment_queries.CUT}
+            row = connection.execute(segment_queries.CUT_END, values).fetchone()
+        return (row[0], row[1]) if row is not None else (None, False)
+
+    def _index_steps(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> list[Step]:
+        name = shortened(placed.parts[-1], "_from_0_transaction_id_idx")
+        index = sql.Identifier(*placed.parts[:-1], name)
+        values = {"index": index.as_string(None), "outbox": placed.identifier.as_string(None)}
+        with translated():
+            row = connection.execute(queries.INDEX_IS_VALID, values).fetchone()
+        if row is not None and row[0]:
+            return []
+        steps = [self._step("broken index", "concurrent", queries.DROP_INDEX, index=index)] if row is not None else []
+        names = {"name": sql.Identifier(name), "outbox": placed.identifier}
+        return [*steps, self._step("index", "concurrent", queries.CREATE_INDEX, **names)]
+
+    # -- what is done
+
+    def _swap(self, placed: OutboxTable, succession: Succession, end: int) -> list[Statement]:
+        first, cut = segment_of(placed, 0), sql.Identifier(segment_queries.CUT)
+        names = {"outbox": placed.identifier, "first": first.identifier, "cut": cut, "upper": sql.Literal(end)}
+
+        def statement(query: str, **more: sql.Composable) -> sql.Composed:
+            return sql.SQL(query).format(**names, **more)
+
+        return [
+            statement(segment_queries.LOCK, table=placed.identifier),
+            *succession.leave(),
+            statement(segment_queries.RENAME, segment=placed.identifier, name=sql.Identifier(first.parts[-1])),
+            statement(queries.CREATE_PARENT),
+            statement(segment_queries.DROP_CUT, segment=placed.identifier),
+            statement(queries.DEFAULTS),
+            *succession.take_over(),
+            statement(queries.ATTACH_FIRST),
+            statement(segment_queries.DROP_CUT, segment=first.identifier),
+            *segment_statements(placed, first=end, count=self.ahead, size=self.segment_size),
+            *succession.enable_triggers(),
+            *beside_statements(placed),
+        ]
+
+    def _take(self, connection: psycopg.Connection[Any], placed: OutboxTable, step: Step) -> None:
+        def change() -> None:
+            for statement in step.statements:
+                connection.execute(statement)
+
+        if step.locking == "brief":
+            briefly(connection, placed, change, patience_seconds=self.patience_seconds)
+        else:
+            with translated():
+                change()
+
+    def _step(self, name: str, locking: Locking, query: str, /, **names: sql.Composable) -> Step:
+        return Step(name=name, locking=locking, statements=[sql.SQL(query).format(**names)])
+
+
+def _as_script(step: Step) -> str:
+    lines = [f"{statement.as_string(None)};" for statement in step.statements]
+    if step.locking == "brief":
+        lines = ["BEGIN;", "SET LOCAL lock_timeout = '200ms'; -- if it fails, run this part again", *lines, "COMMIT;"]
+    return "\n".join([f"-- {step.name}", *lines, ""])

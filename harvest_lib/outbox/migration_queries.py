@@ -1,0 +1,147 @@
+"""The statements of `migration` and `restamp`. Those that are given values have their names with each % doubled."""
+
+STATE = """
+SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforcerowsecurity,
+       obj_description(c.oid, 'pg_class'),
+       (SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = c.oid AND attname = 'id'),
+       (SELECT attidentity <> '' FROM pg_attribute WHERE attrelid = c.oid AND attname = 'id'),
+       (SELECT format_type(atttypid, NULL) FROM pg_attribute
+        WHERE attrelid = c.oid AND attname = 'transaction_id' AND NOT attisdropped),
+       EXISTS (
+         SELECT FROM pg_attribute AS a JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+         WHERE a.attrelid = c.oid AND a.attname = 'transaction_id' AND a.attnotnull
+           AND pg_get_expr(d.adbin, d.adrelid) = 'pg_current_xact_id()')
+FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
+"""
+
+# What would go on meaning the first segment only, once that is no longer the outbox; and what a parent cannot have.
+OBSTACLES = """
+SELECT 'the view ' || view.oid::regclass || ' reads it' FROM pg_depend AS d
+JOIN pg_rewrite AS r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
+JOIN pg_class AS view ON view.oid = r.ev_class
+WHERE d.refobjid = %(outbox)s::regclass AND view.oid <> d.refobjid
+UNION
+SELECT 'the foreign key ' || conname || ' of ' || conrelid::regclass || ' refers to it' FROM pg_constraint
+WHERE contype = 'f' AND confrelid = %(outbox)s::regclass
+UNION
+SELECT 'the publication ' || quote_ident(p.pubname) || ' names it' FROM pg_publication_rel AS r
+JOIN pg_publication AS p ON p.oid = r.prpubid WHERE r.prrelid = %(outbox)s::regclass
+UNION
+SELECT 'the unique index ' || i.indexrelid::regclass || ' does not include id' FROM pg_index AS i
+WHERE i.indrelid = %(outbox)s::regclass AND i.indisunique AND NOT (
+  SELECT attnum FROM pg_attribute WHERE attrelid = i.indrelid AND attname = 'id') = ANY(i.indkey)
+UNION
+SELECT 'there is an exclusion constraint ' || conname FROM pg_constraint
+WHERE contype = 'x' AND conrelid = %(outbox)s::regclass
+UNION
+SELECT 'the row trigger ' || tgname || ' uses a transition table' FROM pg_trigger
+WHERE tgrelid = %(outbox)s::regclass AND NOT tgisinternal AND tgtype & 1 = 1
+  AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL)
+UNION
+SELECT 'the rule ' || rulename || ' rewrites it' FROM pg_rewrite
+WHERE ev_class = %(outbox)s::regclass AND rulename <> '_RETURN'
+UNION
+SELECT inhrelid::regclass || ' inherits from it' FROM pg_inherits WHERE inhparent = %(outbox)s::regclass
+UNION
+SELECT 'it inherits from ' || inhparent::regclass FROM pg_inherits WHERE inhrelid = %(outbox)s::regclass
+UNION
+SELECT 'there is no primary key (id)' WHERE NOT EXISTS (
+  SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attname = 'id'
+  WHERE i.indrelid = %(outbox)s::regclass AND i.indisprimary AND i.indkey::text = a.attnum::text)
+"""
+
+ADD_COLUMN = "ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id()"
+
+ADD_BOUND = "ALTER TABLE {segment} ADD CONSTRAINT {cut} CHECK (id < {upper}) NOT VALID"
+
+INDEX_IS_VALID = """
+SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%(index)s) AND indrelid = %(outbox)s::regclass
+"""
+
+DROP_INDEX = "DROP INDEX CONCURRENTLY {index}"
+
+CREATE_INDEX = "CREATE INDEX CONCURRENTLY {name} ON {outbox} (transaction_id, id)"
+
+CREATE_PARENT = "CREATE TABLE {outbox} (LIKE {first} INCLUDING ALL) PARTITION BY RANGE (id)"
+
+DEFAULTS = """\
+ALTER TABLE {outbox} ALTER create_time SET DEFAULT clock_timestamp(),
+  ALTER kafka_header_keys SET DEFAULT '{{}}', ALTER kafka_header_values SET DEFAULT '{{}}'"""
+
+OWNER = "ALTER TABLE {outbox} OWNER TO {owner}"
+
+OWNED_BY = "ALTER SEQUENCE {sequence} OWNED BY {outbox}.id"
+
+ATTACH_FIRST = "ALTER TABLE {outbox} ATTACH PARTITION {first} FOR VALUES FROM (MINVALUE) TO ({upper})"
+
+GRANTS = """
+SELECT DISTINCT acl.grantee = 0, CASE WHEN acl.grantee = 0 THEN '' ELSE pg_get_userbyid(acl.grantee) END,
+       acl.privilege_type, acl.is_grantable, NULL AS column
+FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS acl
+WHERE c.oid = %(outbox)s::regclass
+UNION ALL
+SELECT DISTINCT acl.grantee = 0, CASE WHEN acl.grantee = 0 THEN '' ELSE pg_get_userbyid(acl.grantee) END,
+       acl.privilege_type, acl.is_grantable, a.attname::text
+FROM pg_attribute AS a, aclexplode(a.attacl) AS acl WHERE a.attrelid = %(outbox)s::regclass AND NOT a.attisdropped
+ORDER BY 5 NULLS FIRST, 2, 3
+"""
+
+# Default privileges may have given the new table more than the old one had: taken back, so that all is as it was.
+REVOKE_DEFAULTS = """\
+DO $harvest$
+DECLARE grantee text;
+BEGIN
+  FOR grantee IN
+    SELECT DISTINCT CASE WHEN acl.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END
+    FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS acl
+    WHERE c.oid = {name}::regclass
+  LOOP EXECUTE format('REVOKE ALL ON %s FROM %s', {name}::regclass, grantee); END LOOP;
+END $harvest$"""
+
+POLICIES = """
+SELECT 'CREATE POLICY ' || quote_ident(polname) || ' ON ' || polrelid::regclass
+  || ' AS ' || CASE WHEN polpermissive THEN 'PERMISSIVE' ELSE 'RESTRICTIVE' END
+  || ' FOR ' || CASE polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE' WHEN 'd' THEN 'DELETE'
+                            ELSE 'ALL' END
+  || ' TO ' || (SELECT string_agg(CASE WHEN role = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(role)) END, ', ')
+                FROM unnest(polroles) AS role)
+  || coalesce(' USING (' || pg_get_expr(polqual, polrelid) || ')', '')
+  || coalesce(' WITH CHECK (' || pg_get_expr(polwithcheck, polrelid) || ')', '')
+FROM pg_policy WHERE polrelid = %(outbox)s::regclass ORDER BY polname
+"""
+
+TRIGGERS = """
+SELECT tgname::text, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
+WHERE tgrelid = %(outbox)s::regclass AND NOT tgisinternal ORDER BY tgname
+"""
+
+# -- restamp
+
+FOREIGN = """
+SELECT coalesce(
+  (SELECT transaction_id FROM {outbox} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(pg_current_snapshot()),
+  false)
+"""
+
+CREATE_WORK = "CREATE TABLE {work} (id BIGINT PRIMARY KEY)"
+
+FILL_WORK = """
+INSERT INTO {work} SELECT id FROM {outbox}
+WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
+"""
+# A row of this server that we can see has a lower one, so these came from elsewhere. Noted before the first is changed:
+# the server's numbers go up meanwhile, and would pass what remains.
+
+RESTAMP = """
+WITH batch AS (
+  DELETE FROM {work} WHERE id IN (SELECT id FROM {work} ORDER BY id LIMIT %(limit)s) RETURNING id
+), stamped AS (
+  UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE id = ANY(ARRAY(SELECT id FROM batch)) RETURNING id
+)
+SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM stamped)
+"""
+
+LIVE = """
+SELECT subscription, shard FROM {subscriptions}
+WHERE updated_at > clock_timestamp() - make_interval(secs => %(seconds)s) ORDER BY subscription, shard
+"""

@@ -1,0 +1,97 @@
+"""Rows that came from another server, by a restore or by replication, get a transaction of this one.
+
+A transaction_id is a number of the server that gave it. One that this server has not reached yet looks like a
+transaction that is still to come: such records are never delivered, or much later, in between others.
+
+What has to be restamped is noted first, all at once, in `<outbox>_restamp`: the server's numbers rise meanwhile. Then
+batches ascending by id each get the transaction of their batch, so that the records are read in the order of their ids,
+which is how they were read on the server that they came from, as far as nothing else is known of it; what is written
+meanwhile comes in between. A run that was killed is continued by the next.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox import migration_queries as queries
+from harvest_lib.outbox.native import shortened
+from harvest_lib.outbox.table import OutboxTable
+
+BATCH_RECORDS = 10_000
+
+_LIVE_SECONDS = 60.0
+"""A subscription whose row was written within this time is at work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restamping:
+    """What `harvest migrate --restamp` does to one native table."""
+
+    outbox: OutboxTable
+    batch_records: int = BATCH_RECORDS
+
+    def is_needed(self, connection: psycopg.Connection[Any]) -> bool:
+        """Tell whether there are rows that this server cannot have written, or a restamping that was not finished."""
+        outbox = self.outbox.placed(connection)
+        statement = sql.SQL(queries.FOREIGN).format(outbox=outbox.identifier)
+        with translated():
+            row = connection.execute(statement).fetchone()
+        return (row is not None and bool(row[0])) or self._work(outbox).exists(connection)
+
+    def check_not_needed(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError if rows came from another server: a subscription would lose them."""
+        if self.is_needed(connection):
+            raise OutboxTableError(
+                f"there are records in {self.outbox} that this server cannot have written",
+                evidence="their transaction_id is not below that of the next transaction, or they are being restamped: "
+                "the table was restored or replicated from another server",
+                next_step="stop its subscriptions and run `harvest migrate --restamp`",
+            )
+
+    def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:
+        """Restamp, and return how many records were. Raises OutboxTableError while a subscription is at work.
+
+        `force` goes on all the same: what that subscription has delivered of these rows it may deliver again, or
+        never.
+        """
+        outbox = self.outbox.placed(connection)
+        self.outbox.check_native(connection)
+        if not force:
+            self._refuse_if_live(connection, outbox)
+        work = self._work(outbox)
+        names = {"work": in_statement(work.identifier), "outbox": in_statement(outbox.identifier)}
+        with translated(), connection.transaction():
+            if not work.exists(connection):
+                connection.execute(sql.SQL(queries.CREATE_WORK).format(**names))
+                connection.execute(sql.SQL(queries.FILL_WORK).format(**names))
+        restamped = 0
+        with translated():
+            while row := connection.execute(
+                sql.SQL(queries.RESTAMP).format(**names), {"limit": self.batch_records}
+            ).fetchone():
+                restamped += row[1]
+                if row[0] < self.batch_records:
+                    break
+            connection.execute(sql.SQL("DROP TABLE {work}").format(**names))
+        return restamped
+
+    def _refuse_if_live(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+        statement = sql.SQL(queries.LIVE).format(subscriptions=in_statement(outbox.subscriptions.identifier))
+        with translated():
+            live = connection.execute(statement, {"seconds": _LIVE_SECONDS}).fetchall()
+        if live:
+            names = ", ".join(f"{name!r}, shard {shard}" for name, shard in live)
+            raise OutboxTableError(
+                f"records of {self.outbox} are not restamped while a subscription is at work",
+                evidence=f"within the last {_LIVE_SECONDS:g} s there was a sign of life from {names}",
+                next_step="stop its harvesters, wait a minute, and run the command again; or add --force, and rewind "
+                "the subscription afterwards",
+            )
+
+    @staticmethod
+    def _work(outbox: OutboxTable) -> OutboxTable:
+        return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], "_restamp")))
