@@ -20,6 +20,7 @@ from harvest_lib.deadline import Deadline
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.events import Event
+from harvest_lib.housekeeping import Housekeeping
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
@@ -185,6 +186,9 @@ class TailWork:
             emit=ears.emit,
             delivered=ears.delivered,
         )
+        if term.shard == 0 and kind != "mark":
+            keep_seconds = config.keep_segments_seconds
+            Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)
         return TailLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:

@@ -117,6 +117,9 @@ class HarvestConfig(BaseSettings):
     """`dataSource`: where Postgres is. Default: user postgres, database postgres, on localhost:5432, without TLS."""
     outbox_table: str = "outbox"
     """`outboxTable`: `table` or `schema.table`, exactly as the catalogue has it. Default `outbox`."""
+    keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
+    """`keepSegments`: how long a segment of the native table stays after nobody can write into it any more and every
+    subscription has passed it; until then a subscription may be rewound to it. Default 24h."""
     shards: Count = Field(default=1, ge=1, le=1000)
     """Into how many shards keys are hashed, each led by one process. All processes of a pool have to say the same.
     Default 1."""
@@ -197,6 +200,7 @@ class HarvestConfig(BaseSettings):
             for name, value in limits.items()
         }
         shown["sessionTimeout"] = format_duration(self.session_timeout_seconds)
+        shown["keepSegments"] = format_duration(self.keep_segments_seconds)
         return shown
 
     @field_validator("base_kafka_config")

@@ -68,3 +68,47 @@ def _timed(call: Callable[[], None]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+_COLUMNS = "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
+_READ = f"SELECT {_COLUMNS} FROM outbox WHERE id > %s ORDER BY id LIMIT {2 * _BATCH}"  # noqa: S608 - a constant
+_REPEATED = 50_000
+
+
+def read(servers: Servers, records: int) -> float:
+    """Return records per second of a bare SELECT by pages, into nothing."""
+    left, last = records, 0
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        cursor = connection.cursor(binary=True)
+        began = time.perf_counter()
+        while left > 0:
+            rows = cursor.execute(_READ, (last,), prepare=True).fetchall()
+            left, last = left - len(rows), rows[-1][0]
+        return records / (time.perf_counter() - began)
+
+
+def produce(servers: Servers, records: int) -> float:
+    """Return records per second of a bare producer, from memory: the payloads and the headers that the harvester sends,
+    with its settings."""
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM outbox ORDER BY id LIMIT {_REPEATED}").fetchall()  # noqa: S608
+    stamped = b"x" * 25
+    ready = [(row[1], row[3], row[2], [*zip(row[4], row[5], strict=True), ("harvest", stamped)]) for row in rows]
+    producer = Producer(
+        {
+            "bootstrap.servers": servers.bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 2,
+            "compression.type": "lz4",
+            "partitioner": "consistent",
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    began = time.perf_counter()
+    for number in range(records):
+        topic, value, key, headers = ready[number % len(ready)]
+        producer.produce(topic, value, key, headers=headers)
+        if number % _BATCH == 0:
+            producer.poll(0)
+    producer.flush()
+    return records / (time.perf_counter() - began)

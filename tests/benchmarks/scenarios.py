@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from tests.benchmarks import floors, idle, pools
+from tests.benchmarks import floors, idle, laps, pools
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
@@ -94,6 +94,11 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "drain-pipelined": _drains("pipelined", 1, 0.7),
     "drain-barrier-8-lanes": _drains("barrier", 8, None),
     "drain-pipelined-8-lanes": _drains("pipelined", 8, None),
+    "drains-snapshot": laps.drains,
+    "one-hot-key": laps.hot_key,
+    "never-analyzed": laps.never_analyzed,
+    "one-transaction": laps.one_transaction,
+    "behind-kept": laps.behind_kept,
     "one-key": _one_key,
     "take-over": _take_over,
     "hand-over": _hand_over,

@@ -1,0 +1,233 @@
+"""Scenarios of harvesting by laps: drains of the native table, against what its two ends allow in the same run."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.parts import make_paged_source
+from tests.benchmarks import floors
+from tests.benchmarks.backlog import Servers
+from tests.benchmarks.drain import drain_laps
+from tests.benchmarks.report import Result, at_least, at_most
+
+if TYPE_CHECKING:
+    from tests.benchmarks.scenarios import Size
+
+KEPT = 50
+"""Times the size of a drain: so many records have been harvested already, and are kept."""
+_SEGMENTS = "SELECT relid::text FROM pg_partition_tree('outbox') WHERE isleaf"
+
+_LIVE_RATE = 1_000
+_LIVE_SECONDS = 5
+_POLLS = 200
+_OWN_RECORDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Records per second, and what part of the slower floor that is."""
+
+    rate: float
+    floor: float
+
+    @property
+    def ratio(self) -> float:
+        return self.rate / self.floor
+
+
+def _slower_floor(servers: Servers, records: int) -> float:
+    return min(floors.read(servers, records), floors.produce(servers, records))
+
+
+def drains(servers: Servers, size: "Size") -> Iterator[Result]:
+    """Each delivery, many keys and one, on the same table: reading leaves it as it is."""
+    records = 5 * size.records
+    servers.make_native()
+    servers.insert(records)
+    servers.settle()
+    found: dict[str, list[Rate]] = {delivery: [] for delivery in ("transactional", "pipelined", "barrier")}
+    for _ in range(size.rounds):
+        floor = _slower_floor(servers, records)
+        for delivery, rates in found.items():
+            servers.forget()
+            rates.append(Rate(rate=drain_laps(servers, records, delivery=delivery), floor=floor))
+    for (delivery, rates), target in zip(found.items(), (0.5, 0.5, 0.25), strict=True):
+        yield _line(f"drain-snapshot-{delivery}", rates, target)
+
+
+def hot_key(servers: Servers, size: "Size") -> Iterator[Result]:
+    """One key only, against many."""
+    yield from _compared(servers, size, "drain-one-hot-key", keys=0)
+
+
+def never_analyzed(servers: Servers, size: "Size") -> Iterator[Result]:
+    """A table whose statistics say that it is empty."""
+    yield from _compared(servers, size, "drain-never-analyzed", target=0.8, analyze=False)
+
+
+def one_transaction(servers: Servers, size: "Size") -> Iterator[Result]:
+    """A backlog that is one transaction, open when the last snapshot was taken; against the same in many."""
+    records, rates, many = 5 * size.records, [], []
+    for _ in range(size.rounds):
+        many.append(_fresh(servers, records))
+        servers.make_native()
+        with psycopg.connect(servers.dsn) as open_one:
+            servers.insert(records, connection=open_one)
+            servers.insert(1)
+            drain_laps(servers, 1, delivery="transactional")  # its last snapshot lists the open one
+            servers.settle()
+            open_one.commit()
+        rates.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=_topic()))
+    yield _against("drain-one-transaction", rates, many, 0.8)
+
+
+def behind_kept(servers: Servers, size: "Size") -> Iterator[Result]:
+    """A drain behind many records that were harvested and are kept; then the same while a writer has idled since."""
+    records = size.records
+    empty = [_fresh(servers, records) for _ in range(size.rounds)]
+    servers.make_native()
+    with psycopg.connect(servers.dsn) as idle:
+        servers.insert(KEPT * size.records)
+        servers.settle()
+        kept = _drains_after_now(servers, records, size.rounds)
+        live = _live_seconds(servers)
+        polls = _poll_seconds(servers)
+        servers.insert(_OWN_RECORDS, connection=idle)
+        servers.insert(KEPT * size.records // 10)
+        beside = _drains_after_now(servers, records, size.rounds)
+        beside_live = _live_seconds(servers)
+        beside_polls = _poll_seconds(servers)
+        dead = _dead_tuples(servers)
+        idle.commit()
+    own = drain_laps(servers, _OWN_RECORDS, delivery="pipelined", subscription="own")
+    yield _against("drain-behind-kept", kept, empty, 0.9)
+    yield _against("drain-beside-idle-writer", beside, kept, 0.9)
+    yield at_least(
+        "live-beside-idle-writer", 1 / beside_live, "/s", floor=1 / live, ratio=live / beside_live, target=0.9
+    )
+    yield at_most("poll-beside-idle-writer", beside_polls / polls, "times", target=1.25)
+    yield at_most("dead-tuples", dead, "tuples", target=0)
+    yield at_least("own-records-of-idle-writer", own, "/s", floor=own, ratio=1.0)
+
+
+def _compared(
+    servers: Servers, size: "Size", name: str, *, target: float = 0.9, keys: int | None = None, analyze: bool = True
+) -> Iterator[Result]:
+    records, rates, usual = 5 * size.records, [], []
+    for _ in range(size.rounds):
+        usual.append(_fresh(servers, records))
+        rates.append(_fresh(servers, records, keys=keys, analyze=analyze))
+    yield _against(name, rates, usual, target)
+
+
+def _fresh(servers: Servers, records: int, *, keys: int | None = None, analyze: bool = True) -> float:
+    servers.make_native()
+    if not analyze:
+        with psycopg.connect(servers.dsn, autocommit=True) as connection:
+            for (segment,) in connection.execute(_SEGMENTS).fetchall():
+                connection.execute(f"ALTER TABLE {segment} SET (autovacuum_enabled = off)")
+    servers.insert(records, **({} if keys is None else {"keys": keys}))
+    servers.settle(analyze=analyze)
+    return drain_laps(servers, records, delivery="transactional")
+
+
+def _drains_after_now(servers: Servers, records: int, rounds: int) -> list[float]:
+    """Return the rates of drains of what is added after a subscription began."""
+    found = []
+    for _ in range(rounds):
+        servers.forget()
+        topic = _topic()
+        _begin_now(servers, topic)
+        servers.insert(records)
+        servers.settle(analyze=False)
+        found.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=topic))
+    return found
+
+
+def _begin_now(servers: Servers, topic: str) -> None:
+    config = HarvestConfig(
+        data_source=servers.dsn,
+        base_kafka_config={"bootstrap.servers": servers.bootstrap_servers},
+        leadership="solo",
+        delivery="transactional",
+        start_from="now",
+        checkpoint_topic=topic,
+    )
+    Harvest(config).drain(60)
+
+
+def _live_seconds(servers: Servers) -> float:
+    """Return how long it took to deliver what was written within a few seconds at a steady rate."""
+    servers.forget()
+    topic = _topic()
+    _begin_now(servers, topic)
+    config = HarvestConfig(
+        data_source=servers.dsn,
+        base_kafka_config={"bootstrap.servers": servers.bootstrap_servers},
+        leadership="solo",
+        delivery="transactional",
+        checkpoint_topic=topic,
+    )
+    records = _LIVE_RATE * _LIVE_SECONDS
+    with Harvest(config) as harvest:
+        began = time.perf_counter()
+        with psycopg.connect(servers.dsn, autocommit=True) as writer:
+            for number in range(records // 10):
+                servers.insert(10, connection=writer)
+                time.sleep(max(0.0, began + (number + 1) * 10 / _LIVE_RATE - time.perf_counter()))
+        while harvest.delivered_records < records:
+            harvest.await_stopped(0.005)
+        return time.perf_counter() - began
+
+
+def _poll_seconds(servers: Servers) -> float:
+    """Return the median seconds of a look that finds nothing."""
+    config = HarvestConfig(data_source=servers.dsn, leadership="solo", start_from="now")
+    source = make_paged_source(config, OutboxTable.parse("outbox"), "snapshot", 0)
+    try:
+        source.open(None)
+        seconds = []
+        for _ in range(_POLLS):
+            began = time.perf_counter()
+            source.read(500)
+            seconds.append(time.perf_counter() - began)
+        return median(seconds)
+    finally:
+        source.close()
+
+
+def _dead_tuples(servers: Servers) -> int:
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        time.sleep(1.2)  # sessions report what they did once a second
+        row = connection.execute(
+            "SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname ~ '^outbox(_from_|_tail|$)'"
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _topic() -> str:
+    return f"bench-{uuid4().hex[:8]}.checkpoint"
+
+
+def _line(name: str, rates: list[Rate], target: float) -> Result:
+    return at_least(
+        name,
+        median(each.rate for each in rates),
+        "/s",
+        floor=median(each.floor for each in rates),
+        ratio=median(each.ratio for each in rates),
+        target=target,
+    )
+
+
+def _against(name: str, rates: list[float], others: list[float], target: float) -> Result:
+    ratio = median(rate / other for rate, other in zip(rates, others, strict=True))
+    return at_least(name, median(rates), "/s", floor=median(others), ratio=ratio, target=target)
