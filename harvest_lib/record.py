@@ -24,9 +24,10 @@ def is_legal_topic(name: str) -> bool:
 Header = tuple[str, str | None]
 """Name and value; names may repeat, order is kept."""
 
-Row = tuple[int, str, str, str | None, list[str], list[str | None]]
+Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
 """One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
-an object per record would cost more than everything else done in Python for it."""
+an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
+is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,13 @@ class RecordLimits:
 class OutboxRecord:
     """One message to be: written to the outbox in the caller's transaction, published to Kafka afterwards.
 
-    `value` None is a tombstone. Records of one `key` reach Kafka in the order in which they were committed, provided
-    the writer locks the key (the aggregate's row) before it inserts.
+    `value` is text, or bytes where the column is BYTEA; None is a tombstone. Records of one `key` reach Kafka in the
+    order in which they were committed, provided the writer locks the key (the aggregate's row) before it inserts.
     """
 
     topic: str
     key: str
-    value: str | None
+    value: str | bytes | None
     headers: Sequence[Header] = ()
 
     def check(self, limits: RecordLimits) -> None:
@@ -59,7 +60,7 @@ class OutboxRecord:
             )
         self._check_length("topic", self.topic, TOPIC_MAX_CHARS)
         self._check_length("key", self.key, limits.key_chars)
-        if self.value is not None:
+        if isinstance(self.value, str):
             self._check_length("value", self.value, limits.value_chars)
         for name, value in self.headers:
             self._check_length("header name", name, None)

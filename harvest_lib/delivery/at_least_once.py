@@ -192,7 +192,8 @@ class AtLeastOnce:
             return True
         _, topic, key, value, names, contents = row
         texts = (key, value, *names, *contents)
-        size = sum(len(text.encode()) for text in texts if text) + _BATCH_OVERHEAD_BYTES
+        size = sum(len(text if isinstance(text, bytes) else text.encode()) for text in texts if text)
+        size += _BATCH_OVERHEAD_BYTES
         return size > self._topics.limit(topic)
 
     def _fail(self, row: Row, error: Exception) -> None:

@@ -20,7 +20,7 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.outbox import segment_queries as queries
-from harvest_lib.outbox.brief import PATIENCE_SECONDS, briefly
+from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.native import DEFAULT_AHEAD, segment_of, segment_statement, segment_statements, tail_of
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
@@ -56,7 +56,9 @@ def ensure_ahead(
     `size` is that of new segments, by default that of the last one. `after` is told each step that was taken, for
     tests. Needs the owner's rights and a connection in autocommit. Raises DatabaseError if the lock cannot be had.
     """
-    return _Cut(connection, outbox.placed(connection), ahead, size, patience_seconds, after).run()
+    placed = outbox.placed(connection)
+    with alone(connection, placed, patience_seconds):
+        return _Cut(connection, placed, ahead, size, patience_seconds, after).run()
 
 
 @dataclass(frozen=True, slots=True)

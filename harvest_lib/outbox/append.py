@@ -4,25 +4,32 @@ Nothing about writing needs this module: a plain INSERT will do. What it adds is
 is refused here, while the caller can still do something about it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import OutboxRecord, RecordLimits
 
 if TYPE_CHECKING:
     import sqlalchemy
 
-_Values = tuple[str, str, str | None, list[str], list[str | None]]
+_Values = tuple[str, str, str | bytes | None, list[str], list[str | None]]
 
 _INSERT = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-VALUES (clock_timestamp(), %s, %s, %s, %s::text[], %s::text[])
+VALUES (clock_timestamp(), %s, %s, {value}, %s::text[], %s::text[])
 """
+
+# Text without its type would be read as bytea spells bytes, where that is the column's type, and bytes would be spelled
+# out where it is text: both without an error.
+_TEXT = "%s::text"
+_BYTES = "coalesce((NULL::{table}).kafka_value, %s::bytea)"
 
 _DEFAULT_LIMITS = RecordLimits()
 
@@ -37,13 +44,14 @@ def append(
     """Insert records into the outbox and return how many; commits nothing, the transaction is the caller's.
 
     `connection` is psycopg's or SQLAlchemy's (over psycopg). Records get their ids in the order given. All records are
-    checked before the first is sent: raises RecordError, and then nothing was written.
+    checked before the first is sent: raises RecordError, and then nothing was written. Raises OutboxTableError if
+    values are str and the column is BYTEA, or the other way round.
     """
     values = _checked(records, limits)
     if not values:
         return 0
-    with translated(), _psycopg(connection).cursor() as cursor:
-        cursor.executemany(_statement(table), values)
+    with _sent(table), _psycopg(connection).cursor() as cursor:
+        cursor.executemany(_statement(table, values), values)
     return len(values)
 
 
@@ -58,9 +66,9 @@ async def append_async(
     values = _checked(records, limits)
     if not values:
         return 0
-    with translated():
+    with _sent(table):
         async with connection.cursor() as cursor:
-            await cursor.executemany(_statement(table), values)
+            await cursor.executemany(_statement(table, values), values)
     return len(values)
 
 
@@ -70,11 +78,33 @@ def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[
         record.check(limits)
         names, contents = [name for name, _ in record.headers], [content for _, content in record.headers]
         values.append((record.topic, record.key, record.value, names, contents))
+    if any(isinstance(value[2], bytes) for value in values) and any(isinstance(value[2], str) for value in values):
+        raise RecordError(
+            "some values are text and some are bytes", next_step="give all of one type: that of the column kafka_value"
+        )
     return values
 
 
-def _statement(table: str) -> sql.Composed:
-    return sql.SQL(_INSERT).format(table=in_statement(OutboxTable.parse(table).identifier))
+def _statement(table: str, values: Sequence[_Values]) -> sql.Composed:
+    name = in_statement(OutboxTable.parse(table).identifier)
+    value = _BYTES if any(isinstance(each[2], bytes) for each in values) else _TEXT
+    return sql.SQL(_INSERT).format(table=name, value=sql.SQL(value).format(table=name))
+
+
+@contextmanager
+def _sent(table: str) -> Iterator[None]:
+    """Turn psycopg's errors into ours, that of values of the other type into one that says so."""
+    try:
+        with translated():
+            yield
+    except OutboxTableError as error:
+        if not isinstance(error.__cause__, psycopg.errors.DatatypeMismatch):
+            raise
+        raise OutboxTableError(
+            f"the values are of another type than the column kafka_value of {table}",
+            evidence=error.evidence,
+            next_step="give all values as bytes if the column is BYTEA (`harvest init --value-type`), else as str",
+        ) from error
 
 
 def _psycopg(connection: "psycopg.Connection[Any] | sqlalchemy.Connection") -> "psycopg.Connection[Any]":

@@ -6,7 +6,8 @@ everybody who queued up gets through.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -29,7 +30,37 @@ FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
+# Not the lock that waits: whoever waits in a statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
+_TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
+
+_NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest changes ' || %s, 0))"
+
 Result = TypeVar("Result")
+
+
+@contextmanager
+def alone(
+    connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float = PATIENCE_SECONDS
+) -> Iterator[None]:
+    """See to it that no other command changes the segments of this table. May be nested in one session.
+
+    Raises DatabaseError if another does for longer than patience lasts.
+    """
+    deadline, name = time.monotonic() + patience_seconds, (str(table),)
+    with translated():
+        while connection.execute(_TRY_ALONE, name).fetchone() != (True,):
+            if time.monotonic() > deadline:
+                raise DatabaseError(
+                    f"another command is changing {table}",
+                    evidence=f"it has gone on for {patience_seconds:g} s (pg_locks, locktype advisory)",
+                    next_step="let it finish, then run this one again",
+                )
+            time.sleep(_PAUSE_SECONDS)
+    try:
+        yield
+    finally:
+        with suppress(psycopg.Error):  # of a session that is gone, the lock is too
+            connection.execute(_NOT_ALONE, name)
 
 
 def briefly(
@@ -80,5 +111,5 @@ def _refused(connection: psycopg.Connection[Any], table: OutboxTable, patience_s
         f"{table} could not be changed within {patience_seconds:g} s, because it is never without a lock",
         evidence=f"held by {', '.join(holders[:_SHOWN]) or 'several, one after the other'}",
         next_step="end the transactions that have been open for long (pg_stat_activity, pg_prepared_xacts) and run the "
-        "command again: nothing is half done",
+        "command again: it goes on from here",
     )

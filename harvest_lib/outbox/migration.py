@@ -29,7 +29,7 @@ from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
 from harvest_lib.outbox import segment_queries
 from harvest_lib.outbox.ahead import FAR_IDS, ensure_ahead
-from harvest_lib.outbox.brief import PATIENCE_SECONDS, briefly
+from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.native import (
     DEFAULT_AHEAD,
     DEFAULT_SEGMENT_SIZE,
@@ -73,8 +73,12 @@ class Migration:
         Raises OutboxTableError, having changed nothing, if the table has something that a native one cannot have;
         DatabaseError if a lock cannot be had, after which another run goes on.
         """
-        taken = []
         placed = self.outbox.placed(connection)
+        with alone(connection, placed, self.patience_seconds):
+            return self._run(connection, placed)
+
+    def _run(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> Sequence[str]:
+        taken = []
         while remaining := self.remaining(connection):
             step = remaining[0]
             self._take(connection, placed, step)

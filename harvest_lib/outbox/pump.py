@@ -20,7 +20,7 @@ from harvest_lib.record import OutboxRecord, RecordLimits
 # Ids are given out after the sort, so in the order of the arrays. The time is Postgres's, as that of every writer.
 _INSERT = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT clock_timestamp(), %(topic)s, key, value, %(names)s::text[],
+SELECT clock_timestamp(), %(topic)s, key, {value}, %(names)s::text[],
        (ARRAY[(%(first)s + number - 1)::text] || %(contents)s::text[])[1:%(headers)s]
 FROM unnest(%(keys)s::text[], %(values)s::text[]) WITH ORDINALITY AS record (key, value, number) ORDER BY number
 """
@@ -63,7 +63,8 @@ def pump(
     """
     load.check()
     table.check_columns(connection)
-    statement = sql.SQL(_INSERT).format(table=in_statement(table.identifier))
+    value = sql.SQL("convert_to(value, 'UTF8')" if table.value_type(connection) == "bytea" else "value")
+    statement = sql.SQL(_INSERT).format(table=in_statement(table.identifier), value=value)
     names = ["Seq", *(f"Header-{number}" for number in range(2, load.headers + 1))][: load.headers]
     constant = {
         "topic": load.topic,

@@ -18,6 +18,7 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
+from harvest_lib.outbox.brief import alone
 from harvest_lib.outbox.native import shortened
 from harvest_lib.outbox.table import OutboxTable
 
@@ -62,6 +63,10 @@ class Restamping:
         self.outbox.check_native(connection)
         if not force:
             self._refuse_if_live(connection, outbox)
+        with alone(connection, outbox):
+            return self._restamp(connection, outbox)
+
+    def _restamp(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
         work = self._work(outbox)
         names = {"work": in_statement(work.identifier), "outbox": in_statement(outbox.identifier)}
         with translated(), connection.transaction():

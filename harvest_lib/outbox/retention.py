@@ -21,7 +21,7 @@ from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox import segment_queries as queries
-from harvest_lib.outbox.brief import PATIENCE_SECONDS, briefly
+from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
 
@@ -51,7 +51,9 @@ def drop_passed(
     Needs the owner's rights and a connection in autocommit. Raises DatabaseError if somebody uses the table for longer
     than patience lasts: the segment is then detached for new transactions, and the next run finishes.
     """
-    return _Retention(connection, outbox.placed(connection), keep_seconds, patience_seconds).run(dry_run=dry_run)
+    placed = outbox.placed(connection)
+    with alone(connection, placed, patience_seconds):
+        return _Retention(connection, placed, keep_seconds, patience_seconds).run(dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from harvest_lib.outbox import (
     Segments,
     append,
     drop_passed,
+    ensure_ahead,
 )
 from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
@@ -252,8 +253,10 @@ def test_all_that_belongs_to_the_table_survives(plain, dsn, unique):
 
     before = described()
     try:
+        indexes = "SELECT count(*) FROM pg_index WHERE indrelid = '{}'::regclass"
         plain.migrate()
         assert described() == before
+        assert plain.one(indexes.format("outbox")) == plain.one(indexes.format("outbox_from_0")) == 3
         with psycopg.connect(make_conninfo(dsn, user=reader, password="p"), autocommit=True) as writer:
             plain.write(1, writer)
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -265,6 +268,29 @@ def test_all_that_belongs_to_the_table_survives(plain, dsn, unique):
         connection.execute(f'REASSIGN OWNED BY "{owner}" TO CURRENT_USER')
         for role in (owner, reader, column_reader):
             connection.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def test_an_owner_without_other_rights_can_do_it_all(plain, dsn, unique):
+    owner = unique("owner")[:60]
+    plain.connection.execute(f'CREATE ROLE "{owner}" LOGIN PASSWORD \'p\'; GRANT CREATE ON SCHEMA public TO "{owner}"')
+    try:
+        with psycopg.connect(make_conninfo(dsn, user=owner, password="p"), autocommit=True) as connection:
+            table = OutboxTable.parse("owned")
+            table.create(connection)
+            plain.connection.execute("GRANT SELECT ON owned TO pg_read_all_data")
+            append(connection, [OutboxRecord(topic="t", key="k", value="v")] * 5, table="owned")
+            Migration(outbox=table).run(connection)
+            append(connection, [OutboxRecord(topic="t", key="k", value="v")] * 5, table="owned")
+            table.check(connection)
+            connection.execute(
+                "INSERT INTO owned_subscriptions (subscription, shard, shards, source, seen) "
+                "VALUES ('s', 0, 1, 'snapshot', pg_current_snapshot())"
+            )
+            assert ensure_ahead(connection, table, ahead=6).made == 2
+            assert drop_passed(connection, table, keep_seconds=0).dropped == ["owned_from_0"]
+            assert table.backlog(connection).records == 5
+    finally:
+        plain.connection.execute(f'DROP OWNED BY "{owner}"; DROP ROLE "{owner}"')
 
 
 def test_the_old_table_can_be_dropped_and_the_sequence_stays(plain):

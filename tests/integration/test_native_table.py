@@ -1,14 +1,27 @@
 """The native table on a real Postgres: what is created, by whom it can be used, and that nothing there is changed."""
 
+import random
+import threading
 import uuid
 
 import psycopg
 import pytest
+from support.outbox import harvest_config, read_topic, steps_back
 from support.parking import Parking
 from support.psql import psql
 
-from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, append
+from harvest_lib.errors import OutboxTableError, RecordError
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import (
+    Load,
+    NativeTable,
+    OutboxTable,
+    ParkedCounts,
+    ParkedRecords,
+    Selection,
+    append,
+    pump,
+)
 from harvest_lib.outbox.native import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
@@ -47,6 +60,49 @@ def test_a_native_table_takes_records_that_a_mark_source_harvests(dsn, connectio
     assert [row[0] for row in source.fetch(15).rows] == [16]
     source.close()
     assert table.backlog(connection).records == 5
+
+
+RAW = [b"\x00\xff", b"", b"\\x41", None]
+
+
+def test_bytes_go_in_and_come_out_as_they_are(dsn, connection):
+    table = OutboxTable.parse("outbox")
+    NativeTable(outbox=table, value_type="bytea").create(connection)
+    ParkedRecords(table).create(connection)
+    append(connection, [record(value=value) for value in RAW])
+    Parking(connection, ParkedRecords(table)).move(3)
+    ParkedRecords(table).retry(connection, Selection())
+    source = MarkSource(dsn, table.identifier, table.parked.identifier)
+    source.open(uuid.uuid4())
+    assert [row[3] for row in source.fetch(10).rows] == RAW
+    source.close()
+
+
+@pytest.mark.parametrize(("column", "value", "named"), [("bytea", "\\x41", "bytes"), ("text", b"A", "str")])
+def test_values_of_the_other_type_are_refused(connection, column, value, named):
+    """Text that looks like bytes spelled out would be taken for them."""
+    NativeTable(outbox=OutboxTable.parse("outbox"), value_type=column).create(connection)
+    with pytest.raises(OutboxTableError, match=named):
+        append(connection, [record(value=value)])
+    with pytest.raises(RecordError, match="some are bytes"):
+        append(connection, [record(value="a"), record(value=b"a")])
+
+
+@pytest.mark.parametrize("value_type", ["varchar", "bytea"])
+def test_a_harvest_of_a_native_table(dsn, connection, bootstrap_servers, make_topic, group_id, value_type):
+    topic, table = make_topic(partitions=2, **{"max.message.bytes": 20_000}), OutboxTable.parse("outbox")
+    NativeTable(outbox=table, value_type=value_type, segment_size=100).create(connection)
+    load = Load(topic=topic, keys=5, records=700, headers=2)
+    assert list(pump(connection, table, load, dice=random.Random(1), stopping=threading.Event()))[-1] == 700
+    if value_type == "bytea":  # one that is too large, after a look at its size
+        append(connection, [OutboxRecord(topic=topic, key="large", value=b"x" * 40_000)])
+    assert Harvest(harvest_config(dsn, bootstrap_servers, group_id)).drain(60).records == 700
+    delivered = read_topic(bootstrap_servers, topic)
+    assert sorted(each.outbox_id for each in delivered) == list(range(1, 701))
+    assert steps_back(delivered) == 0
+    assert all(each.value.startswith("value-") for each in delivered)
+    parked = ParkedRecords(table).counts(connection)
+    assert parked == ParkedCounts(parked=1 if value_type == "bytea" else 0, held=0)
 
 
 def test_a_row_knows_its_transaction_and_its_time_by_itself(connection):

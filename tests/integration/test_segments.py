@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import psycopg
@@ -13,7 +14,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.outbox import Selection, append, drop_passed, ensure_ahead
-from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS
+from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS, alone
 from harvest_lib.record import OutboxRecord
 
 NOTHING_SEEN = "1:1:"
@@ -33,6 +34,10 @@ def native(dsn):
 
 def keep(native, seconds=0.0, **options):
     return drop_passed(native.connection, native.table, keep_seconds=seconds, **options)
+
+
+def first(native):
+    return native.segments.read(native.connection)[0]
 
 
 # -- ahead
@@ -105,6 +110,7 @@ def test_a_cut_begun_long_ago_gets_another_end(native):
     ensure_ahead(native.connection, native.table)
     native.write(20)
     assert native.count() == 65
+    assert native.segments.next_id(native.connection) > 2 * FAR - 100
 
 
 def test_ids_that_the_sequence_never_gave_out_are_named(native):
@@ -115,6 +121,24 @@ def test_ids_that_the_sequence_never_gave_out_are_named(native):
     native.connection.execute("DELETE FROM outbox WHERE id > 1000000; ")
     native.write(1)
     assert ensure_ahead(native.connection, native.table).cut_tail
+
+
+def test_two_at_once_make_each_segment_once(native, dsn):
+    native.write(45)
+
+    def ensure():
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            ensure_ahead(connection, native.table, ahead=3)
+
+    with ThreadPoolExecutor(4) as several:
+        for done in [several.submit(ensure) for _ in range(4)]:
+            done.result()
+    assert len(native.bounds()) == 8
+    with psycopg.connect(dsn, autocommit=True) as other, alone(other, native.table.placed(other)):
+        with pytest.raises(DatabaseError, match="another command"):
+            keep(native, patience_seconds=0.1)
+        with pytest.raises(DatabaseError, match="another command"):
+            ensure_ahead(native.connection, native.table, patience_seconds=0.1)
 
 
 def test_a_tail_that_the_sequence_passed_without_a_record_needs_no_cut(native):
@@ -175,8 +199,7 @@ def test_a_segment_is_closed_when_the_sequence_and_its_writers_are_gone(native, 
         native.write(20)
         native.write(1, later)
         assert native.closed() == []
-        (first, *_) = native.segments.read(native.connection)
-        assert f"pid {idle.info.backend_pid}" in native.segments.waited_for(native.connection, first)
+        assert f"pid {idle.info.backend_pid}" in native.segments.waited_for(native.connection, first(native))
         idle.commit()
         assert native.closed() == [], "the other one was open too when it was passed"
         later.commit()
@@ -206,6 +229,18 @@ def test_a_writer_that_has_drawn_an_id_and_written_nothing_yet_keeps_it_open(nat
         assert native.closed() == ["outbox_from_0", "outbox_from_10"]
 
 
+def test_a_transaction_that_drew_an_id_in_advance_keeps_its_segment_open(native, dsn):
+    """It has no lock on the outbox yet, but was open when the sequence passed."""
+    with psycopg.connect(dsn) as early:
+        drawn = early.execute("SELECT nextval('outbox_id_seq'), pg_current_xact_id()").fetchone()[0]
+        native.write(15)
+        assert native.closed() == []
+        assert any("transaction" in each for each in native.segments.waited_for(native.connection, first(native)))
+        early.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", (drawn,))
+        early.commit()
+    assert native.closed() == ["outbox_from_0"]
+
+
 @pytest.mark.parametrize("prepared_before", [True, False])
 def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
     """Prepared after the first look it is no longer known by the name it was noted under."""
@@ -229,6 +264,23 @@ def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
     assert native.count() == 26
 
 
+def test_a_writer_that_had_no_transaction_id_and_is_prepared_keeps_its_segment_open(native, dsn):
+    """Neither the snapshot nor the name it was noted under tells of it; its lock on the segment does."""
+    name = uuid.uuid4().hex
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("BEGIN; LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
+        native.push(15)
+        assert native.closed() == []
+        writer.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (5, 't', 'k')")
+        writer.execute(f"PREPARE TRANSACTION '{name}'")
+        try:
+            assert native.closed() == []
+            assert "prepared" in native.segments.waited_for(native.connection, first(native))[0]
+        finally:
+            writer.execute(f"COMMIT PREPARED '{name}'")
+    assert native.closed() == ["outbox_from_0"]
+
+
 # -- where to look
 
 
@@ -248,6 +300,7 @@ def test_the_floor_stays_below_what_an_open_transaction_of_the_snapshot_wrote(na
         native.write(12, late)
         seen = native.snapshot()
         native.write(10)
+        assert native.floor() == 0, "what it writes may be visible to nobody yet"
         late.commit()
     assert native.closed() == ["outbox_from_0", "outbox_from_10"]
     assert native.floor(seen) == 0
