@@ -23,10 +23,14 @@ def clock():
     return Clock()
 
 
+def made_of(clock, **settings):
+    return Neli(NeliSettings(topic="t", group_id="g", heartbeat_timeout_seconds=TIMEOUT, **settings), {}, clock)
+
+
 @pytest.fixture
 def member(clock):
     """Make a candidate: partition 0 is its own, nothing is proved."""
-    made = Neli(NeliSettings(topic="t", group_id="g", heartbeat_timeout_seconds=TIMEOUT), {}, clock)
+    made = made_of(clock)
     stand(made)
     return made
 
@@ -119,8 +123,7 @@ def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(clock, abandoned):
     """What was on the wire may arrive that long, behind what the successor sends."""
-    settings = NeliSettings(topic="t", group_id="g", session_timeout_seconds=0.3)
-    made = Neli(settings, {}, clock)
+    made = made_of(clock, session_timeout_seconds=0.3)
     stand(made)
     hear(made, clock.now)
     commit(made, clock.now)
@@ -129,3 +132,166 @@ def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(
     began = time.monotonic()
     made._on_revoke(None, [TopicPartition("t", 0)])
     assert (time.monotonic() - began >= 0.3) is abandoned
+
+
+# -- several shards
+
+
+def leads(clock, *shards, **settings):
+    """Make a member that leads some shards of three."""
+    made = made_of(clock, shards=3, **settings)
+    stand(made, *shards)
+    for shard in shards:
+        hear(made, clock.now, shard)
+    commit(made, clock.now)
+    made._judge()
+    assert [term.shard for term in made.terms(0)] == list(shards)
+    return made
+
+
+def owned(*partitions):
+    return [TopicPartition("t", partition) for partition in partitions]
+
+
+class Message:
+    """A message that arrives by some partition."""
+
+    def __init__(self, partition, value=b"", offset=7):
+        self._said = {"partition": partition, "value": value, "offset": offset, "error": None}
+
+    def __getattr__(self, name):
+        return lambda: self._said[name]
+
+
+def test_one_commit_proves_membership_for_all_shards_and_a_heartbeat_its_own_alone(clock):
+    member = made_of(clock, shards=3)
+    stand(member, 0, 2)
+    commit(member, clock.now)
+    hear(member, clock.now, 2)
+    member._judge()
+    (term,) = member.terms(0)
+    assert term.shard == 2
+    hear(member, clock.now, 0)
+    member._judge()
+    assert [term.shard for term in member.terms(0)] == [0, 2]
+    assert len({term.leader_id for term in member.terms(0)}) == 2
+
+
+def test_a_shard_without_fresh_heartbeats_is_fenced_alone(clock):
+    member = leads(clock, 0, 1)
+    first, second = member.terms(0)
+    clock.now += TIMEOUT - 1
+    hear(member, clock.now, 1)
+    commit(member, clock.now)
+    member._judge()
+    clock.now += 1
+    member._judge()
+    assert first.ended is TermEnd.FENCED
+    assert member.terms(0) == (second,)
+    hear(member, clock.now, 0)
+    commit(member, clock.now)
+    member._judge()
+    again, same = member.terms(0)
+    assert again.leader_id != first.leader_id
+    assert same is second
+
+
+def test_without_an_accepted_commit_all_shards_are_fenced(clock):
+    member = leads(clock, 0, 1)
+    terms = member.terms(0)
+    clock.now += TIMEOUT
+    for shard in (0, 1):
+        hear(member, clock.now, shard)
+    member._judge()
+    assert {term.ended for term in terms} == {TermEnd.FENCED}
+    assert member.terms(0) == ()
+
+
+def test_a_heartbeat_that_came_through_another_shards_partition_proves_nothing(clock):
+    """It says that the other partition can be reached."""
+    member = made_of(clock, shards=3)
+    stand(member, 0, 1)
+    commit(member, clock.now)
+    member._hear(Message(1, member._candidacies[0].beat(clock.now)))
+    member._judge()
+    assert member.terms(0) == ()
+
+
+def test_partitions_beyond_the_shards_mean_nothing(clock):
+    member = leads(clock, 0)
+    terms = member.terms(0)
+    member._hear(Message(3, b"not a heartbeat"))
+    member._on_revoke(None, owned(3, 4))
+    assert member.terms(0) == terms
+
+
+def test_what_is_revoked_ends_and_the_rest_goes_on(clock):
+    member = leads(clock, 0, 1, 2)
+    first, second, third = member.terms(0)
+    member._on_revoke(None, owned(0, 2))
+    assert first.ended is third.ended is TermEnd.REVOKED
+    hear(member, clock.now, 0)
+    member._judge()
+    assert member.terms(0) == (second,), "what is not its own any more is not stood for"
+
+
+def test_a_lost_membership_fences_all_shards_whatever_it_names(clock):
+    member = leads(clock, 0, 1)
+    terms = member.terms(0)
+    member._on_lost(None, [])
+    assert {term.ended for term in terms} == {TermEnd.FENCED}
+
+
+def test_all_terms_of_a_rebalance_end_before_any_is_waited_for_and_share_one_deadline(clock):
+    member = leads(clock, 0, 1, 2, quiesce_timeout_seconds=0.3)
+    terms = member.terms(0)
+    for term in terms:
+        term.quiesced.clear()
+    seen = []
+    wait = terms[0].quiesced.wait
+    terms[0].quiesced.wait = lambda seconds: seen.extend(term.ended for term in terms) or wait(seconds)
+    began = time.monotonic()
+    member._on_revoke(None, owned(0, 1, 2))
+    assert seen == [TermEnd.REVOKED] * 3
+    assert 0.3 <= time.monotonic() - began < 0.6
+
+
+@pytest.mark.parametrize("abandoned", [0, 2])
+def test_what_any_shard_abandoned_holds_up_the_hand_over(clock, abandoned):
+    member = leads(clock, 0, 1, 2, session_timeout_seconds=0.3)
+    member.terms(0)[abandoned].abandoned = True
+    began = time.monotonic()
+    member._on_revoke(None, owned(0, 1, 2))
+    assert time.monotonic() - began >= 0.3
+
+
+class Clients:
+    """A consumer and a producer that note what they are asked."""
+
+    def __init__(self):
+        self.committed, self.beaten = [], []
+
+    def commit(self, *, offsets, asynchronous):
+        assert asynchronous
+        self.committed.append({offset.partition: offset.offset for offset in offsets})
+
+    def produce(self, _topic, _beat, *, partition):
+        self.beaten.append(partition)
+
+
+def test_heartbeats_go_through_the_partition_of_each_shard_and_one_commit_names_where_they_are(clock):
+    member, clients = made_of(clock, shards=3), Clients()
+    stand(member, 0, 2)
+    member._prove(clients, clients)
+    assert (clients.beaten, clients.committed) == ([0, 2], []), "nothing was heard, so there is nothing to commit"
+    member._hear(Message(2, offset=41))
+    member._hear(Message(0, offset=7))
+    member._hear(Message(1, offset=99))
+    member._prove(clients, clients)
+    assert clients.committed == [{0: 8, 2: 42}], "not those that are another's"
+    member._prove(clients, clients)
+    assert clients.beaten == [0, 2, 0, 2], "not before it is time"
+    clock.now += TIMEOUT
+    member._prove(clients, clients)
+    assert clients.beaten == [0, 2] * 3
+    assert len(clients.committed) == 1, "one that is not answered is not followed by another"

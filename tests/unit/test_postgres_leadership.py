@@ -319,6 +319,45 @@ def test_who_still_has_something_in_flight_after_the_quiesce_timeout_leaves_with
     assert server.lead is None
 
 
+def test_who_has_the_lock_leads_all_shards_under_one_lease(lead, server, clock):
+    member, first = lead(shards=3)
+    terms = member.terms(0)
+    assert [term.shard for term in terms] == [0, 1, 2]
+    assert terms[0] is first
+    assert len({term.leader_id for term in terms}) == 3
+    clock.now += HEARTBEAT - 0.01
+    looked(server)
+    clock.now += HEARTBEAT - 0.01
+    assert member.terms(0) == terms, "each of them is extended"
+    server.cut()
+    eventually(lambda: [term.ended for term in terms] == [TermEnd.FENCED] * 3, 5, "all end with the session")
+
+
+def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server):
+    member, _ = lead(shards=3, quiesce_timeout_seconds=30.0)
+    terms = member.terms(0)
+    for term in terms:
+        term.quiesced.clear()
+    stopper = threading.Thread(target=member.stop, args=(20,))
+    stopper.start()
+    for term in terms:
+        eventually(lambda one=term: one.ended is TermEnd.REVOKED, 5, "told in time")
+        looked(server)  # which keeps the session, too
+        assert server.lead is not None
+        term.quiesced.set()
+    stopper.join()
+    assert server.lead is None
+    assert server.words == 1
+
+
+@pytest.mark.parametrize("shard", [0, 2])
+def test_who_abandoned_records_of_any_shard_leaves_without_a_word(lead, server, shard):
+    member, _ = lead(shards=3)
+    member.terms(0)[shard].abandoned = True
+    member.stop(5)
+    assert server.words == 0
+
+
 def test_the_successor_begins_when_the_word_is_over_and_not_before(lead, join, server):
     """While it stands another could take it for our own. The clock stands still: nobody waits for a timeout."""
     first, term = lead()
