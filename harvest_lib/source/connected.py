@@ -95,10 +95,11 @@ class ConnectedSource(ABC):
         if self._place is None:
             before = cast("Mapping[str, str] | None", position and position.get("server"))
             server.require_primary(self._connection)
-            self._place = (
+            place = (
                 server.check(self._connection, before, self._subscription) if before else server.place(self._connection)
             )
             self._refuse_foreign(self._connection)
+            self._place = place  # all is well: it is not looked at again while this connection lasts
         return self._connection
 
     def _connect(self) -> psycopg.Connection[Any]:

@@ -4,6 +4,7 @@ A statement is waited for on a thread of its own, which costs little: what takes
 answer, is done by whoever asks for them.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -72,16 +73,17 @@ class Stream:
     def take(self, up_to: int) -> list[Row]:
         """Return the rows that are here with ids up to `up_to`."""
         rows = self._rows
-        if not rows or rows[-1][0] <= up_to:
-            self._rows = []
-            return rows
-        count = sum(1 for row in rows if row[0] <= up_to)
+        count = bisect_right(rows, up_to, key=_id)
         self._rows = rows[count:]
-        return rows[:count]
+        return rows if count == len(rows) else rows[:count]
+
+    def give_back(self, above: int, rows: Sequence[Row]) -> None:
+        """Have those of the rows that were taken with ids above `above` here again."""
+        self._rows = [*rows[bisect_right(rows, above, key=_id) :], *self._rows]
 
 
 def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
-    """Return the next rows of all streams together, ascending by id, and ask for what follows.
+    """Return the next rows of all streams together, ascending by id, up to `limit`, and ask for what follows.
 
     Empty only when all streams are.
     """
@@ -90,10 +92,15 @@ def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
     for stream in streams:
         stream.hear()
     reach = min((stream.reach for stream in streams), default=_LAST)
-    pieces = [piece for stream in streams if (piece := stream.take(reach))]
+    taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
+    rows = taken[0][1] if len(taken) == 1 else sorted((row for _, piece in taken for row in piece), key=_id)
+    if len(rows) > limit:  # of several streams, or asked for when the limit was higher
+        rows = rows[:limit]
+        for stream, piece in taken:
+            stream.give_back(rows[-1][0], piece)
     for stream in streams:
         stream.ask(ahead, limit)
-    return pieces[0] if len(pieces) == 1 else sorted((row for piece in pieces for row in piece), key=_id)
+    return rows
 
 
 def _id(row: Row) -> int:

@@ -27,6 +27,8 @@ _BARRIER = "SELECT pg_logical_emit_message(true, 'harvest', '')::text"
 
 _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
 
+_LACKS_GRANT = "SELECT quote_ident(current_user) WHERE NOT has_function_privilege('pg_read_file(text)', 'EXECUTE')"
+
 _REMEDY = (
     "compare Kafka with the outbox (`harvest audit`), then anchor the subscription anew: "
     "`harvest subscriptions rewind {name} --to beginning|now|SNAPSHOT`"
@@ -96,12 +98,16 @@ def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscr
     if now.timeline != before["timeline"]:
         fork = _fork(connection, now.timeline, before["timeline"])
         if fork is None or lsn_number(fork) < lsn_number(before["lsn"]):
-            where = f"forked at {fork}" if fork else "nobody here may read where it forked (pg_read_server_files)"
+            where = f"forked at {fork}" if fork else "where it forked cannot be read"
+            reader = None if fork else _lacks_grant(connection)
+            grant = (
+                f"`GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {reader}`, and start again; or " if reader else ""
+            )
             raise ServerRegressed(
                 "another server was promoted, and it may lack records that were harvested from the one before",
                 evidence=f"timeline {now.timeline} instead of {before['timeline']}, {where}; "
                 f"the checkpoint is at {before['lsn']}",
-                next_step=remedy,
+                next_step=grant + remedy,
             )
     elif lsn_number(now.lsn) < lsn_number(before["lsn"]):
         raise ServerRegressed(
@@ -128,3 +134,10 @@ def _fork(connection: psycopg.Connection[Any], timeline: str, old: str) -> str |
         if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == int(old, 16):
             return found[2]
     return None
+
+
+def _lacks_grant(connection: psycopg.Connection[Any]) -> str | None:
+    """Return who we are, quoted, if it is for the lack of a grant that `_fork` knows nothing."""
+    with translated():
+        row = connection.execute(_LACKS_GRANT).fetchone()
+    return str(row[0]) if row is not None else None

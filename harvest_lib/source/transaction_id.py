@@ -48,7 +48,7 @@ class TransactionIdSource(ConnectedSource):
         else:
             self._transaction, self._id = int(position["transaction_id"]), int(position["id"])
             self._refuse_ahead(self._transaction, self._now(connection))
-        return self._position()
+        return self._position() if position is None else position
 
     def read(self, limit: int) -> Page | None:
         if self._deferred:
