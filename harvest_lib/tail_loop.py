@@ -19,7 +19,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from harvest_lib.checkpoint import Checkpoint
@@ -148,7 +148,8 @@ class TailLoop:
         if self._barrier is not None:
             self._barrier.begin()
         if self._checkpoint.position is None:
-            self._checkpoint = self._following(position)
+            # Wherever later ones go: this one is in Postgres alone until a lap is committed.
+            self._checkpoint = replace(self._following(position), kept_in="postgres")
             self._save()
         self._is_open = True
         return True
