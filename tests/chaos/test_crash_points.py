@@ -1,0 +1,172 @@
+"""A harvester is killed at each step between produce, commit, checkpoint and purge, and another one goes on.
+
+Readers of committed records see each record exactly once under transactional, at least once otherwise. No key steps
+back but under pipelined, where a run of its records may come again, without a gap.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import pytest
+from support.native_outbox import NativeOutbox
+from support.outbox import Outbox, harvest_config, read_topic, steps
+from support.pool import Member
+
+from harvest_lib.harvester import Harvest
+
+long = pytest.mark.long
+
+RECORDS = 2_500
+MORE = 300
+
+STEPS = {
+    # The n-th time is one at which a lap was committed before, and others were to come.
+    "transactional": {
+        "lead": 1,
+        "begin": 1,
+        "begun": 1,
+        "produce": 1_300,
+        "commit": 2,
+        "committing": 2,
+        "committed": 2,
+        "save": 2,
+        "saved": 2,
+    },
+    "laps": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
+    "marks": {"fetched": 3, "produce": 700, "purge": 2, "purged": 2},
+}
+
+WAYS = {
+    # name: source, delivery, steps
+    "snapshot_transactional": ("snapshot", "transactional", "transactional"),
+    "snapshot_pipelined": ("snapshot", "pipelined", "laps"),
+    "snapshot_barrier": ("snapshot", "barrier", "laps"),
+    "mark_pipelined": ("mark", "pipelined", "marks"),
+    "mark_barrier": ("mark", "barrier", "marks"),
+}
+
+CASES = [
+    pytest.param(way, step, nth, id=f"{way}-{step}", marks=[long] if way == "mark_pipelined" else [])
+    for way, (_, _, steps_of) in WAYS.items()
+    for step, nth in STEPS[steps_of].items()
+]
+
+
+@dataclass
+class Crashes:
+    """Harvesters of one outbox, each of which is killed on its way."""
+
+    outbox: Outbox
+    servers: str
+    group: str
+    folder: object
+    source: str
+    delivery: str
+    members: list = field(default_factory=list)
+
+    @property
+    def settings(self):
+        return {"source": self.source, "delivery": self.delivery, "leadership": "solo"}
+
+    def crash(self, step, nth, *, delay_ms=0.0):
+        """Run a harvester that is killed at a step; True unless it had nothing left to do before it came there."""
+        file = self.folder / "reaper.json"
+        configuration = {
+            "baseKafkaConfig": {"bootstrap.servers": self.servers},
+            "leaderGroupID": self.group,
+            "dataSource": self.outbox.dsn,
+            "limits": {"ioErrorBackoff": "100ms", "markQueryRecords": 200},
+            **self.settings,
+        }
+        file.write_text(json.dumps({"harvest": configuration}))
+        command = [sys.executable, "-m", "support.striking", "--drain", "--step", step, "--nth", str(nth)]
+        command += ["--delay-ms", str(delay_ms)]
+        log = self.folder / f"harvester-{len(self.members)}.log"
+        member = Member(file, log, command)
+        self.members.append(member)
+        try:
+            code = member.process.wait(60)
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            raise
+        assert code in {0, -signal.SIGKILL}, log.read_text()
+        return code != 0
+
+    def finish(self):
+        """Have a harvester deliver what is left, and return all that is in the topic."""
+        config = harvest_config(self.outbox.dsn, self.servers, self.group, **self.settings)
+        Harvest(config).drain(60)
+        return read_topic(self.servers, self.outbox.topic, isolation="read_committed")
+
+
+@pytest.fixture
+def crashes(dsn, make_topic, bootstrap_servers, group_id, tmp_path, way):
+    source, delivery, _ = WAYS[way]
+    outbox = (Outbox if source == "mark" and delivery != "transactional" else NativeOutbox)(dsn, make_topic(4))
+    yield Crashes(outbox, bootstrap_servers, group_id, tmp_path, source, delivery)
+    outbox.close()
+
+
+def check(delivery, delivered, records):
+    """The ids from 1 to `records` are there, as often and in such an order as the delivery promises."""
+    assert {record.outbox_id for record in delivered} == set(range(1, records + 1))
+    if delivery == "transactional":
+        assert len(delivered) == records, "a record twice"
+    if delivery == "pipelined":
+        check_runs(delivered)
+    else:
+        assert steps(delivered) == []
+
+
+def check_runs(delivered):
+    """A key steps back only where a leader id begins, and each leader id's records of a key are one run without gap."""
+    by_key = {}
+    for record in delivered:
+        by_key.setdefault(record.key, []).append(record)
+    for key, of_key in by_key.items():
+        order = {outbox_id: place for place, outbox_id in enumerate(sorted({record.outbox_id for record in of_key}))}
+        runs = [(leader, [order[r.outbox_id] for r in run]) for leader, run in groupby(of_key, lambda r: r.leader_id)]
+        assert len({leader for leader, _ in runs}) == len(runs), f"{key}: a leader id comes again"
+        reached = 0
+        for _, places in runs:
+            assert places == list(range(places[0], places[0] + len(places))), f"{key}: a gap in {places}"
+            assert places[0] <= reached, f"{key}: {reached} is skipped"
+            reached = max(reached, places[-1] + 1)
+
+
+@pytest.mark.parametrize(("way", "step", "nth"), CASES)
+def test_killed_at_a_step(crashes, step, nth):
+    crashes.outbox.fill(RECORDS, keys=500)
+    assert crashes.crash(step, nth, delay_ms=1.0), f"it never came to {step}"
+    crashes.outbox.fill(MORE, keys=500)
+    check(crashes.delivery, crashes.finish(), RECORDS + MORE)
+
+
+@pytest.mark.parametrize("way", ["snapshot_transactional"])
+def test_killed_after_its_first_look_at_an_empty_outbox(crashes):
+    """The checkpoint that a subscription begins with is nowhere but in Postgres."""
+    assert crashes.crash("saved", 1)
+    crashes.outbox.fill(MORE)
+    check(crashes.delivery, crashes.finish(), MORE)
+
+
+@long
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_again_and_again_at_any_step(crashes, way, seed):
+    draw = random.Random(f"{way} {seed}")
+    steps_of = STEPS[WAYS[way][2]]
+    records = 0
+    for _ in range(12):
+        more = draw.randint(1, RECORDS)
+        crashes.outbox.fill(more, keys=draw.choice([1, 40, 500]))
+        records += more
+        step = draw.choice(list(steps_of))
+        nth = draw.randint(1, more) if step == "produce" else draw.randint(1, steps_of[step] + 1)
+        crashes.crash(step, nth, delay_ms=draw.uniform(0.0, 8.0))
+    check(crashes.delivery, crashes.finish(), records)

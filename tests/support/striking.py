@@ -1,0 +1,170 @@
+"""A harvester that a signal strikes at a step of its own choosing: `python -m support.striking -f reaper.yaml`.
+
+The steps are those of its own parts, which are wrapped here; the product knows nothing of it.
+
+    lead      the epoch was raised               produce  a record is about to be handed to librdkafka
+    begin     the delivery is about to begin     landed   all of the lap has been acknowledged
+    begun     it has begun                       commit   the transaction is about to be committed
+    save      a checkpoint is about to be        committed  it was
+              written to Postgres                committing  it is being, for so many milliseconds
+    saved     it was                             purge, purged  around a purge of marked records
+    fetched   records were marked
+"""
+
+import argparse
+import os
+import signal
+import threading
+import time
+
+from confluent_kafka import Producer
+
+from harvest_lib import work
+from harvest_lib.cli.log_output import LogFormat, configure_logging
+from harvest_lib.config import load
+from harvest_lib.harvester import Harvest, State
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.parts import make_source
+
+
+class Strike:
+    """Send this process a signal when it comes to a step for the n-th time."""
+
+    def __init__(self, step, nth, number, delay_seconds=0.0):
+        self._step = step
+        self._left = nth
+        self._number = number
+        self._delay_seconds = delay_seconds
+
+    def at(self, step):
+        if step == self._step:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), self._number)
+
+    def during(self, step):
+        """As `at`, but a little later, while this thread goes on."""
+        if step == self._step:
+            self._left -= 1
+            if self._left == 0:
+                threading.Thread(target=self._later, daemon=True).start()
+
+    def _later(self):
+        time.sleep(self._delay_seconds)  # when it strikes is what is being varied
+        os.kill(os.getpid(), self._number)
+
+
+class Wrapped:
+    """Something that does all that another does."""
+
+    def __init__(self, inner, strike):
+        self._inner = inner
+        self._strike = strike
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class StrikingProducer(Wrapped):
+    """A producer; what it sends to the topics of harvesters themselves does not count."""
+
+    _outstanding = False
+
+    def produce(self, topic, *rest, **named):
+        if not topic.endswith((".neli", ".checkpoint")):
+            self._strike.at("produce")
+            self._outstanding = True
+        self._inner.produce(topic, *rest, **named)
+
+    def flush(self, timeout):
+        left = self._inner.flush(timeout)
+        if self._outstanding and not left:
+            self._outstanding = False
+            self._strike.at("landed")
+        return left
+
+    def init_transactions(self, timeout):
+        self._strike.at("begin")
+        self._inner.init_transactions(timeout)
+        self._strike.at("begun")
+
+    def commit_transaction(self, timeout):
+        self._strike.at("commit")
+        self._strike.during("committing")
+        self._inner.commit_transaction(timeout)
+        self._strike.at("committed")
+
+
+class StrikingStore(Wrapped):
+    def lead(self, leader_id):
+        self._inner.lead(leader_id)
+        self._strike.at("lead")
+
+    def save(self, checkpoint):
+        self._strike.at("save")
+        saved = self._inner.save(checkpoint)
+        self._strike.at("saved")
+        return saved
+
+
+class StrikingPages(Wrapped):
+    """A source by pages, which purges, if it does, in `committed`."""
+
+    def committed(self):
+        self._strike.at("purge")
+        self._inner.committed()
+        self._strike.at("purged")
+
+
+class StrikingMarks(Wrapped):
+    """A source that marks, and purges what was delivered."""
+
+    def fetch(self, limit, delivered=()):
+        if delivered:
+            self._strike.at("purge")
+        batch = self._inner.fetch(limit, delivered)
+        if delivered:
+            self._strike.at("purged")
+        if batch.rows:
+            self._strike.at("fetched")
+        return batch
+
+
+def striking(config, strike):
+    """Return a harvester all of whose parts are wrapped."""
+    make_store, make_pages = work.make_store, work.make_paged_source
+    work.make_store = lambda *args: StrikingStore(make_store(*args), strike)
+    work.make_paged_source = lambda *args: StrikingPages(make_pages(*args), strike)
+    marks = config.source == "mark" and config.delivery != "transactional"
+    source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
+    return Harvest(
+        config,
+        source=source and StrikingMarks(source, strike),
+        kafka_producer_provider=lambda settings: StrikingProducer(Producer(settings), strike),
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-f", dest="config", required=True)
+    parser.add_argument("--step", default="")
+    parser.add_argument("--nth", type=int, default=1)
+    parser.add_argument("--signal", default="SIGKILL")
+    parser.add_argument("--delay-ms", type=float, default=0.0)
+    parser.add_argument("--drain", action="store_true", help="end when there is nothing left")
+    parser.add_argument("--log-format", type=LogFormat, default=LogFormat.JSON)
+    asked = parser.parse_args()
+    configure_logging(asked.log_format, "info")
+    strike = Strike(asked.step, asked.nth, signal.Signals[asked.signal], asked.delay_ms / 1000)
+    harvest = striking(load(asked.config).harvest, strike)
+    signal.signal(signal.SIGTERM, lambda *_: harvest.stop())
+    if asked.drain:
+        harvest.drain(60)
+        return
+    with harvest:
+        while harvest.state is State.RUNNING:
+            harvest.await_stopped(0.2)
+
+
+if __name__ == "__main__":
+    main()
