@@ -3,11 +3,15 @@
 Promises
 - Epochs fence: whoever leads raises the row's epoch first, and only the holder of the present one saves. A deposed
   leader's save changes nothing, and it learns that it was deposed.
-- A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused. Rewinding
-  raises the generation, which deposes the leader as well.
+- A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
+- Rewinding raises the generation: what a leader saves of the one before is refused. It keeps its epoch, so it still
+  leads, and `standing` tells it to go on from the new place.
+- Nobody leads a subscription that is divided or read otherwise than configured: CheckpointError, before any epoch is
+  raised.
 - A save is on disk when it returns.
 """
 
+import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,15 +23,23 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.errors import CheckpointError
 
 Position = Mapping[str, Any]
+
+# Whoever adds, removes or divides a subscription holds it too, until the end of the transaction.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('harvest subscription ' || %(subscription)s, 0))"
+
+_KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(subscription)s ORDER BY shards, source"
 
 _LEAD = """
 INSERT INTO {table} AS s (subscription, shard, shards, source, epoch, leader_id)
 VALUES (%(subscription)s, %(shard)s, %(shards)s, %(source)s, 1, %(leader_id)s)
 ON CONFLICT (subscription, shard) DO UPDATE SET epoch = s.epoch + 1, leader_id = excluded.leader_id, updated_at = now()
-RETURNING generation, epoch, shards, source, checkpoint
+RETURNING generation, epoch, until::text, checkpoint
 """
+
+_ANNOUNCE = "SELECT set_config('application_name', %s, false)"
 
 _SAVE = """
 UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
@@ -36,10 +48,19 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s
   AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
 """
 
-_LEADS = """
-SELECT FROM {table} WHERE subscription = %(subscription)s AND shard = %(shard)s
-  AND generation = %(generation)s AND epoch = %(epoch)s
+_STANDS = """
+SELECT generation, until::text, checkpoint FROM {table}
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s
 """
+
+
+class Standing(enum.Enum):
+    """What became of a leader since it last looked."""
+
+    LEADS = "leads"
+    MOVED = "moved"
+    """It leads, but the subscription was rewound, or told where to stop: go on from where it stands now."""
+    DEPOSED = "deposed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,33 +112,50 @@ class Checkpoints:
 
     def __init__(self, conninfo: str, table: sql.Identifier, subscription: Subscription) -> None:
         self._conninfo = conninfo
+        self._table = table
         self._subscription = subscription
         names = {"table": in_statement(table)}
-        self._lead, self._save, self._leads = (sql.SQL(each).format(**names) for each in (_LEAD, _SAVE, _LEADS))
+        self._lead, self._save, self._stands = (sql.SQL(each).format(**names) for each in (_LEAD, _SAVE, _STANDS))
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
+        self._leader_id: UUID | None = None
         self._generation = self._epoch = 0
+        self._until: str | None = None
 
     def lead(self, leader_id: UUID) -> Checkpoint:
-        """Raise the epoch, deposing whoever led before, and return where the subscription stands."""
+        """Raise the epoch, deposing whoever led before, and return where the subscription stands.
+
+        Raises CheckpointError if it has another number of shards or another source.
+        """
         subscription = self._subscription
         values = {**self._row, "shards": subscription.shards, "source": subscription.source, "leader_id": leader_id}
-        with translated():
-            row = self._connected().execute(self._lead, values).fetchone()
+        self._leader_id = leader_id
+        self.close()  # so that the new connection carries the id
+        connection = self._connected()
+        with translated(), connection.transaction():
+            connection.execute(_LOCK, self._row)
+            check_subscription(connection, self._table, subscription)
+            row = connection.execute(self._lead, values).fetchone()
         assert row is not None  # noqa: S101 - it is inserted or updated
-        self._generation, self._epoch, _, _, saved = row
-        checkpoint = Checkpoint.of_json(saved) if saved else Checkpoint(generation=self._generation)
-        return replace(checkpoint, generation=self._generation)
+        self._generation, self._epoch, self._until, saved = row
+        return _checkpoint(self._generation, saved)
 
-    @property
-    def generation(self) -> int:
-        """Return the generation that `lead` found."""
-        return self._generation
+    def standing(self) -> tuple[Standing, Checkpoint | None]:
+        """Tell whether this leader still leads, and if so from where; MOVED is said once."""
+        with translated():
+            row = self._connected().execute(self._stands, self._held()).fetchone()
+        if row is None:
+            return Standing.DEPOSED, None
+        before, (self._generation, self._until, saved) = (self._generation, self._until), row
+        moved = before != (self._generation, self._until)
+        return Standing.MOVED if moved else Standing.LEADS, _checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint; False if this leader was deposed, or the checkpoint is older than the one there."""
+        """Write a checkpoint; False if this leader was deposed, the subscription was rewound since, or the checkpoint
+        is older than the one there."""
         values = {
             **self._held(),
+            "generation": checkpoint.generation,
             "seen": checkpoint.seen,
             "holds": checkpoint.holds,
             "number": checkpoint.number,
@@ -126,11 +164,6 @@ class Checkpoints:
         with translated():
             return self._connected().execute(self._save, values, prepare=True).rowcount == 1
 
-    def leads(self) -> bool:
-        """Tell whether nobody has raised the epoch since `lead`."""
-        with translated():
-            return self._connected().execute(self._leads, self._held()).rowcount == 1
-
     def close(self) -> None:
         """Let go of the connection. Safe to repeat."""
         connection, self._connection = self._connection, None
@@ -138,14 +171,50 @@ class Checkpoints:
             connection.close()
 
     def _held(self) -> dict[str, Any]:
-        return {**self._row, "generation": self._generation, "epoch": self._epoch}
+        return {**self._row, "epoch": self._epoch}
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
             with translated():
                 self._connection.execute("SET statement_timeout = '30s'")
+                if self._leader_id is not None:
+                    self._connection.execute(_ANNOUNCE, (announced(self._leader_id),))
         return self._connection
+
+
+def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, subscription: Subscription) -> None:
+    """Raise CheckpointError if the subscription has another number of shards, or another source, than configured."""
+    statement = sql.SQL(_KINDS).format(table=in_statement(table))
+    with translated():
+        kinds = connection.execute(statement, {"subscription": subscription.name}).fetchall()
+    name = subscription.name
+    for shards, source in kinds:
+        if shards != subscription.shards:
+            raise CheckpointError(
+                f"the subscription {name!r} is divided into {shards}, not {subscription.shards}",
+                evidence=f"its rows in {table.as_string(None)} say shards {shards}, the configuration "
+                f"{subscription.shards}: a key would change its leader while its records are on their way",
+                next_step=f"set `shards: {shards}`, or change the number with "
+                f"`harvest subscriptions reshard {name} --shards {subscription.shards}`, which keeps each key's order",
+            )
+        if source != subscription.source:
+            raise CheckpointError(
+                f"the position of the subscription {name!r} is one of source {source}, not {subscription.source}",
+                evidence=f"its rows in {table.as_string(None)} say so",
+                next_step=f"set `source: {source}`, or convert the position, repeating what it cannot express, with "
+                f"`harvest subscriptions rewind {name} --to mirror --source {subscription.source}`",
+            )
+
+
+def announced(leader_id: UUID | str) -> str:
+    """Return the application name of the connection on which a leader keeps its checkpoints, as long as it lives."""
+    return f"harvest leader {leader_id}"
+
+
+def _checkpoint(generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
+    checkpoint = Checkpoint.of_json(saved) if saved else Checkpoint(generation=generation)
+    return replace(checkpoint, generation=generation)
 
 
 def _dumps(value: Any) -> str:

@@ -105,8 +105,8 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     )
 
 
-def in_statement(name: sql.Identifier) -> sql.SQL:
-    """Return a quoted name for a statement that is given values: there psycopg reads a % even inside a name."""
+def in_statement(name: sql.Identifier | sql.Literal) -> sql.SQL:
+    """Return a quoted name or value for a statement that is given values: there psycopg reads a % even inside it."""
     return sql.SQL(name.as_string(None).replace("%", "%%"))
 
 

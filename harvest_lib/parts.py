@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from confluent_kafka import Consumer, Producer
-from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.checkpoint import Checkpoints, Subscription
 from harvest_lib.config import HarvestConfig
@@ -25,7 +25,7 @@ from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.shards import shard_expression
+from harvest_lib.scope import scoping, shard_conditions
 from harvest_lib.source import (
     MarkPages,
     MarkSource,
@@ -74,14 +74,15 @@ def make_paged_source(config: HarvestConfig, table: OutboxTable, kind: str, shar
     """Return the source that `kind` names, of one shard's records."""
     if kind == "mark":
         return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier))
-    conditions: list[sql.Composable] = []
-    if config.shards > 1:
-        is_ours = sql.SQL("{} = {}").format(shard_expression(sql.Identifier("kafka_key"), config.shards), shard)
-        conditions.append(is_ours)
-    selection = Selection(table=table.identifier, conditions=conditions)
+    selection = Selection(table=table.identifier, conditions=shard_conditions(shard, config.shards))
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
-    start = NOTHING if config.start_from == "beginning" else None
-    return make(config.data_source.conninfo(), selection, subscription=config.subscription, start=start)
+    return make(
+        config.data_source.conninfo(),
+        selection,
+        subscription=config.subscription,
+        start=NOTHING if config.start_from == "beginning" else None,
+        scoping=scoping(table.subscriptions.identifier, subscription_of(config, kind, shard)),
+    )
 
 
 def make_lap_delivery(
@@ -103,12 +104,18 @@ def make_store(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, consumer_provider: KafkaConsumerProvider
 ) -> Store:
     """Return the store of one shard's checkpoints."""
-    subscription = Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
-    checkpoints = Checkpoints(config.data_source.conninfo(), table.subscriptions.identifier, subscription)
+    subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
+    checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription)
     if config.delivery != "transactional":
         return PostgresStore(checkpoints)
     kafka = config.kafka_settings(for_producer=False)
-    return KafkaStore(checkpoints, kafka, _checkpoint_place(config, shard), str(table), consumer_provider)
+    outbox = f"{conninfo_to_dict(conninfo).get('dbname', '')}/{table}"
+    return KafkaStore(checkpoints, kafka, _checkpoint_place(config, shard), outbox, consumer_provider)
+
+
+def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:
+    """Return the subscription that a configuration names, read as `kind` says."""
+    return Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
 
 
 def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:

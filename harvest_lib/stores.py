@@ -6,7 +6,7 @@ from uuid import UUID
 
 from confluent_kafka import Consumer
 
-from harvest_lib.checkpoint import Checkpoint, Checkpoints
+from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, newest, read_checkpoint
 from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.kafka_client import KafkaConsumerProvider
@@ -24,8 +24,10 @@ class PostgresStore:
     def lead(self, leader_id: UUID) -> None:
         self._mirror = self._checkpoints.lead(leader_id)
 
-    def leads(self) -> bool:
-        return self._checkpoints.leads()
+    def standing(self) -> Standing:
+        standing, checkpoint = self._checkpoints.standing()
+        self._mirror = checkpoint or self._mirror
+        return standing
 
     def stands(self) -> Checkpoint:
         return self._mirror

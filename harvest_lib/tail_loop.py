@@ -12,7 +12,8 @@ Promises
   checkpoint of all other deliveries, is written at most five times a second.
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
-- A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term.
+- A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
+  moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
 
 import logging
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from harvest_lib.checkpoint import Checkpoint
+from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
 from harvest_lib.errors import DatabaseUnavailable, KafkaUnavailable
@@ -36,8 +37,11 @@ from harvest_lib.tail_wiring import TailWiring
 
 _log = logging.getLogger(__name__)
 
+_SUPERSEDED = "another leader has raised the epoch, or the subscription was removed"
 _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
+_LOOK_SECONDS = 1.0
+"""The row of the subscription is looked at this often: somebody may have moved it."""
 _SLICE = 500
 """So many records are handed over between two looks at the term."""
 
@@ -73,7 +77,7 @@ class TailLoop:
         self._checkpoint = Checkpoint(generation=0)
         self._position: Position = {}  # the source's, after the last lap that was committed
         self._saved_number = -1
-        self._save_at = 0.0
+        self._save_at = self._look_at = 0.0
 
     @property
     def holds_off(self) -> bool:
@@ -99,6 +103,8 @@ class TailLoop:
     def turn(self) -> None:
         """Deliver one lap, or wait a little if there is nothing to deliver."""
         if not self._is_open and not self._open():
+            return
+        if boot_seconds() >= self._look_at and not self._look():
             return
         began, size, sent, more = boot_seconds(), 0, 0, False
         position = self._position if self._barrier is not None and self._barrier.is_waiting else None
@@ -134,9 +140,14 @@ class TailLoop:
         if not self._has_led:
             wiring.store.lead(self.leader_id)
             self._has_led = True
-        elif not wiring.store.leads():
-            self._deposed("another leader has raised the epoch, or the subscription was rewound")
-            return False
+        else:
+            standing = wiring.store.standing()
+            if standing is Standing.DEPOSED:
+                self._deposed(_SUPERSEDED)
+                return False
+            if standing is Standing.MOVED:
+                wiring.source.close()  # what it is to read may have changed as well
+        self._look_at = boot_seconds() + _LOOK_SECONDS
         outcome = wiring.delivery.begin(self.leader_id)
         if not isinstance(outcome, Committed):
             self._not_committed(outcome, 0)
@@ -150,9 +161,27 @@ class TailLoop:
         if self._checkpoint.position is None:
             # Wherever later ones go: this one is in Postgres alone until a lap is committed.
             self._checkpoint = replace(self._following(position), kept_in="postgres")
-            self._save()
+            if not self._save():
+                return False
         self._is_open = True
         return True
+
+    def _look(self) -> bool:
+        """Look at the row of the subscription; False if there is no going on from here."""
+        self._look_at = boot_seconds() + _LOOK_SECONDS
+        match self._wiring.store.standing():
+            case Standing.LEADS:
+                return True
+            case Standing.MOVED:
+                _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
+                self.idle = False
+                self._wiring.store.save(self._checkpoint)  # refused if it was rewound
+                self._interrupted()
+            case Standing.DEPOSED:
+                self._deposed(_SUPERSEDED)
+            case other:
+                assert_never(other)
+        return False
 
     # -- a lap
 
@@ -232,17 +261,19 @@ class TailLoop:
             kept_in=self._wiring.store.kept_in,
         )
 
-    def _save(self) -> None:
-        """Write the checkpoint to Postgres, if it is not there."""
+    def _save(self) -> bool:
+        """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
         if self._saved_number == self._checkpoint.number:
-            return
+            return True
         if not self._wiring.store.save(self._checkpoint):
-            self._deposed("another leader has raised the epoch, or the subscription was rewound")
-            return
+            if self._look():
+                self._interrupted()  # the row says otherwise, and the row is right
+            return False
         self._saved_number = self._checkpoint.number
         self._save_at = boot_seconds() + _SAVE_SECONDS
         if self._barrier is not None:
             self._barrier.begin_lap()
+        return True
 
     def _rest(self) -> None:
         self.idle = self._barrier is None or not self._barrier.put_off

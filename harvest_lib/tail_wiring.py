@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from harvest_lib.checkpoint import Checkpoint
+from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.config import Limits
 from harvest_lib.delivery import LapDelivery
 from harvest_lib.events import Event
@@ -21,8 +21,8 @@ class Store(Protocol):
         """Depose whoever led before. Raises DatabaseUnavailable."""
         ...
 
-    def leads(self) -> bool:
-        """Tell whether nobody has deposed us since. Raises DatabaseUnavailable."""
+    def standing(self) -> Standing:
+        """Tell whether somebody has deposed us since, or moved the subscription. Raises DatabaseUnavailable."""
         ...
 
     def stands(self) -> Checkpoint:
@@ -34,7 +34,7 @@ class Store(Protocol):
         ...
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint to Postgres; False if we were deposed."""
+        """Write a checkpoint to Postgres; False if we were deposed, or the subscription was moved."""
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import psycopg
 from confluent_kafka import Consumer, Producer
 
+from harvest_lib.checkpoint import check_subscription
 from harvest_lib.config import HarvestConfig
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery import Delivery, Topics
@@ -25,7 +26,14 @@ from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvide
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
 from harvest_lib.parking import Parking, Refusals
-from harvest_lib.parts import make_delivery, make_lap_delivery, make_paged_source, make_source, make_store
+from harvest_lib.parts import (
+    make_delivery,
+    make_lap_delivery,
+    make_paged_source,
+    make_source,
+    make_store,
+    subscription_of,
+)
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
 from harvest_lib.tail_wiring import TailWiring
@@ -170,6 +178,8 @@ class TailWork:
             self._table.check_sequence(connection)
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
+        subscription = subscription_of(self._config, self._kind)
+        check_subscription(connection, self._table.subscriptions.identifier, subscription)
 
     def start(self) -> None:
         """See `Work`. Nothing outlives a term."""

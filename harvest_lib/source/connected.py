@@ -7,11 +7,12 @@ from typing import Any, cast
 import psycopg
 
 from harvest_lib.database import connect, translated
+from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import CheckpointError, OutboxTableError
 from harvest_lib.source import server
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.reading import Ahead
-from harvest_lib.source.selection import Selection
+from harvest_lib.source.selection import Scope, Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
 
 _STATEMENT_TIMEOUT_SECONDS = 30
@@ -26,33 +27,44 @@ WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
 
 
 _SOME = """
-SELECT {columns} FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
-JOIN {table} ON {id} = put_off.number ORDER BY put_off.place
+SELECT found.* FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
+JOIN (SELECT {columns} FROM {table} WHERE {id} = ANY (%(ids)s::bigint[])) AS found ON found.id = put_off.number
+ORDER BY put_off.place
 """
+
+_MANY_TRANSACTIONS = 1_000
+_LONG_LOOK_SECONDS = 0.02
+_BETWEEN_ADVANCES_SECONDS = 1.0
 
 
 class ConnectedSource(ABC):
     """A `PagedSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
-    what commits from now on."""
+    what commits from now on. `scoping` is asked on each new connection what of `selection` is to be read."""
 
     def __init__(
-        self, conninfo: str, selection: Selection, *, subscription: str = "default", start: Snapshot | None = NOTHING
+        self,
+        conninfo: str,
+        selection: Selection,
+        *,
+        subscription: str = "default",
+        start: Snapshot | None = NOTHING,
+        scoping: Scoping = everything,
     ) -> None:
         self._conninfo = conninfo
-        self._selection = selection
+        self._selected = selection
+        self._scope = Scope(selection=selection)
+        self._scoping = scoping
         self._subscription = subscription
         self._start = start
-        self._foreign = selection.fill(_FOREIGN)
         self._connection: psycopg.Connection[Any] | None = None
         self._ahead: Ahead | None = None
         self._place: server.Place | None = None
         self._deferred: list[int] = []
-        self._some = selection.fill(_SOME)
-        self._prepare()
+        self._advanced_at = 0.0
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the statements."""
+        """Make the statements, for what the scope says."""
 
     @abstractmethod
     def open(self, position: Position | None) -> Position:
@@ -91,6 +103,9 @@ class ConnectedSource(ABC):
             self.close()
             self._place = None
             self._connection = self._connect()
+            self._scope = self._scoping(self._connection, self._selected)
+            self._foreign, self._some = (self._scope.selection.fill(each) for each in (_FOREIGN, _SOME))
+            self._prepare()
             self._ahead = Ahead(self._connection)
         if self._place is None:
             before = cast("Mapping[str, str] | None", position and position.get("server"))
@@ -130,6 +145,21 @@ class ConnectedSource(ABC):
         assert self._place is not None  # noqa: S101 - set with the connection
         lsn = server.barrier(connection)
         self._place = server.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
+
+    def _should_advance(self, transactions: int, began: float) -> bool:
+        """Tell whether a look that found nothing should be remembered, at the price of a barrier and a checkpoint.
+
+        What a filter leaves out is read by every look until one is remembered; and retention keeps it until then.
+        """
+        if not self._scope.selection.conditions or transactions <= 0:
+            return False
+        now = boot_seconds()
+        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_LOOK_SECONDS:
+            return False
+        if now < self._advanced_at + _BETWEEN_ADVANCES_SECONDS:
+            return False
+        self._advanced_at = now
+        return True
 
     def _place_json(self) -> Mapping[str, str]:
         return self._place.as_json() if self._place is not None else {}

@@ -36,8 +36,8 @@ class PagedSource(Protocol):
 
     def read(self, limit: int) -> Page | None:
         """Return the next records, up to `limit` (what was deferred comes all at once), or None if there are none now.
-        What is returned is committed for good: no crash of the server takes it back. A page may be empty if `more` is
-        true."""
+        What is returned is committed for good: no crash of the server takes it back. A page without records has a
+        position that is worth keeping."""
         ...
 
     def committed(self) -> None:

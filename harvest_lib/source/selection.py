@@ -1,11 +1,14 @@
 """Which records a subscription reads, and from which columns: the parts of statements that configuration decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement
+from harvest_lib.source.visibility import Snapshot
 
 COLUMNS: Mapping[str, sql.Composable] = {
     "id": sql.Identifier("id"),
@@ -44,6 +47,23 @@ class Selection:
             columns=sql.SQL(", ").join(listed),
             filter=sql.Composed(conditions),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a subscription is to read: which records, and up to which snapshot, for good, if that is given."""
+
+    selection: Selection
+    until: Snapshot | None = None
+
+
+Scoping = Callable[[psycopg.Connection[Any], Selection], Scope]
+"""Finds out, on a new connection, what is to be read of what the configuration selects."""
+
+
+def everything(_connection: psycopg.Connection[Any], selection: Selection) -> Scope:
+    """Read all that the configuration selects. A `Scoping`."""
+    return Scope(selection=selection)
 
 
 def _spelled(expression: sql.Composable) -> sql.Composable:

@@ -11,9 +11,10 @@ Promises
 - A long or idle transaction delays nobody's records but its own.
 - No transaction of ours stays open: both snapshots stand as text in the position, so a batch of any size is read page
   by page, by whoever goes on with it.
-- What is returned was on disk before: a barrier is committed after the snapshot was taken. An empty look changes
-  nothing: a snapshot that nothing was flushed for could list a transaction as ended that a crash undoes, and its id
-  would come again.
+- What is returned was on disk before: a barrier is committed after the snapshot was taken. A look that finds nothing
+  mostly changes nothing: a snapshot that nothing was flushed for could list a transaction as ended that a crash undoes,
+  and its id would come again. Under a filter it is remembered now and then, with a barrier of its own.
+- Told to stop at a snapshot, it returns exactly what that saw, then a position which says so (`until`), then nothing.
 
 While one page is being delivered the next is on its way.
 """
@@ -24,13 +25,14 @@ from typing import Any, cast
 import psycopg
 
 from harvest_lib.database import translated
+from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import Row
 from harvest_lib.source import server
 from harvest_lib.source import snapshot_queries as queries
 from harvest_lib.source.connected import ConnectedSource
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.reading import Stream, merged
-from harvest_lib.source.selection import Selection
+from harvest_lib.source.selection import Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
 
 NAME = "snapshot"
@@ -43,16 +45,24 @@ class SnapshotSource(ConnectedSource):
     """`PagedSource` over a table with `transaction_id`."""
 
     def __init__(
-        self, conninfo: str, selection: Selection, *, subscription: str = "default", start: Snapshot | None = NOTHING
+        self,
+        conninfo: str,
+        selection: Selection,
+        *,
+        subscription: str = "default",
+        start: Snapshot | None = NOTHING,
+        scoping: Scoping = everything,
     ) -> None:
-        super().__init__(conninfo, selection, subscription=subscription, start=start)
+        super().__init__(conninfo, selection, subscription=subscription, start=start, scoping=scoping)
         self._prev = NOTHING
         self._cur: Snapshot | None = None  # set while a batch is being read by pages
         self._after: int | None = None  # how far into it
         self._streams: list[Stream] = []
+        self._is_over = False  # what the scope's `until` saw has been read, and that was said
 
     def open(self, position: Position | None) -> Position:
         self._end_batch()
+        self._is_over = False
         self._defer(position)
         connection = self._reconnect(position)
         if position is None:
@@ -66,7 +76,9 @@ class SnapshotSource(ConnectedSource):
         with translated():
             if self._deferred:
                 return self._read_deferred(self._position(self._after))
-            return self._page(limit) if self._cur is not None else self._next_batch(limit)
+            if self._cur is not None:
+                return self._page(limit)
+            return self._next_batch(limit) if self._scope.until is None else self._last_batch(self._scope.until, limit)
 
     def seen(self, position: Position) -> tuple[str, int | None]:
         return position["prev"], min(position.get("deferred", ()), default=None)
@@ -78,7 +90,7 @@ class SnapshotSource(ConnectedSource):
     # -- batches
 
     def _next_batch(self, limit: int) -> Page | None:
-        connection = self._connected()
+        connection, began = self._connected(), boot_seconds()
         values = {
             "before": str(self._prev.xmax - 1),
             "open": [str(each) for each in self._prev.in_progress],
@@ -88,9 +100,11 @@ class SnapshotSource(ConnectedSource):
         text, in_recovery, *first = found[0]
         if in_recovery:
             raise server.standby()
-        if first[0] is None:
-            return None
         cur = Snapshot.parse(text)
+        if first[0] is None:
+            if not self._should_advance(cur.xmax - self._prev.xmax, began):
+                return None
+            found = []
         self._barrier(connection)
         if len(found) > limit:
             self._begin_batch(cur, 0)
@@ -99,6 +113,18 @@ class SnapshotSource(ConnectedSource):
         rows.sort(key=_id)
         self._prev = cur
         return Page(rows, self._position(None), more=False)
+
+    def _last_batch(self, until: Snapshot, limit: int) -> Page | None:
+        """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""
+        if self._is_over:
+            return None
+        if not self._prev.covers(until):
+            server.require_primary(self._connected())
+            self._barrier(self._connected())
+            self._begin_batch(until, 0)
+            return self._page(limit)
+        self._is_over = True
+        return Page([], {**self._position(None), "until": str(until)}, more=False)
 
     def _begin_batch(self, cur: Snapshot, after: int) -> None:
         """Begin to read by pages, or go on after an id."""
@@ -151,7 +177,7 @@ class SnapshotSource(ConnectedSource):
 
     def _prepare(self) -> None:
         self._look, self._extent, self._fresh, self._late = (
-            self._selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
+            self._scope.selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
         )
 
 

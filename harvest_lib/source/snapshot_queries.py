@@ -29,11 +29,11 @@ LEFT JOIN LATERAL (
   )
   UNION ALL
   (
-    SELECT late.* FROM unnest(%(open)s::xid8[]) AS ended
+    SELECT late.* FROM unnest(%(open)s::xid8[]) AS ended (xid)
     CROSS JOIN LATERAL (
-      SELECT {columns} FROM {table} WHERE {transaction_id} = ended {filter} ORDER BY {id} LIMIT %(limit)s
+      SELECT {columns} FROM {table} WHERE {transaction_id} = ended.xid {filter} ORDER BY {id} LIMIT %(limit)s
     ) AS late
-    WHERE pg_visible_in_snapshot(ended, now.snapshot)
+    WHERE pg_visible_in_snapshot(ended.xid, now.snapshot)
     LIMIT %(limit)s
   )
 ) AS found ON true
@@ -57,9 +57,9 @@ ORDER BY {id} LIMIT %(limit)s
 """
 
 LATE = """
-SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended
+SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (
-  SELECT {columns} FROM {table} WHERE {transaction_id} = ended AND {id} > %(after)s {filter}
+  SELECT {columns} FROM {table} WHERE {transaction_id} = ended.xid AND {id} > %(after)s {filter}
   ORDER BY {id} LIMIT %(limit)s
 ) AS late
 ORDER BY 1 LIMIT %(limit)s

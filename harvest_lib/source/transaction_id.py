@@ -7,11 +7,14 @@ committed in; and one transaction that writes and idles holds up everybody, in a
 Promises
 - Nothing is skipped: below the oldest open transaction no record can appear any more.
 - What is returned was on disk before (a barrier is committed after it was read).
+- Told to stop at a snapshot, it returns what was written before that one's oldest open transaction, then a position
+  which says so (`until`), then nothing.
 """
 
 from typing import Any, cast
 
 from harvest_lib.database import translated
+from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import Row
 from harvest_lib.source import server
 from harvest_lib.source.connected import ConnectedSource
@@ -22,14 +25,15 @@ NAME = "transaction_id"
 
 _READ = """
 SELECT now.xmin::text, pg_is_in_recovery(), found.*
-FROM (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS xmin) AS now
+FROM (SELECT least(pg_snapshot_xmin(pg_current_snapshot()), %(until)s::xid8) AS xmin) AS now
 LEFT JOIN LATERAL (
-  SELECT {columns}, {transaction_id}::text AS xid FROM {table}
+  SELECT {columns}, {transaction_id}::text AS harvest_xid FROM {table}
   WHERE ({transaction_id}, {id}) > (%(transaction)s::xid8, %(id)s) AND {transaction_id} < now.xmin {filter}
   ORDER BY {transaction_id}, {id} LIMIT %(limit)s
 ) AS found ON true
 """
 _SEEN_COLUMNS = 2
+_HIGHEST_ID = 2**63 - 1
 
 
 class TransactionIdSource(ConnectedSource):
@@ -37,13 +41,15 @@ class TransactionIdSource(ConnectedSource):
 
     _transaction = 0
     _id = 0
+    _is_over = False  # what came before the scope's `until` has been read, and that was said
 
     def open(self, position: Position | None) -> Position:
         self._defer(position)
+        self._is_over = False
         connection = self._reconnect(position)
         if position is None:
             start = self._start if self._start is not None else self._now(connection)
-            self._transaction, self._id = start.xmin - 1, 2**63 - 1
+            self._transaction, self._id = start.xmin - 1, _HIGHEST_ID
             self._barrier(connection)
         else:
             self._transaction, self._id = int(position["transaction_id"]), int(position["id"])
@@ -54,26 +60,43 @@ class TransactionIdSource(ConnectedSource):
         if self._deferred:
             with translated():
                 return self._read_deferred(self._position())
-        connection = self._connected()
-        values = {"transaction": str(self._transaction), "id": self._id, "limit": limit}
+        connection, until, began = self._connected(), self._scope.until, boot_seconds()
+        if self._is_over:
+            return None
+        values = {
+            "transaction": str(self._transaction),
+            "id": self._id,
+            "limit": limit,
+            "until": str(until.xmin) if until is not None else None,
+        }
         with translated():
             found = connection.cursor(binary=True).execute(self._read, values, prepare=True).fetchall()
         if found[0][1]:
             raise server.standby()
         if found[0][_SEEN_COLUMNS] is None:
-            return None
+            return self._nothing_before(int(found[0][0]), began)
         self._barrier(connection)
         self._transaction, self._id = int(found[-1][-1]), found[-1][_SEEN_COLUMNS]
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:-1] for row in found])
         return Page(rows, self._position(), more=len(found) == limit)
 
+    def _nothing_before(self, xmin: int, began: float) -> Page | None:
+        """Remember that there is nothing before a transaction, if that is worth it."""
+        until = self._scope.until
+        if until is None and not self._should_advance(xmin - 1 - self._transaction, began):
+            return None
+        self._barrier(self._connected())
+        self._transaction, self._id = max((self._transaction, self._id), (xmin - 1, _HIGHEST_ID))
+        self._is_over = until is not None
+        return Page([], self._position() | ({"until": str(until)} if until is not None else {}), more=False)
+
     def seen(self, position: Position) -> tuple[str, int | None]:
-        first = max(1, int(position["transaction_id"]))
+        first = max(1, int(position["transaction_id"]) + (position["id"] == _HIGHEST_ID))
         return str(Snapshot(first, first)), min(position.get("deferred", ()), default=None)
 
     def _prepare(self) -> None:
-        self._read = self._selection.fill(_READ)
+        self._read = self._scope.selection.fill(_READ)
 
-    def _position(self) -> Position:
+    def _position(self) -> dict[str, Any]:
         position: dict[str, Any] = {"source": NAME, "transaction_id": str(self._transaction), "id": self._id}
         return {**position, "server": self._place_json()}

@@ -25,6 +25,10 @@ class Snapshot:
         """Tell whether a transaction had ended when the snapshot was taken."""
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
+    def covers(self, other: "Snapshot") -> bool:
+        """Tell whether every transaction that `other` sees is seen here."""
+        return self.xmax >= other.xmax and all(each >= other.xmax or not other.sees(each) for each in self.in_progress)
+
     def late(self, now: "Snapshot") -> Iterator[int]:
         """Yield the transactions that were in progress here and have ended in the later snapshot `now`."""
         return (each for each in self.in_progress if now.sees(each))

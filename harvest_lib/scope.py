@@ -1,0 +1,57 @@
+"""What a subscription reads: its share of the keys, its filter by topic and key, and where it is told to stop.
+
+The filter stands in the subscription's rows, and nowhere else: whoever leads reads it there. Values get into statements
+as quoted literals only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.checkpoint import Subscription
+from harvest_lib.database import in_statement, translated
+from harvest_lib.shards import shard_expression
+from harvest_lib.source.selection import COLUMNS, Scope, Scoping, Selection
+from harvest_lib.source.visibility import Snapshot
+
+_ROW = "SELECT topics, keys, until::text FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
+
+
+def scoping(table: sql.Identifier, subscription: Subscription) -> Scoping:
+    """Return what narrows a selection to what the subscription's row in `table` says now."""
+    statement = sql.SQL(_ROW).format(table=in_statement(table))
+
+    def scope(connection: psycopg.Connection[Any], selection: Selection) -> Scope:
+        with translated():
+            row = connection.execute(statement, {"name": subscription.name, "shard": subscription.shard}).fetchone()
+        topics, keys, until = row if row is not None else (None, None, None)
+        conditions = [*selection.conditions, *filter_conditions(topics, keys, selection.columns)]
+        return Scope(
+            selection=replace(selection, conditions=conditions),
+            until=Snapshot.parse(until) if until is not None else None,
+        )
+
+    return scope
+
+
+def filter_conditions(
+    topics: Sequence[str] | None, keys: str | None, columns: Mapping[str, sql.Composable] = COLUMNS
+) -> list[sql.Composable]:
+    """Return the conditions of a filter: any of the topics, and keys that a regular expression of Postgres' finds."""
+    conditions: list[sql.Composable] = []
+    if topics is not None:
+        listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
+        conditions.append(sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(columns["kafka_topic"], listed))
+    if keys is not None:
+        conditions.append(sql.SQL("{} ~ {}").format(columns["kafka_key"], in_statement(sql.Literal(keys))))
+    return conditions
+
+
+def shard_conditions(shard: int, shards: int, columns: Mapping[str, sql.Composable] = COLUMNS) -> list[sql.Composable]:
+    """Return the condition of a shard's share of the keys."""
+    if shards == 1:
+        return []
+    return [sql.SQL("{} = {}").format(shard_expression(columns["kafka_key"], shards), sql.Literal(shard))]
