@@ -27,7 +27,6 @@ from harvest_lib.errors import CheckpointError
 
 Position = Mapping[str, Any]
 
-# Whoever adds, removes or divides a subscription holds it too, until the end of the transaction.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('harvest subscription ' || %(subscription)s, 0))"
 
 _KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(subscription)s ORDER BY shards, source"
@@ -44,14 +43,15 @@ _ANNOUNCE = "SELECT set_config('application_name', %s, false)"
 _SAVE = """
 UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s
-  AND generation = %(generation)s AND epoch = %(epoch)s
+  AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
   AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
 """
 
 _STANDS = """
 SELECT generation, until::text, checkpoint FROM {table}
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
+# The leader id as well: a row that was removed and made again begins with the epochs that it had before.
 
 
 class Standing(enum.Enum):
@@ -133,7 +133,7 @@ class Checkpoints:
         self.close()  # so that the new connection carries the id
         connection = self._connected()
         with translated(), connection.transaction():
-            connection.execute(_LOCK, self._row)
+            lock_subscription(connection, subscription.name)
             check_subscription(connection, self._table, subscription)
             row = connection.execute(self._lead, values).fetchone()
         assert row is not None  # noqa: S101 - it is inserted or updated
@@ -171,7 +171,7 @@ class Checkpoints:
             connection.close()
 
     def _held(self) -> dict[str, Any]:
-        return {**self._row, "epoch": self._epoch}
+        return {**self._row, "epoch": self._epoch, "leader_id": self._leader_id}
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
@@ -181,6 +181,11 @@ class Checkpoints:
                 if self._leader_id is not None:
                     self._connection.execute(_ANNOUNCE, (announced(self._leader_id),))
         return self._connection
+
+
+def lock_subscription(connection: psycopg.Connection[Any], name: str) -> None:
+    """Keep others from leading, adding, moving or dividing a subscription, until the end of the transaction."""
+    connection.execute(_LOCK, {"subscription": name})
 
 
 def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, subscription: Subscription) -> None:

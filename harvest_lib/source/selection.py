@@ -18,10 +18,12 @@ COLUMNS: Mapping[str, sql.Composable] = {
     "kafka_value": sql.Identifier("kafka_value"),
     "kafka_header_keys": sql.Identifier("kafka_header_keys"),
     "kafka_header_values": sql.Identifier("kafka_header_values"),
+    "create_time": sql.Identifier("create_time"),
 }
 """The native table's own, by the names that a `Row` is made of."""
 
 _ROW = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+_PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +37,24 @@ class Selection:
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
 
-    def fill(self, statement: str) -> sql.Composed:
-        """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, and {filter}, which
-        begins with AND."""
-        conditions = [sql.SQL(" AND ({})").format(each) for each in self.conditions]
-        listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in _ROW]
+    def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
+        """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, {parts} that say which and
+        when, and {filter}, which begins with AND: the selection's, or `conditions`."""
+        required = [
+            sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
+        ]
         return sql.SQL(statement).format(
             table=in_statement(self.table),
             id=_spelled(self.columns["id"]),
             transaction_id=_spelled(self.columns["transaction_id"]),
-            columns=sql.SQL(", ").join(listed),
-            filter=sql.Composed(conditions),
+            columns=self._listed(_ROW),
+            parts=self._listed(_PARTS),
+            filter=sql.Composed(required),
         )
+
+    def _listed(self, names: Sequence[str]) -> sql.Composable:
+        listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in names]
+        return sql.SQL(", ").join(listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ Promises
 While one page is being delivered the next is on its way.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -179,6 +180,11 @@ class SnapshotSource(ConnectedSource):
         self._look, self._extent, self._fresh, self._late = (
             self._scope.selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
         )
+
+
+def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
+    """Return the position of what a snapshot saw, at a place in the server's log."""
+    return {"source": NAME, "prev": str(at), "server": place}
 
 
 def _id(row: Row) -> int:

@@ -11,6 +11,7 @@ Promises
   which says so (`until`), then nothing.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from harvest_lib.database import translated
@@ -100,3 +101,8 @@ class TransactionIdSource(ConnectedSource):
     def _position(self) -> dict[str, Any]:
         position: dict[str, Any] = {"source": NAME, "transaction_id": str(self._transaction), "id": self._id}
         return {**position, "server": self._place_json()}
+
+
+def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
+    """Return the position before the oldest transaction that a snapshot did not see, at a place in the server's log."""
+    return {"source": NAME, "transaction_id": str(at.xmin - 1), "id": _HIGHEST_ID, "server": place}
