@@ -1,0 +1,58 @@
+"""What harvesting by laps costs both ends, by count: a gate that the machine's mood does not move."""
+
+import psycopg
+import pytest
+from support.native import Native
+from support.outbox import harvest_config
+
+from harvest_lib.harvester import Harvest
+
+RECORDS = 10_000
+WARM_UP = 10
+
+TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+WRITTEN = """
+SELECT sum(n_tup_ins + n_tup_upd + n_tup_del), sum(n_tup_upd + n_tup_del) FILTER (WHERE relname ~ '^outbox_(from|tail)'),
+       sum(n_dead_tup) FILTER (WHERE relname ~ '^outbox_(from|tail)')
+FROM pg_stat_user_tables
+"""
+LOG = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+
+def counts(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        found = [connection.execute(each).fetchone() for each in (TRANSACTIONS, WRITTEN, LOG)]
+    return [int(count or 0) for counted in found for count in counted]
+
+
+@pytest.fixture
+def outbox(dsn, make_topic):
+    """A native outbox with ten thousand records of a thousand keys."""
+    native = Native(dsn, size=1_000_000)
+    native.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+        "SELECT %s, 'key-' || g %% 1000, repeat('x', 200) FROM generate_series(1, %s) g",
+        (make_topic(partitions=4), RECORDS),
+    )
+    native.connection.execute("VACUUM ANALYZE outbox")
+    native.connection.execute("CHECKPOINT")
+    return native
+
+
+@pytest.mark.parametrize(
+    ("delivery", "most"),
+    [("transactional", (120, 20, 700_000)), ("pipelined", (120, 20, 700_000)), ("barrier", (180, 40, 1_200_000))],
+)
+def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, delivery, most):
+    transactions, written, wal_bytes = most
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery)
+    before = counts(outbox.dsn)
+    assert Harvest(config).drain(60).records == RECORDS
+    spent = [after - start for after, start in zip(counts(outbox.dsn), before, strict=True)]
+    done, rows, outbox_rows, dead, wal = spent
+    assert done <= transactions, "statements and transactions together: pages, barriers, checkpoints, housekeeping"
+    assert rows <= written
+    assert (outbox_rows, dead) == (0, 0), "nothing is written to the outbox"
+    assert wal <= wal_bytes
+    laps = outbox.connection.execute("SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions").fetchone()[0]
+    assert laps <= 12, "Kafka transactions, or flushes: laps grow under a backlog"

@@ -1,0 +1,54 @@
+"""The key barrier by laps: nothing lost, nothing of a key twice between two checkpoints, order kept."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvest_lib.one_per_key import OnePerKey
+
+ROUNDS = st.lists(st.tuples(st.lists(st.sampled_from("abcd"), max_size=8), st.booleans()), max_size=12)
+
+
+def row(record_id, key):
+    return (record_id, "t", key, "v", [], [])
+
+
+@given(ROUNDS)
+def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(rounds):
+    barrier, gone, lap, offered = OnePerKey(), [], [], []
+    for keys, saved in rounds:
+        rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
+        offered += rows
+        lap += barrier.admit(rows)
+        assert len({each[2] for each in lap}) == len(lap), "a key went twice before its checkpoint was on disk"
+        if saved:
+            gone, lap = gone + lap, []
+            barrier.begin_lap()
+        assert sorted([*barrier.put_off, *(each[0] for each in gone + lap)]) == [each[0] for each in offered]
+    while barrier.put_off:
+        gone, lap = gone + lap, []
+        barrier.begin_lap()
+        lap = barrier.admit([])
+        assert lap, "what was put off goes on once the checkpoint is on disk"
+    gone += lap
+    for key in "abcd":
+        ours = [each[0] for each in gone if each[2] == key]
+        assert ours == [each[0] for each in offered if each[2] == key]
+
+
+def test_what_was_put_off_comes_from_the_source_again():
+    barrier = OnePerKey()
+    barrier.admit([row(1, "a"), row(2, "a")])
+    assert barrier.is_blocked
+    assert barrier.put_off == [2]
+    barrier.begin()
+    assert barrier.put_off == []
+    assert barrier.admit([row(2, "a")]) == [row(2, "a")]
+
+
+def test_reading_stops_when_much_was_put_off():
+    barrier = OnePerKey()
+    barrier.admit([row(number, "a") for number in range(30_000)])
+    assert barrier.is_full
+    assert not barrier.is_waiting
+    barrier.begin_lap()
+    assert barrier.is_waiting
