@@ -622,6 +622,5 @@ def test_that_grant_is_enough(table, ordinary):
     """It is what the message asks for; pg_read_server_files would open the whole machine."""
     role = psycopg.conninfo.conninfo_to_dict(ordinary)["user"]
     table.connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {}").format(sql.Identifier(role)))
-    with psycopg.connect(ordinary, autocommit=True) as connection:
-        with pytest.raises(psycopg.errors.UndefinedFile):
-            connection.execute("SELECT pg_read_file('pg_wal/0000FFFF.history')")
+    with psycopg.connect(ordinary, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedFile):
+        connection.execute("SELECT pg_read_file('pg_wal/0000FFFF.history')")

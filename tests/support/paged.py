@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Page, Selection, SnapshotSource, TransactionIdSource
 from harvest_lib.source.visibility import NOTHING, Snapshot
-from support.waiting import eventually
 
 _INSERT = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
