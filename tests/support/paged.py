@@ -68,8 +68,8 @@ class FakePagedTable:
     def source(self, *, start=NOTHING, keys=None):
         return FakePagedSource(self, start=start, keys=keys)
 
-    def lose(self, source):
-        """End the connection of a source behind its back."""
+    def lose(self, _source):
+        """End the connections of its sources behind their backs."""
         self.backend += 1
 
     def close(self):

@@ -1,0 +1,218 @@
+"""Paging over random histories of transactions and snapshots, against a naive model: what was committed."""
+
+from concurrent.futures import Future
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.histories import History, histories
+from support.paged import FakePagedTable, RealPagedTable
+from support.rows import row
+
+from harvest_lib.source import Selection, SnapshotSource, connected, server
+from harvest_lib.source.reading import Stream, merged
+from harvest_lib.source.visibility import NOTHING, Snapshot
+
+# -- snapshots
+
+
+@st.composite
+def snapshots(draw):
+    """Two snapshots, one after the other."""
+    ended = draw(st.sets(st.integers(1, 20)))
+    ended_later = ended | draw(st.sets(st.integers(1, 30)))
+    return _taken(ended, draw(st.integers(21, 25))), _taken(ended_later, draw(st.integers(31, 35)))
+
+
+def _taken(ended, xmax):
+    in_progress = tuple(each for each in range(1, xmax) if each not in ended)
+    return Snapshot(min(in_progress, default=xmax), xmax, in_progress)
+
+
+@given(snapshots())
+@settings(max_examples=1_000)
+def test_a_snapshot_is_what_postgres_spells(pair):
+    for snapshot in pair:
+        assert Snapshot.parse(str(snapshot)) == snapshot
+
+
+@given(snapshots())
+@settings(max_examples=1_000)
+def test_what_became_visible_is_what_is_fresh_and_what_was_late(pair):
+    """And each in one of them only."""
+    prev, cur = pair
+    fresh = [each for each in range(prev.xmax, cur.xmax) if cur.sees(each)]
+    late = list(prev.late(cur))
+    assert sorted(fresh + late) == [each for each in range(1, 40) if cur.sees(each) and not prev.sees(each)]
+    assert list(NOTHING.late(cur)) == []
+    assert not any(NOTHING.sees(each) for each in range(1, 40))
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "a:b:", "1:2:x"])
+def test_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match=r".*"):
+        Snapshot.parse(text)
+
+
+# -- streams
+
+
+class Found(list):
+    """What a statement found."""
+
+    def fetchall(self):
+        return self
+
+    def fetchone(self):
+        return next(iter(self), None)
+
+
+class Answers:
+    """In place of `Ahead`: a statement is the list of the rows it would find."""
+
+    def execute(self, rows, values):
+        found = [each for each in rows if each[0] > values["after"]][: values["limit"]]
+        answer = Future()
+        answer.set_result(Found(found))
+        return answer
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(1, 9), min_size=1, max_size=50),
+    st.sets(st.integers(0, 50)),
+)
+@settings(max_examples=1_000)
+@example(owners=[0, 1] * 5, limits=[3], restarts=set())
+def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
+    """Whatever the limit of each page, and if all streams are begun anew after any of them."""
+    rows = [row(number, "k") for number in range(1, len(owners) + 1)]
+    of_stream = [[each for each, owner in zip(rows, owners, strict=True) if owner == number] for number in range(4)]
+    found, after, number = [], 0, 0
+    streams = [Stream(each, {}, after) for each in of_stream]
+    while True:
+        limit = limits[number % len(limits)]
+        page = merged(streams, Answers(), limit)
+        assert len(page) <= limit
+        if not page:
+            assert all(stream.is_empty for stream in streams)
+            break
+        found += page
+        after = page[-1][0]
+        if number in restarts:
+            streams = [Stream(each, {}, after) for each in of_stream]
+        number += 1
+    assert found == rows
+
+
+# -- the source, on a server in memory
+
+
+class MemoryConnection:
+    """Answers the source's statements by what they say they find, from a FakePagedTable."""
+
+    closed = False
+
+    def __init__(self, table, source):
+        answers = [
+            (connected._NOW, lambda _: [(str(table.snapshot()), False)]),
+            (server._IN_RECOVERY, lambda _: [(False,)]),
+            (server._WHERE, lambda _: [("1", "00000001", "0/1")]),
+            (server._BARRIER, lambda _: [("0/1",)]),
+            (source._foreign, lambda _: []),
+            (source._look, self.look),
+            (source._extent, self.extent),
+            (source._fresh, self.fresh),
+            (source._late, self.late),
+        ]
+        self.answers = {id(statement): answer for statement, answer in answers}
+        self.table = table
+
+    def cursor(self, **_options):
+        return self
+
+    def execute(self, statement, values=(), **_options):
+        return Found(self.answers[id(statement)](values))
+
+    def close(self):
+        self.closed = True
+
+    def look(self, values):
+        now, waited_for = self.table.snapshot(), set(map(int, values["open"]))
+        found = [
+            (transaction, each)
+            for each, transaction in self.table.visible(now)
+            if transaction > int(values["before"]) or transaction in waited_for
+        ]
+        rows = [each for _, each in sorted(found)][: values["limit"]]
+        return [(str(now), False, *each) for each in rows] or [(str(now), False, None)]
+
+    def extent(self, values):
+        ids = [each[0] for each in self._between(values)]
+        return [(min(ids, default=None), max(ids, default=None))]
+
+    def fresh(self, values):
+        return [each for each in self._between(values) if values["after"] < each[0] <= values["high"]][
+            : values["limit"]
+        ]
+
+    def late(self, values):
+        ended = set(map(int, values["ended"]))
+        rows = [each for each, transaction in self.table.visible(self.table.snapshot()) if transaction in ended]
+        return [each for each in rows if each[0] > values["after"]][: values["limit"]]
+
+    def _between(self, values):
+        now = Snapshot.parse(values["now"])
+        return [each for each, transaction in self.table.visible(now) if transaction >= int(values["from"])]
+
+
+class InMemory(FakePagedTable):
+    """A table whose source is the real one, over a connection that is not."""
+
+    def source(self):
+        table = self
+
+        class Source(SnapshotSource):
+            def _connect(self):
+                return MemoryConnection(table, self)
+
+        return Source("", Selection(table=psycopg.sql.Identifier("outbox")))
+
+
+@pytest.mark.parametrize("make", [InMemory, FakePagedTable])
+@given(steps=histories(40), chosen=st.lists(st.integers(0, 40), max_size=3), limit=st.integers(1, 7))
+@settings(max_examples=1_000, deadline=None)
+def test_every_record_comes_once_and_every_key_in_order(make, steps, chosen, limit):
+    history = History(make())
+    history.play(steps)
+    history.check_complete()
+    history.check_keys()
+    history.check_batches()
+    history.check_resumed(chosen, limit)
+
+
+# -- the sources, on Postgres
+
+
+@pytest.fixture(params=["snapshot", "transaction_id"])
+def real(request, dsn):
+    table = RealPagedTable(dsn, request.param, segment_size=20)
+    yield table
+    table.close()
+
+
+@given(steps=histories(25), chosen=st.lists(st.integers(0, 25), max_size=1), limit=st.integers(1, 7))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_so_it_is_on_postgres(real, steps, chosen, limit):
+    real.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    history = History(real)
+    history.play(steps)
+    history.check_complete()
+    if real.kind == "transaction_id":
+        order = [(history.committed[each[0]], each[0]) for each in history.delivered]
+        assert order == sorted(order)
+    else:
+        history.check_keys()
+        history.check_batches()
+    history.check_resumed(chosen, limit)
