@@ -145,9 +145,10 @@ class Pool:
         self._command = command
         self.members = []
 
-    def add(self):
+    def add(self, command=None):
+        """Start one more, by a command of its own if need be."""
         number = len(self.members)
-        command = [word.format(number=number) for word in self._command]
+        command = [word.format(number=number) for word in command or self._command]
         member = Member(self._config, self._folder / f"harvester-{number}.log", command)
         self.members.append(member)
         return member

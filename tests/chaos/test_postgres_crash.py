@@ -1,0 +1,332 @@
+"""Postgres dies, and comes back with less than was read from it, or another one takes its place.
+
+Every commit that is there afterwards is delivered, and nothing that is not there was; or the harvester halts and says
+why. It never skips in silence. Contents tell: ids, of records and of transactions, come again.
+"""
+
+import threading
+import uuid
+
+import psycopg
+import pytest
+from support.native import NativeOutbox
+from support.outbox import harvest_config, read_topic
+from support.servers import await_replicated, crash, either, freeze_wal_writer, promote, standby_of
+from support.waiting import eventually
+
+from harvest_lib.errors import HarvestError, ServerRegressed
+from harvest_lib.harvester import Harvest, State
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource, server
+from infra.local.postgres import PostgresServer
+
+long = pytest.mark.long
+
+INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)"
+
+
+@pytest.fixture
+def postgres(tmp_path):
+    """A server of the test's own that nothing happens on by itself."""
+    made = PostgresServer(tmp_path / "primary", durable=False)
+    made.start()
+    with psycopg.connect(made.dsn, autocommit=True) as connection:
+        for setting in ("autovacuum = off", "bgwriter_lru_maxpages = 0", "wal_writer_delay = '10s'"):
+            connection.execute(f"ALTER SYSTEM SET {setting}")
+        connection.execute("SELECT pg_reload_conf()")
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def topic(make_topic):
+    return make_topic(4)
+
+
+class Writer:
+    """Writes records whose contents never come again."""
+
+    def __init__(self, dsn, topic, *, synchronous_commit="on"):
+        self._topic = topic
+        self._connection = psycopg.connect(dsn, options=f"-c synchronous_commit={synchronous_commit}")
+
+    def commit(self, number=1, what="value"):
+        """Commit so many transactions, each with one record."""
+        for each in range(number):
+            self._write(each, what)
+            self._connection.commit()
+
+    def roll_back(self, number=1):
+        for each in range(number):
+            self._write(each, "rolled back")
+            self._connection.rollback()
+
+    def _write(self, number, what):
+        self._connection.execute(INSERT, (self._topic, f"key-{number % 5}", f"{what} {uuid.uuid4()}"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._connection.close()
+
+
+def values(dsn):
+    """Return the contents of the table."""
+    with psycopg.connect(dsn) as connection:
+        return [value for (value,) in connection.execute("SELECT kafka_value FROM outbox ORDER BY id")]
+
+
+def read_all(source):
+    """Return the contents of what a source has, and the last position."""
+    found, position = [], None
+    while (page := source.read(100)) is not None:
+        found += [row[3] for row in page.rows]
+        position = page.position
+    return found, position
+
+
+def no_barrier(connection):
+    """Stand for the barrier: say how far the log is on disk, and put nothing there."""
+    return connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0]
+
+
+# -- the barrier, step by step
+
+SOURCES = [pytest.param(SnapshotSource, id="snapshot"), pytest.param(TransactionIdSource, id="transaction_id")]
+
+
+@pytest.fixture
+def source(postgres, topic, kind):
+    NativeOutbox(postgres.dsn, topic).close()
+    made = kind(postgres.dsn, Selection(table=OutboxTable.parse("outbox").identifier))
+    made.open(None)
+    freeze_wal_writer(postgres)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("has_barrier", [True, False])
+def test_what_was_read_is_there_after_a_crash(postgres, source, topic, monkeypatch, has_barrier):
+    """Without the barrier it would not be: this test sees what it is for."""
+    if not has_barrier:
+        monkeypatch.setattr(server, "barrier", no_barrier)
+    with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
+        writer.commit()
+        found, _ = read_all(source)
+        assert len(found) == 1
+        crash(postgres)
+    assert values(postgres.dsn) == (found if has_barrier else [])
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("has_barrier", [True, False])
+def test_transactions_that_come_again_are_read(postgres, source, topic, monkeypatch, has_barrier):
+    """Ids of transactions that rolled back, of which nothing reached the disk, are given to others after a crash."""
+    if not has_barrier:
+        monkeypatch.setattr(server, "barrier", no_barrier)
+    with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
+        writer.roll_back(20)
+        writer.commit()
+        before, position = read_all(source)
+        crash(postgres)
+    source.close()
+    with Writer(postgres.dsn, topic) as writer:
+        writer.commit(30)
+    source.open(position)
+    after, _ = read_all(source)
+    there = values(postgres.dsn)
+    assert (set(there) <= {*before, *after}) is has_barrier
+    assert len(there) == (31 if has_barrier else 30)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_look_that_finds_nothing_passes_nothing(postgres, source, topic):
+    """It commits no barrier, so what it saw end may never have been."""
+    with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
+        writer.commit()
+        _, position = read_all(source)
+        writer.roll_back(20)
+        assert source.read(100) is None
+        crash(postgres)
+    source.close()
+    with Writer(postgres.dsn, topic) as writer:
+        writer.commit(10)
+    source.open(position)
+    assert read_all(source)[0] == values(postgres.dsn)[1:]
+
+
+# -- whole harvesters, killed servers
+
+
+@pytest.fixture
+def make_harvest(postgres, topic, bootstrap_servers, group_id):
+    NativeOutbox(postgres.dsn, topic).close()
+    made = []
+
+    def make(delivery, dsn=""):
+        config = harvest_config(
+            dsn or postgres.dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery, source="snapshot"
+        )
+        made.append(Harvest(config))
+        return made[-1]
+
+    yield make
+    for harvest in made:
+        harvest.stop()
+
+
+def delivered(servers, topic):
+    return [record.value for record in read_topic(servers, topic, isolation="read_committed")]
+
+
+class Hasty:
+    """Threads that commit and roll back without waiting for the disk, until the server dies under them."""
+
+    def __init__(self, dsn, topic, threads=3):
+        self._dsn = dsn
+        self._topic = topic
+        self._threads = [threading.Thread(target=self._write) for _ in range(threads)]
+
+    def _write(self):
+        try:
+            with Writer(self._dsn, self._topic, synchronous_commit="off") as writer:
+                while True:
+                    writer.commit(3)
+                    writer.roll_back(2)
+        except psycopg.OperationalError:
+            return
+
+    def start(self):
+        for thread in self._threads:
+            thread.start()
+
+    def join(self):
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("delivery", "crashes"),
+    [
+        ("transactional", 3),
+        pytest.param("barrier", 3, marks=long),
+        pytest.param("pipelined", 3, marks=long),
+        pytest.param("transactional", 12, marks=long),
+        pytest.param("barrier", 12, marks=long),
+    ],
+)
+def test_killed_under_writers_that_do_not_wait_for_the_disk(
+    postgres, make_harvest, topic, bootstrap_servers, delivery, crashes
+):
+    with make_harvest(delivery) as harvest:
+        for _ in range(crashes):
+            before = harvest.delivered_records
+            writers = Hasty(postgres.dsn, topic)
+            writers.start()
+            eventually(lambda before=before: harvest.delivered_records > before + 100, 30, "busy")
+            postgres.kill()
+            writers.join()
+            postgres.start()
+        with Writer(postgres.dsn, topic) as writer:
+            writer.commit(20)
+        there = values(postgres.dsn)
+        eventually(lambda: set(there) <= set(delivered(bootstrap_servers, topic)), 30, "all is delivered")
+        assert harvest.state is State.RUNNING
+    found = delivered(bootstrap_servers, topic)
+    assert set(found) == set(there)
+    if delivery == "transactional":
+        assert len(found) == len(there)
+
+
+# -- failover
+
+
+@pytest.fixture
+def standby(postgres, tmp_path, make_harvest):
+    made = standby_of(postgres, tmp_path / "standby")
+    yield made
+    made.kill()
+
+
+def halted(harvest):
+    """Return what a harvester died of."""
+    with pytest.raises(HarvestError) as raised:
+        eventually(lambda: harvest.await_stopped(0.1), 30, "it halts")
+    return raised.value
+
+
+def fall_behind(postgres, standby, harvest, topic):
+    """Have the primary and its harvester go on while the standby hears nothing; then have the primary die and the
+    standby take over, with other records under the same ids."""
+    with Writer(postgres.dsn, topic) as writer:
+        writer.commit(20, "both")
+        eventually(lambda: harvest.delivered_records == 20, 30, "the first are delivered")
+        eventually(lambda: harvest._loops[0]._saved_number > 1, 10, "its checkpoint is saved")
+        await_replicated(postgres, standby)
+        standby.stop()
+        writer.commit(10, "lost")
+        eventually(lambda: harvest.delivered_records == 30, 30, "the others are delivered")
+        postgres.kill()
+    standby.start()
+    promote(standby)
+    with Writer(standby.dsn, topic) as writer:
+        writer.commit(25, "new")
+    assert [value.split()[0] for value in values(standby.dsn)] == ["both"] * 20 + ["new"] * 25
+
+
+@pytest.mark.parametrize("delivery", ["transactional", pytest.param("barrier", marks=long)])
+def test_a_standby_that_lacks_what_was_harvested(postgres, standby, make_harvest, topic, bootstrap_servers, delivery):
+    dsn = either(postgres, standby)
+    harvest = make_harvest(delivery, dsn)
+    harvest.start()
+    fall_behind(postgres, standby, harvest, topic)
+    error = halted(harvest)
+    assert isinstance(error, ServerRegressed)
+    assert "harvest subscriptions rewind default --to" in error.next_step
+    assert "forked at" in error.evidence
+    # Started again, it goes by the checkpoint that counts. Kafka's knows better than the new primary; the one in
+    # Postgres is as old as the rest of it, and fits.
+    again = make_harvest(delivery, dsn)
+    if delivery == "transactional":
+        again.start()
+        assert isinstance(halted(again), ServerRegressed)
+    else:
+        again.drain(30)
+        assert set(values(standby.dsn)) <= set(delivered(bootstrap_servers, topic))
+
+
+@pytest.mark.parametrize(
+    ("role", "goes_on"), [("superuser", True), ("may_read", True), pytest.param("may_not", False, marks=long)]
+)
+def test_a_standby_that_has_everything(postgres, standby, make_harvest, topic, bootstrap_servers, role, goes_on):
+    login = {}
+    if role != "superuser":
+        login = {"user": "harvester", "password": "harvester"}
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            connection.execute("CREATE ROLE harvester LOGIN PASSWORD 'harvester'")
+            connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO harvester")
+            connection.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO harvester")
+            if role == "may_read":
+                connection.execute("GRANT EXECUTE ON FUNCTION pg_read_file(text) TO harvester")
+    harvest = make_harvest("transactional", either(postgres, standby, **login))
+    harvest.start()
+    with Writer(postgres.dsn, topic) as writer:
+        writer.commit(20)
+    eventually(lambda: harvest.delivered_records == 20, 30, "the first are delivered")
+    await_replicated(postgres, standby)
+    postgres.kill()
+    promote(standby)
+    with Writer(standby.dsn, topic) as writer:
+        writer.commit(20)
+    if not goes_on:
+        error = halted(harvest)
+        assert isinstance(error, ServerRegressed)
+        assert "pg_read_file" in error.next_step
+        return
+    there = values(standby.dsn)
+    eventually(lambda: len(delivered(bootstrap_servers, topic)) >= 40, 30, "all is delivered")
+    assert sorted(delivered(bootstrap_servers, topic)) == sorted(there)
+    harvest.stop()
+    harvest.await_stopped(10)

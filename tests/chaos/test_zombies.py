@@ -1,0 +1,208 @@
+"""A leader that was thought dead thaws, and goes on where it stood: it changes nothing any more."""
+
+import signal
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+from support.native import NativeOutbox
+from support.outbox import read_topic, steps
+from support.pool import Pool
+from support.waiting import eventually
+
+from harvest_lib.delivery import CheckpointPlace, Committed, Deposed, LapSettings, Topics, Transactional
+
+SESSION_SECONDS = 3
+WATCHED_SECONDS = 5
+"""For so long after it thawed a zombie is watched."""
+RECORDS = 3_000
+MORE = 200
+
+
+def always():
+    return True
+
+
+# -- two deliveries under one transactional id
+
+
+class Rivals:
+    """Deliveries under one transactional id, to one topic, with checkpoints in another."""
+
+    def __init__(self, servers, topic, checkpoints):
+        self._servers = servers
+        self.topic = topic
+        self.checkpoints = checkpoints
+        self._made = []
+
+    def begun(self):
+        kafka = {"bootstrap.servers": self._servers}
+        place = CheckpointPlace(topic=self.checkpoints, partition=0, key="default/0")
+        settings = LapSettings(kafka=kafka, delivery_timeout_seconds=5)
+        made = Transactional(settings, Topics(kafka), self.checkpoints, place)
+        self._made.append(made)
+        leader_id = uuid.uuid4()
+        assert made.begin(leader_id) == Committed()
+        return made, leader_id
+
+    def send(self, delivery, *ids):
+        refused = delivery.send([(number, self.topic, f"k{number}", "v", [], []) for number in ids], always)
+        assert refused == {}
+
+    def committed(self):
+        """Return what readers of committed records see: leader ids and outbox ids, and the checkpoints."""
+        records, checkpoints = (
+            read_topic(self._servers, topic, isolation="read_committed") for topic in (self.topic, self.checkpoints)
+        )
+        found = sorted((record.outbox_id, record.leader_id) for record in records)
+        return found, [record.value for record in checkpoints]
+
+    def close(self):
+        for made in self._made:
+            made.close()
+
+
+@pytest.fixture
+def rivals(bootstrap_servers, make_topic, unique):
+    checkpoints = make_topic(1, name=f"{unique('x')}.checkpoint", **{"cleanup.policy": "compact"})
+    made = Rivals(bootstrap_servers, make_topic(4), checkpoints)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("sent", ["before", "after", "on_both_sides", "nothing"])
+def test_what_the_one_before_commits_is_refused(rivals, sent):
+    old, old_id = rivals.begun()
+    rivals.send(old, 1)
+    assert old.commit(b"1", always) == Committed()
+    if sent in {"before", "on_both_sides"}:
+        rivals.send(old, *range(2, 50))
+        old._producer.flush(5)  # all of it is in the log
+    new, new_id = rivals.begun()
+    if sent in {"after", "on_both_sides"}:
+        rivals.send(old, *range(50, 100))
+    assert isinstance(old.commit(b"old", always), Deposed)
+    old.abandon()
+    rivals.send(new, 2, 3)
+    assert new.commit(b"new", always) == Committed()
+    assert rivals.committed() == ([(1, old_id), (2, new_id), (3, new_id)], ["1", "new"])
+
+
+def test_what_the_one_before_has_open_holds_up_nobody(rivals):
+    """Readers of committed records stop at an open transaction: to begin is to abort it."""
+    old, _ = rivals.begun()
+    rivals.send(old, *range(1, 50))
+    old._producer.flush(5)
+    new, new_id = rivals.begun()
+    rivals.send(new, 1)
+    assert new.commit(b"new", always) == Committed()
+    assert rivals.committed() == ([(1, new_id)], ["new"])
+
+
+# -- whole harvesters
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, delivery):
+    """Without transactions only the broker can refuse what a thawed client sends before anybody can say no."""
+    config = {} if delivery == "transactional" else {"message.timestamp.before.max.ms": (SESSION_SECONDS - 1) * 1000}
+    made = NativeOutbox(dsn, make_topic(4, **config))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool(tmp_path, outbox, bootstrap_servers, group_id, delivery):
+    made = Pool(
+        tmp_path,
+        dsn=outbox.dsn,
+        servers=bootstrap_servers,
+        group=group_id,
+        session_seconds=SESSION_SECONDS,
+        delivery=delivery,
+    )
+    with made:
+        yield made
+
+
+def freeze(pool, step, nth):
+    """Start a member that freezes itself at a step, and wait until it has."""
+    command = [sys.executable, "-m", "support.striking", "--step", step, "--nth", str(nth), "--signal", "SIGSTOP"]
+    member = pool.add(command)
+    process = psutil.Process(member.process.pid)
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 30, f"it froze at {step}")
+    return member
+
+
+def said(member, *events):
+    return [event["event"] for event in member.events() if event["event"] in events]
+
+
+def delivered(servers, outbox):
+    return read_topic(servers, outbox.topic, isolation="read_committed")
+
+
+def arrived(servers, outbox):
+    return {record.outbox_id for record in delivered(servers, outbox)} == set(outbox.ids())
+
+
+def succeed(pool, outbox, servers):
+    """Have another member take over and deliver everything; return it with the subscription's row as it then is."""
+    successor = pool.add()
+    eventually(lambda: successor.leads, 30, "another leads")
+    eventually(lambda: arrived(servers, outbox), 30, "all is delivered")
+
+    def settled():
+        before = outbox.subscription()
+        time.sleep(0.5)  # more than twice as long as a checkpoint may wait
+        return before if outbox.subscription() == before else None
+
+    return successor, eventually(settled, 10, "its last checkpoint is saved")
+
+
+def thaw(zombie, outbox, row):
+    """Thaw a member and watch it; its subscription's row may change by an election it wins in earnest, only."""
+    zombie.signal(signal.SIGCONT)
+    led = len(zombie.terms)
+    until = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < until:
+        if len(zombie.terms) == led:
+            assert outbox.subscription()["epoch"] == row["epoch"]
+        time.sleep(0.05)  # how often it is looked at
+
+
+def versions(row):
+    return row["version"], row["epoch"], row["checkpoint"]["number"], row["updated_at"]
+
+
+@pytest.mark.parametrize("delivery", ["transactional"])
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        ("commit", 2),
+        pytest.param("produce", 1_300, marks=pytest.mark.long),
+        pytest.param("committing", 2, marks=pytest.mark.long),
+        pytest.param("committed", 2, marks=pytest.mark.long),
+        pytest.param("save", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_leader_that_was_frozen_in_a_transaction(pool, outbox, bootstrap_servers, step, nth):
+    outbox.fill(RECORDS, keys=500)
+    zombie = freeze(pool, step, nth)
+    successor, row = succeed(pool, outbox, bootstrap_servers)
+    before = delivered(bootstrap_servers, outbox)
+    zombie.signal(signal.SIGCONT)
+    eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), 10, "it knows that its term is over")
+    until = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < until and not zombie.leads and successor.leads:
+        assert versions(outbox.subscription()) == versions(row)
+        assert delivered(bootstrap_servers, outbox) == before
+        time.sleep(0.05)  # how often it is looked at
+    outbox.fill(MORE, keys=500)
+    eventually(lambda: arrived(bootstrap_servers, outbox), 30, "what came after is delivered")
+    found = delivered(bootstrap_servers, outbox)
+    assert sorted(record.outbox_id for record in found) == outbox.ids()
+    assert steps(found) == []
+    assert said(successor, "leader_fenced", "leader_deposed") == []

@@ -1,0 +1,69 @@
+"""Postgres servers that a test may kill, and standbys of them that it may promote."""
+
+import os
+import pwd
+import shutil
+import signal
+
+import psutil
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.waiting import eventually
+
+from infra.local.postgres import PostgresServer
+
+
+def freeze_wal_writer(server):
+    """Have nothing flushed but what a commit waits for, until the server is killed."""
+    for process in psutil.Process(server.pid).children():
+        if any("walwriter" in word for word in process.cmdline()):
+            process.send_signal(signal.SIGSTOP)
+            return
+    raise AssertionError("there is no walwriter")
+
+
+def crash(server):
+    """Kill the server, all its processes, and start it again."""
+    server.kill()
+    server.start()
+
+
+def standby_of(primary, folder):
+    """Make an asynchronous standby from a cold copy, and start both."""
+    primary.stop()
+    standby = PostgresServer(folder, durable=False)
+    folder.mkdir()
+    shutil.copytree(primary._folder, standby._folder)
+    shutil.copy(primary._password_file, standby._password_file)
+    primary.start()
+    known = conninfo_to_dict(primary.dsn)
+    conninfo = make_conninfo(**{name: known[name] for name in ("host", "port", "user", "password")})
+    (standby._data / "standby.signal").touch()
+    with (standby._data / "postgresql.auto.conf").open("a") as settings:
+        settings.write(f"primary_conninfo = '{conninfo}'\n")
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody")
+        for path in (standby._data, *standby._data.rglob("*")):
+            os.chown(path, user.pw_uid, user.pw_gid)
+    standby.start()
+    return standby
+
+
+def await_replicated(primary, standby):
+    """Wait until the standby has all that is in the primary's log."""
+    with psycopg.connect(primary.dsn) as ours, psycopg.connect(standby.dsn, autocommit=True) as theirs:
+        (lsn,) = ours.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        has_all = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        eventually(lambda: theirs.execute(has_all, (lsn,)).fetchone()[0], 30, "replicated")
+
+
+def promote(standby):
+    with psycopg.connect(standby.dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_promote()")
+
+
+def either(*servers, **parameters):
+    """Return a connection string that leads to whichever of the servers takes writes."""
+    known = [conninfo_to_dict(server.dsn) for server in servers]
+    hosts = {name: ",".join(str(each[name]) for each in known) for name in ("host", "port")}
+    return make_conninfo(**{**known[0], **hosts, "target_session_attrs": "read-write", **parameters})
