@@ -12,7 +12,8 @@ WARM_UP = 10
 
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 WRITTEN = """
-SELECT sum(n_tup_ins + n_tup_upd + n_tup_del), sum(n_tup_upd + n_tup_del) FILTER (WHERE relname ~ '^outbox_(from|tail)'),
+SELECT sum(n_tup_ins + n_tup_upd + n_tup_del),
+       sum(n_tup_upd + n_tup_del) FILTER (WHERE relname ~ '^outbox_(from|tail)'),
        sum(n_dead_tup) FILTER (WHERE relname ~ '^outbox_(from|tail)')
 FROM pg_stat_user_tables
 """
