@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -243,12 +244,13 @@ class Harvest:
             while not self._stopping.is_set():
                 live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
                 threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
-                busy = {term.shard for term in threads}
                 for term in live:
-                    if term.shard not in busy and boot_seconds() >= self._hold_until.get(term.shard, 0.0):
+                    if term not in threads and self._may_begin(term, threads):
                         name = f"harvest-shard-{term.shard}"
                         threads[term] = threading.Thread(target=self._serve, args=(term,), name=name, daemon=True)
                         threads[term].start()
+                if set(live).difference(threads):  # whose time has not come; asked again, they would be told at once
+                    self._stopping.wait(_STANDBY_WAIT_SECONDS)
         except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
             self._failure = error
             _log.error("harvester_died", extra={"reason": str(error)})
@@ -269,6 +271,11 @@ class Harvest:
             self._state = State.STOPPED
             self._stopped.set()
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
+
+    def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
+        """Tell whether nothing of an earlier term of the shard is left."""
+        is_over = all(other.shard != term.shard for other in threads)
+        return is_over and boot_seconds() >= self._hold_until.get(term.shard, 0.0)
 
     def _serve(self, term: Term) -> None:
         """Harvest under a term; what kills that kills the harvester."""
@@ -341,8 +348,10 @@ class Harvest:
     def _emit(self, shard: int, event: Event) -> None:
         if not isinstance(event, MeterRead):
             loop = self._loops.get(shard)
-            leader_id = str(loop.leader_id) if loop is not None else None
-            _log.info(_EVENT_NAMES[type(event)], extra={"leader_id": leader_id, "shard": shard})
+            named = {"leader_id": str(loop.leader_id) if loop is not None else None}
+            if self._config.shards > 1:
+                named["shard"] = str(shard)
+            _log.info(_EVENT_NAMES[type(event)], extra=named)
         if self._handler is not None:
             try:
                 self._handler(event)

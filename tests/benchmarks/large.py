@@ -49,15 +49,16 @@ def shards(servers: Servers, size: "Size") -> Iterator[Result]:
     """Two shards in two processes, against one in one, from the commit of a backlog until all have passed it."""
     records, one, two, shares = 5 * size.records, [], [], []
     for _ in range(size.rounds):
-        one.append(_rate(servers, records, shards=1))
-        two.append(_rate(servers, records, shards=2))
+        one.append(drain_rate(servers, records, shards=1))
+        two.append(drain_rate(servers, records, shards=2))
         shares.append(_share(servers))
     ratio = median(b / a for a, b in zip(one, two, strict=True))
     yield at_least("drain-2-shards", median(two), "/s", floor=median(one), ratio=ratio, target=1.0)
     yield at_most("drain-2-shards-inequality", median(abs(share - 0.5) for share in shares), "of all", target=0.05)
 
 
-def _rate(servers: Servers, records: int, *, shards: int) -> float:
+def drain_rate(servers: Servers, records: int, *, shards: int) -> float:
+    """Return records per second from the commit of a backlog, as one transaction, until all shards have passed it."""
     servers.make_native()
     group = f"bench-{uuid4().hex[:8]}"
     settings = {"delivery": "transactional", "shards": shards, "leadership": "neli", "leaderGroupID": group}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from tests.benchmarks import floors, idle, laps, large, latency, pools
+from tests.benchmarks import curves, floors, idle, laps, large, latency, pools
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
@@ -102,6 +102,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "latency": latency.latencies,
     "memory": large.memory,
     "shards": large.shards,
+    "curves": curves.curves,
     "one-key": _one_key,
     "take-over": _take_over,
     "hand-over": _hand_over,
