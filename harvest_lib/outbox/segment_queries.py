@@ -31,8 +31,8 @@ FROM unnest(%(names)s::text[]) AS segment
 ON CONFLICT DO NOTHING
 """
 
-# One look at the locks: a writer that is prepared meanwhile would be missed between two. Prepared, it is no longer
-# known by the name it was noted under, but has a lock on the segment it wrote into.
+# One look at the locks: a writer that is prepared meanwhile could be missed between two. After a restart of the server
+# a prepared one is no longer known by the name it was noted under, but still has a lock on the segment it wrote into.
 _HOLDS_UP = """
 WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
 here AS (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -243,7 +243,6 @@ def test_a_transaction_that_drew_an_id_in_advance_keeps_its_segment_open(native,
 
 @pytest.mark.parametrize("prepared_before", [True, False])
 def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
-    """Prepared after the first look it is no longer known by the name it was noted under."""
     name = uuid.uuid4().hex
     with psycopg.connect(dsn, autocommit=True) as writer:
         writer.execute("BEGIN")
@@ -264,8 +263,8 @@ def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
     assert native.count() == 26
 
 
-def test_a_writer_that_had_no_transaction_id_and_is_prepared_keeps_its_segment_open(native, dsn):
-    """Neither the snapshot nor the name it was noted under tells of it; its lock on the segment does."""
+def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(native, dsn, stack):
+    """Noted before it had a transaction id, under a name that the restart changes: its lock on the segment tells."""
     name = uuid.uuid4().hex
     with psycopg.connect(dsn, autocommit=True) as writer:
         writer.execute("BEGIN; LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
@@ -273,11 +272,16 @@ def test_a_writer_that_had_no_transaction_id_and_is_prepared_keeps_its_segment_o
         assert native.closed() == []
         writer.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (5, 't', 'k')")
         writer.execute(f"PREPARE TRANSACTION '{name}'")
-        try:
-            assert native.closed() == []
-            assert "prepared" in native.segments.waited_for(native.connection, first(native))[0]
-        finally:
-            writer.execute(f"COMMIT PREPARED '{name}'")
+        assert native.closed() == []
+    stack.postgres.kill()
+    stack.postgres.start()
+    native.connection = psycopg.connect(dsn, autocommit=True)
+    native.push(15)
+    try:
+        assert native.closed() == []
+        assert "prepared" in native.segments.waited_for(native.connection, first(native))[0]
+    finally:
+        native.connection.execute(f"COMMIT PREPARED '{name}'")
     assert native.closed() == ["outbox_from_0"]
 
 
