@@ -57,6 +57,24 @@ def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
         return connection
 
 
+def require_session(conninfo: str) -> None:
+    """Raise DatabaseError if a pooler hands server processes out by the transaction.
+
+    What is set for a session, `synchronous_commit=on` first of all, would then hold for whoever comes next, and not for
+    us.
+    """
+    with connect(conninfo) as ours, connect(conninfo) as other, translated():
+        first = ours.execute("SELECT pg_backend_pid()").fetchone()
+        with other.transaction():  # a pooler gives it the process that was given back last
+            second = other.execute("SELECT pg_backend_pid()").fetchone()
+    if first == second:
+        raise DatabaseError(
+            "the connection to Postgres is not a session: a pooler hands its server processes out by the transaction",
+            evidence=f"two connections that were open at once were served by one process ({first[0] if first else ''})",
+            next_step="name Postgres itself in `dataSource`, or a pool by the session (PgBouncer: pool_mode = session)",
+        )
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn psycopg's errors into ours."""

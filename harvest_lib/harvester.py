@@ -23,7 +23,7 @@ import psycopg
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect
+from harvest_lib.database import connect, require_session
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery import Delivery
 from harvest_lib.errors import HarvestError, LifecycleError
@@ -125,9 +125,11 @@ class Harvest:
                 )
             self._state = State.RUNNING
         try:
-            with connect(self._config.data_source.conninfo()) as connection:
+            conninfo = self._config.data_source.conninfo()
+            with connect(conninfo) as connection:
                 self._work = self._choose_work(connection)
                 self._work.check(connection)
+            require_session(conninfo)
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:

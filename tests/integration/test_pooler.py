@@ -1,0 +1,81 @@
+"""A pooler between the harvester and Postgres: by the session it is fine, by the transaction it is refused."""
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.waiting import eventually
+
+from harvest_lib.database import connect, require_session
+from harvest_lib.errors import DatabaseError
+
+PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def pooled(dsn):
+    """Start a pooler in a mode and return how to connect to it; skipped where there is none on the machine."""
+    if shutil.which(PGBOUNCER) is None:
+        pytest.skip("pgbouncer is not installed here")
+    server, running = conninfo_to_dict(dsn), []
+    folder = TemporaryDirectory()  # pytest's own is closed to the pooler's user
+
+    def start(mode):
+        port = free_port()
+        users, settings = Path(folder.name) / "users", Path(folder.name) / "pgbouncer.ini"
+        users.write_text(f'"{server["user"]}" "{server.get("password", "")}"\n')
+        settings.write_text(
+            f"[databases]\n{server['dbname']} = host={server['host']} port={server['port']}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = trust\nauth_file = {users}\n"
+            f"pool_mode = {mode}\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits,options\n"
+        )
+        for path in (Path(folder.name), users, settings):
+            path.chmod(0o755)
+        running.append(
+            subprocess.Popen(
+                [PGBOUNCER, "-u", "nobody", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        )
+        made = make_conninfo(dsn, host="127.0.0.1", port=port)
+
+        def answers():
+            try:
+                psycopg.connect(made).close()
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        eventually(answers, message="the pooler answers")
+        return made
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait(10)
+    folder.cleanup()
+
+
+def test_postgres_itself_is_a_session(dsn):
+    require_session(dsn)
+
+
+def test_a_pooler_by_the_session_is_one(pooled):
+    require_session(pooled("session"))
+
+
+def test_a_pooler_by_the_transaction_is_refused(pooled):
+    conninfo = pooled("transaction")
+    with connect(conninfo), pytest.raises(DatabaseError, match="not a session") as error:
+        require_session(conninfo)
+    assert "pool_mode = session" in error.value.next_step
