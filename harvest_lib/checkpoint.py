@@ -164,6 +164,15 @@ class Checkpoints:
         with translated():
             return self._connected().execute(self._save, values, prepare=True).rowcount == 1
 
+    @property
+    def holder(self) -> Mapping[str, Any]:
+        """Return what names this leader: its subscription, shard and epoch."""
+        return {**self._row, "epoch": self._epoch}
+
+    def connected(self) -> psycopg.Connection[Any]:
+        """Return the connection, for what else is written under the epoch."""
+        return self._connected()
+
     def close(self) -> None:
         """Let go of the connection. Safe to repeat."""
         connection, self._connection = self._connection, None

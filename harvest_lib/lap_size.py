@@ -1,5 +1,8 @@
 """How much to deliver at a time: large laps under a backlog, since each costs the same whatever is in it, and small
 ones when little comes, so that nothing waits. Pure, no I/O.
+
+Where Kafka has refused a lap, each of the next has half of what remains in doubt, whether the last one went or not: so
+the one to blame is alone after as many laps as that number has binary digits, and what is beyond goes in large ones.
 """
 
 from collections.abc import Sequence
@@ -25,29 +28,33 @@ class LapSize:
 
     def __init__(self, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
         self._longest_pause = max(longest_pause_seconds, _SHORTEST_PAUSE_SECONDS)
-        self._ceiling = LARGEST_LAP
+        self._doubtful = 0  # one of the next so many records is to blame for a lap that was refused
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_LAP
         self.page = 500
+        self.largest = 0
+        """The length of the longest value in the page that was measured last."""
 
     def done(self, records: int, *, full: bool) -> None:
         """Note a lap that was committed: after a full one the next may be twice as large."""
-        self._ceiling = min(LARGEST_LAP, self._ceiling * 2)
-        if full:
-            self.records = min(self._ceiling, self.records * 2)
+        self._doubtful = max(0, self._doubtful - records)
+        if self._doubtful:
+            self.records = max(1, self._doubtful // 2)
+        elif full or self.records < _FIRST_LAP:
+            self.records = min(LARGEST_LAP, self.records * 2)
         elif records < self.records // 4:
             self.records = max(_FIRST_LAP, self.records // 2)
-        self.records = min(self.records, self._ceiling)
         self._pause = _SHORTEST_PAUSE_SECONDS
 
     def refused(self, records: int) -> None:
-        """Note a lap in which one record was refused: halves are tried, until it is alone."""
-        self._ceiling = max(1, records // 2)
-        self.records = self._ceiling
+        """Note a lap of so many records that was refused for one of them. Once that is alone, laps grow again."""
+        self._doubtful = records if records > 1 else 0
+        self.records = max(1, records // 2)
 
     def measured(self, rows: Sequence[Row]) -> int:
         """Return how many bytes of value are in a page, and fit the next page to it."""
-        size = sum([len(row[3]) for row in rows if row[3]])
+        sizes = [len(row[3]) for row in rows if row[3]]
+        size, self.largest = sum(sizes), max(sizes, default=0)
         if rows:
             self.page = max(1, min(_LARGEST_PAGE, 2 * len(rows), _PAGE_BYTES * len(rows) // max(1, size)))
         return size

@@ -1,6 +1,11 @@
-"""The key barrier by laps: at most one record of a key in a lap, the others put off to later ones. Pure, no I/O."""
+"""What of a lap may go now, and what is put off to later ones. Pure, no I/O.
+
+`OnePerKey` is the key barrier by laps: at most one record of a key in a lap. `AnyPerKey` has no barrier; it puts off
+only what there is no room for.
+"""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from harvest_lib.record import Row
 
@@ -8,55 +13,138 @@ _MOST_PUT_OFF = 20_000
 """Records; beyond, nothing more is read until they have gone."""
 
 
+class Gate(Protocol):
+    """What may go before the next checkpoint is on disk, which `begin_lap` tells of. Records whose ids are in `alone`
+    have a lap to themselves."""
+
+    alone: set[int]
+
+    def begin(self) -> None:
+        """Forget everything: what was put off comes again from the source."""
+        ...
+
+    def begin_lap(self) -> None:
+        """Note that a checkpoint is on disk which passed all that went."""
+        ...
+
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
+        """Return what may go now, `room` records at most, of what was put off and then of `rows`; put off the rest.
+        `first` tells that nothing has gone in this lap yet."""
+        ...
+
+    @property
+    def put_off(self) -> list[int]:
+        """Return the ids of what was put off, in order."""
+        ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether something that was put off may go now."""
+        ...
+
+    @property
+    def is_blocked(self) -> bool:
+        """Tell whether something waits for the next checkpoint."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether so much was put off that nothing more is to be read."""
+        ...
+
+
 class OnePerKey:
-    """What may go before the next checkpoint is on disk, which `begin_lap` tells of."""
+    """`Gate` that lets the first of each key go."""
 
     def __init__(self) -> None:
+        self.alone: set[int] = set()
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
 
     def begin(self) -> None:
-        """Forget everything: what was put off comes again from the source."""
+        self.alone.clear()
         self._sent.clear()
         self._waiting, self._behind = [], []
 
     def begin_lap(self) -> None:
-        """Begin a lap: every key may go once more."""
         self._sent.clear()
         self._waiting, self._behind = self._waiting + self._behind, []
 
-    def admit(self, rows: Sequence[Row]) -> list[Row]:
-        """Return what may go now: the first of each key among what was put off and then `rows`."""
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
-        sent, behind = self._sent, self._behind
-        admitted = []
+        sent, behind, alone = self._sent, self._behind, self.alone
+        admitted: list[Row] = []
         for some in (waiting, rows):
             for row in some:
                 key = row[2]
                 if key in sent:
                     behind.append(row)
-                else:
+                elif len(admitted) < room and not (alone and row[0] in alone):
                     sent.add(key)
                     admitted.append(row)
+                elif len(admitted) < room and first and not admitted:
+                    sent.add(key)
+                    admitted.append(row)
+                    room = 0
+                else:
+                    self._waiting.append(row)
+                    room = 0
         return admitted
 
     @property
     def put_off(self) -> list[int]:
-        """Return the ids of what was put off, in order."""
         return [row[0] for row in (*self._waiting, *self._behind)]
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something that was put off may go now."""
         return bool(self._waiting)
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether something waits for the next checkpoint."""
         return bool(self._behind)
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so much was put off that nothing more is to be read."""
         return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF
+
+
+class AnyPerKey:
+    """`Gate` that stands open."""
+
+    is_blocked = False
+
+    def __init__(self) -> None:
+        self.alone: set[int] = set()
+        self._waiting: Sequence[Row] = ()
+
+    def begin(self) -> None:
+        self.alone.clear()
+        self._waiting = ()
+
+    def begin_lap(self) -> None:
+        """See `Gate`. Nothing waits for a checkpoint."""
+
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
+        if self._waiting:
+            rows = [*self._waiting, *rows]
+        if self.alone:
+            place = next((place for place, row in enumerate(rows) if row[0] in self.alone), room)
+            room = min(room, place or int(first))
+        if len(rows) <= room:
+            self._waiting = ()
+            return rows
+        self._waiting = rows[room:]
+        return rows[:room]
+
+    @property
+    def put_off(self) -> list[int]:
+        return [row[0] for row in self._waiting]
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._waiting)

@@ -26,6 +26,8 @@ from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.scope import scoping, shard_conditions
+from harvest_lib.set_aside import SetAside
+from harvest_lib.shelf import Shelf
 from harvest_lib.source import (
     MarkPages,
     MarkSource,
@@ -100,16 +102,31 @@ def make_lap_delivery(
     return Transactional(settings, topics, f"{config.checkpoint_topic}.{shard}", _checkpoint_place(config, shard))
 
 
+def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> Checkpoints:
+    """Return one shard's checkpoints in Postgres."""
+    subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
+    return Checkpoints(conninfo, table.subscriptions.identifier, subscription)
+
+
+def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
+    """Return what becomes of records that can never be sent."""
+    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
+    # What is marked is purged when it has been passed: set aside by its id alone, it would be lost.
+    return Shelf("stop" if kind == "mark" else config.parking, topics, places)
+
+
 def make_store(
-    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, consumer_provider: KafkaConsumerProvider
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: Checkpoints,
+    shard: int,
+    consumer_provider: KafkaConsumerProvider,
 ) -> Store:
     """Return the store of one shard's checkpoints."""
-    subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
-    checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription)
     if config.delivery != "transactional":
         return PostgresStore(checkpoints)
     kafka = config.kafka_settings(for_producer=False)
-    outbox = f"{conninfo_to_dict(conninfo).get('dbname', '')}/{table}"
+    outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
     return KafkaStore(checkpoints, kafka, _checkpoint_place(config, shard), outbox, consumer_provider)
 
 

@@ -12,6 +12,8 @@ Promises
   checkpoint of all other deliveries, is written at most five times a second.
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
+- A record that can never be sent is set aside, by itself or with what follows of its key (`harvest_lib.shelf`). Where
+  Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone.
 - A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
@@ -30,7 +32,7 @@ from harvest_lib.errors import DatabaseUnavailable, KafkaUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.one_per_key import OnePerKey
+from harvest_lib.one_per_key import AnyPerKey, Gate, OnePerKey
 from harvest_lib.record import Row
 from harvest_lib.source import Position
 from harvest_lib.tail_wiring import TailWiring
@@ -72,7 +74,8 @@ class TailLoop:
         self._wiring = wiring
         self._stopping = stopping
         self._size = LapSize()
-        self._barrier = OnePerKey() if wiring.one_per_key else None
+        self._gate: Gate = OnePerKey() if wiring.one_per_key else AnyPerKey()
+        self._last: Row | None = None  # of those sent in this lap
         self._was_deposed = self._has_led = self._is_open = False
         self._checkpoint = Checkpoint(generation=0)
         self._position: Position = {}  # the source's, after the last lap that was committed
@@ -106,28 +109,33 @@ class TailLoop:
             return
         if boot_seconds() >= self._look_at and not self._look():
             return
-        began, size, sent, more = boot_seconds(), 0, 0, False
-        position = self._position if self._barrier is not None and self._barrier.is_waiting else None
-        if position is not None:
-            sent = self._send(self._admit([]))
-        while (
-            sent < self._size.records and size < LAP_BYTES and boot_seconds() - began < LAP_SECONDS and self._may_read()
-        ):
-            page = self._wiring.source.read(min(self._size.page, self._size.records - sent))
+        began, size, more = boot_seconds(), 0, False
+        position = self._position if self._gate.is_waiting else None
+        if position is not None and not self._send([]):
+            return
+        while self._room > 0 and size < LAP_BYTES and boot_seconds() - began < LAP_SECONDS and self._may_read():
+            page = self._wiring.source.read(min(self._size.page, self._room))
             if page is None:
                 break
             size += self._size.measured(page.rows)
-            sent += self._send(self._admit(page.rows))
+            rows = self._wiring.shelf.sieve(page.rows)
+            self._gate.alone.update(self._wiring.shelf.suspects(rows, self._size.largest))
+            if not self._send(rows):
+                return
             position, more = page.position, page.more
             if not more:
                 break
         if position is None:
             self._rest()
         else:
-            self._commit(sent, position, full=more)
+            self._commit(position, full=more)
+
+    @property
+    def _room(self) -> int:
+        return self._size.records - self.in_flight.records
 
     def _may_read(self) -> bool:
-        return self._may_go_on() and not (self._barrier is not None and self._barrier.is_full)
+        return self._may_go_on() and not self._gate.is_full
 
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()
@@ -156,8 +164,8 @@ class TailLoop:
         position = wiring.source.open(self._checkpoint.position)
         self._saved_number = self._checkpoint.number
         self._position = {name: value for name, value in position.items() if name != "deferred"}
-        if self._barrier is not None:
-            self._barrier.begin()
+        self._gate.begin()
+        wiring.shelf.begin()
         if self._checkpoint.position is None:
             # Wherever later ones go: this one is in Postgres alone until a lap is committed.
             self._checkpoint = replace(self._following(position), kept_in="postgres")
@@ -185,17 +193,26 @@ class TailLoop:
 
     # -- a lap
 
-    def _admit(self, rows: list[Row]) -> Sequence[Row]:
-        return rows if self._barrier is None else self._barrier.admit(rows)
-
-    def _send(self, rows: Sequence[Row]) -> int:
+    def _send(self, rows: Sequence[Row]) -> bool:
+        """Hand over what may go of what was put off and then of `rows`; False if this lap is over, because the client
+        refused one, which was set aside."""
+        rows = self._gate.admit(rows, self._room, first=not self.in_flight.records)
         for start in range(0, len(rows), _SLICE):
-            self._wiring.delivery.send(rows[start : start + _SLICE], self._term.is_live)
+            some = rows[start : start + _SLICE]
+            refused = self._wiring.delivery.send(some, self._term.is_live)
+            for row in some if refused else ():
+                if row[0] in refused:
+                    self._park(row, refused[row[0]])
+                    return False
         self.in_flight.records += len(rows)
-        return len(rows)
+        self._last = rows[-1] if rows else self._last
+        return True
 
-    def _commit(self, sent: int, position: Position, *, full: bool) -> None:
-        wiring = self._wiring
+    def _commit(self, position: Position, *, full: bool) -> None:
+        wiring, sent = self._wiring, self.in_flight.records
+        if not wiring.shelf.write():
+            self._deposed(_SUPERSEDED)
+            return
         following = self._following(position)
         outcome = wiring.delivery.commit(wiring.store.record(following), self._term.is_live)
         if not isinstance(outcome, Committed):
@@ -206,7 +223,7 @@ class TailLoop:
         self.idle = False
         wiring.source.committed()
         self._position = position
-        if boot_seconds() >= self._save_at or (self._barrier is not None and self._barrier.is_blocked):
+        if boot_seconds() >= self._save_at or self._gate.is_blocked:
             self._save()
         self._size.done(sent, full=full)
         if sent:
@@ -214,10 +231,15 @@ class TailLoop:
 
     def _not_committed(self, outcome: Outcome, sent: int) -> None:
         match outcome:
-            case Failed(reason=reason, refused=refused):
+            case Failed(reason=reason, refused=True) if sent and self._last is not None:
+                _log.warning("lap_refused", extra={"records": sent, "reason": reason})
+                self._size.refused(sent)
+                if sent == 1:
+                    self._park(self._last, reason)
+                else:
+                    self._again(pause_seconds=0.0)
+            case Failed(reason=reason):
                 _log.warning("lap_failed", extra={"records": sent, "reason": reason})
-                if refused:
-                    self._size.refused(sent)
                 self._again()
             case Deposed(reason=reason):
                 self._deposed(reason)
@@ -226,18 +248,28 @@ class TailLoop:
             case other:
                 assert_never(other)
 
-    def _again(self) -> None:
+    def _park(self, row: Row, reason: str) -> None:
+        """Set a record aside that was refused, and start over without it."""
+        if self._wiring.shelf.park(row, reason):
+            self._again(pause_seconds=0.0)
+        else:
+            self._deposed(_SUPERSEDED)
+
+    def _again(self, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id."""
+        if self._is_open and not self._save():
+            return
         self._wiring.delivery.abandon()
         self.in_flight.records = 0
         self._is_open = False
-        self._stopping.wait(self._wiring.limits.io_error_backoff_seconds)
+        self._stopping.wait(self._wiring.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
         if self._term.is_live():
             self.leader_id = uuid.uuid4()
             self._wiring.emit(LeaderRefreshed(leader_id=self.leader_id))
 
     def _interrupted(self) -> None:
         self._wiring.source.close()
+        self._is_open = False
         self._again()
 
     def _deposed(self, reason: str) -> None:
@@ -249,15 +281,16 @@ class TailLoop:
     # -- checkpoints
 
     def _following(self, position: Position) -> Checkpoint:
-        if self._barrier is not None and self._barrier.put_off:
-            position = {**position, "deferred": self._barrier.put_off}
+        if put_off := self._gate.put_off:
+            position = {**position, "deferred": put_off}
         seen, holds = self._wiring.source.seen(position)
+        needed = [each for each in (holds, self._wiring.shelf.lowest) if each is not None]
         return Checkpoint(
             generation=self._checkpoint.generation,
             number=self._checkpoint.number + 1,
             position=position,
             seen=seen,
-            holds=holds,
+            holds=min(needed, default=None),
             kept_in=self._wiring.store.kept_in,
         )
 
@@ -271,12 +304,11 @@ class TailLoop:
             return False
         self._saved_number = self._checkpoint.number
         self._save_at = boot_seconds() + _SAVE_SECONDS
-        if self._barrier is not None:
-            self._barrier.begin_lap()
+        self._gate.begin_lap()
         return True
 
     def _rest(self) -> None:
-        self.idle = self._barrier is None or not self._barrier.put_off
+        self.idle = not self._gate.put_off
         if boot_seconds() >= self._save_at:
             self._save()
         self._stopping.wait(self._size.pause())

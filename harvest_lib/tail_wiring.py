@@ -1,4 +1,4 @@
-"""What a term by laps works with: source, delivery, and the store of its checkpoints."""
+"""What a term by laps works with: source, delivery, the store of its checkpoints, and what is set aside."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.config import Limits
 from harvest_lib.delivery import LapDelivery
 from harvest_lib.events import Event
+from harvest_lib.shelf import Shelf
 from harvest_lib.source import PagedSource
 
 
@@ -49,6 +50,7 @@ class TailWiring:
     source: PagedSource
     delivery: LapDelivery
     store: Store
+    shelf: Shelf
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""

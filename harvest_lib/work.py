@@ -27,9 +27,11 @@ from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
 from harvest_lib.parking import Parking, Refusals
 from harvest_lib.parts import (
+    make_checkpoints,
     make_delivery,
     make_lap_delivery,
     make_paged_source,
+    make_shelf,
     make_source,
     make_store,
     subscription_of,
@@ -187,10 +189,12 @@ class TailWork:
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         config, table, kind = self._config, self._table, self._kind
         topics = Topics(config.kafka_settings(for_producer=False))
+        checkpoints = make_checkpoints(config, table, kind, term.shard)
         wiring = TailWiring(
             source=make_paged_source(config, table, kind, term.shard),
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
-            store=make_store(config, table, kind, term.shard, self._consumer_provider),
+            store=make_store(config, table, checkpoints, term.shard, self._consumer_provider),
+            shelf=make_shelf(config, table, kind, checkpoints, topics),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
             emit=ears.emit,

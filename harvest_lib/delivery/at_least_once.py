@@ -29,7 +29,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, is_fatal
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
@@ -46,14 +46,6 @@ _LONGEST_CHARACTER_BYTES = 4
 _ANY_PARTITION = -1
 
 _FEW_RECORDS = 64
-
-_NO_TOPIC = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
-    }
-)
 
 
 class _Went(enum.Enum):
@@ -234,7 +226,7 @@ class AtLeastOnce:
 
     def _learn_from(self, error: KafkaError) -> None:
         self._dead = self._dead or is_fatal(error)
-        if error.code() in NEVER_TAKEN or error.code() in _NO_TOPIC:
+        if error.code() in NEVER_TAKEN or error.code() in NO_TOPIC:
             self._topics.forget()  # it has changed since we asked
 
     def _replace(self) -> None:

@@ -19,17 +19,20 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.deadline import Deadline
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, is_fatal
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
 from harvest_lib.record import Row
 
+_ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's own codes
+"""What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
 _ANY_PARTITION = -1
 _NOW = 0
 _FULL_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
+_WHY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,8 @@ class LapDelivery(Protocol):
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over, in order; return those that the client itself refuses, id and reason. Stops when `may_send`
-        says no; then `commit` fails."""
+        """Hand rows over, in order, up to the first that the client itself refuses; return that, id and reason. Stops
+        when `may_send` says no; then `commit` fails."""
         ...
 
     def commit(self, checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
@@ -134,8 +137,8 @@ class PipelinedLaps:
                     refused[record_id] = str(reason.str() if reason else error)
                 else:
                     self._failed(reason)
-                    break
-        self._producer.poll(0)
+                break  # what follows of its key may have to stay behind it
+        self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
     def commit(self, _checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
@@ -171,11 +174,19 @@ class PipelinedLaps:
         ):
             if deadline.passed or not may_send():
                 self._stopped = True
+        self._hear_why(deadline)
         if self._failure is not None:
             return Failed(reason=self._failure.str(), refused=self._failure.code() in NEVER_TAKEN)
         if self._stopped:
             return Failed(reason="not acknowledged in time")
         return Committed()
+
+    def _hear_why(self, deadline: Deadline) -> None:
+        """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
+        assert self._producer is not None  # noqa: S101 - there was a lap
+        while (failure := self._failure) is not None and is_fatal(failure) and not deadline.passed:
+            if self._serve(functools.partial(self._producer.poll, _WHY_SECONDS)) == 0:
+                break
 
     def _report(self, error: KafkaError | None, _message: object) -> None:
         if error is not None:
@@ -186,24 +197,29 @@ class PipelinedLaps:
         if self._failure is None or (error.code() in NEVER_TAKEN and self._failure.code() not in NEVER_TAKEN):
             self._failure = error
 
-    def _serve(self, call: Callable[[], int]) -> int:
+    def _serve(self, call: Callable[[], int | None]) -> int:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
-            return call()
+            return call() or 0
         except KafkaException as error:
             self._failed(error.args[0])
-            return 0
+        except SystemError as error:  # it was raised while reports were coming, and some came all the same
+            if not isinstance(error.__cause__, KafkaException):
+                raise
+            self._failed(error.__cause__.args[0])
+        return 0
 
     def _discard(self) -> None:
         """Let nothing more leave, and nothing of it be heard."""
         producer, self._producer = self._producer, None
         if producer is not None:
             # Only once the queue is empty: close() would send what is left.
-            producer.purge(in_queue=True, in_flight=True, blocking=True)
+            purge = functools.partial(producer.purge, in_queue=True, in_flight=True, blocking=True)
+            self._serve(purge)
             if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
-                producer.purge(in_queue=True, in_flight=True, blocking=True)
-            producer.close()
-        if self._failure is not None and (self._failure.code() in NEVER_TAKEN or is_fatal(self._failure)):
+                self._serve(purge)
+            self._serve(producer.close)
+        if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
             self._topics.forget()
 
     def _own_settings(self) -> dict[str, object]:

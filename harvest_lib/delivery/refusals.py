@@ -20,6 +20,14 @@ NEVER_TAKEN = frozenset(
 )
 """Refusals that would be the same at the next attempt; other errors pass, or concern everything."""
 
+NO_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
+    }
+)
+
 
 def is_fatal(error: KafkaError) -> bool:
     """Tell whether the producer never sends again."""

@@ -27,6 +27,12 @@ DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
 
 
+_BATCH_OVERHEAD_BYTES = 1_000
+"""More than a batch of one needs beside the record's own bytes."""
+
+_LONGEST_CHARACTER_BYTES = 4
+
+
 class Topics:
     """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are the base ones."""
 
@@ -48,6 +54,13 @@ class Topics:
         self._learn({row[1] for row in doubtful if row[1] not in known and is_legal_topic(row[1])})
         reasons = ((row[0], self._reason(row)) for row in doubtful)
         return {record_id: reason for record_id, reason in reasons if reason}
+
+    def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:
+        """Return the ids of those that a broker refuses unless they can be compressed, and with them all that is in one
+        batch with them. `largest` is the length of the longest value; headers are not looked at unless that is long."""
+        if largest * _LONGEST_CHARACTER_BYTES + _BATCH_OVERHEAD_BYTES <= self.smallest_limit:
+            return set()
+        return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
     def limit(self, topic: str) -> int:
         """Return how many bytes a batch for the topic may have."""
@@ -115,3 +128,10 @@ def _exists(description: "Future[Any]") -> bool:
             raise
         return bool(code == KafkaError.TOPIC_AUTHORIZATION_FAILED)
     return True
+
+
+def _size(row: Row) -> int:
+    _, _, key, value, names, contents = row
+    return sum(
+        len(text if isinstance(text, bytes) else text.encode()) for text in (key, value, *names, *contents) if text
+    )

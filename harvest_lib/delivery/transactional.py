@@ -17,6 +17,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Outcome, PipelinedLaps
+from harvest_lib.delivery.refusals import NEVER_TAKEN
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row
@@ -70,8 +71,10 @@ class Transactional(PipelinedLaps):
         if not self._open and self._failure is None:
             self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), Committed)
         if self._failure is None and checkpoint is not None:
-            place = self._place
-            self._attempt(lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition))
+            place, report = self._place, self._report_checkpoint
+            self._attempt(
+                lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
+            )
         landed = self._land(may_send)
         if not isinstance(landed, Committed):
             return self._outcome(landed)
@@ -79,6 +82,11 @@ class Transactional(PipelinedLaps):
             return Failed(reason="the term is over")
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
+
+    def _report_checkpoint(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None and error.code() in NEVER_TAKEN:  # no record of the lap is to blame
+            error = KafkaError(KafkaError._FAIL, f"the checkpoint was refused: {error.str()}")  # noqa: SLF001 - as above
+        self._report(error, None)
 
     def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
         assert self._producer is not None  # noqa: S101 - `begin` comes first

@@ -73,7 +73,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
     with translated(), connection.transaction():
         connection.execute(queries.LOCK_DDL, (str(outbox),))
         placed = outbox.placed(connection)
-        if placed.subscriptions.exists(connection) and placed.segments.exists(connection):
+        if all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside)):
             return False  # else a privilege would be asked for that is not needed
         for statement in beside_statements(placed):
             connection.execute(statement)
@@ -85,6 +85,9 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
     return [
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
+        sql.SQL(queries.SET_ASIDE).format(
+            set_aside=outbox.set_aside.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
+        ),
     ]
 
 

@@ -49,6 +49,22 @@ CREATE TABLE IF NOT EXISTS {segments} (
   leaving   BOOLEAN NOT NULL DEFAULT false
 )"""
 
+# The records themselves stay in the outbox: other subscriptions may still read them.
+SET_ASIDE = """\
+CREATE TABLE IF NOT EXISTS {set_aside} (
+  subscription TEXT NOT NULL,
+  shard        INTEGER NOT NULL,
+  id           BIGINT NOT NULL,
+  kafka_topic  TEXT NOT NULL,
+  kafka_key    TEXT NOT NULL,
+  reason       TEXT NOT NULL,
+  held         BOOLEAN NOT NULL,
+  retry        BOOLEAN NOT NULL DEFAULT false,
+  parked_at    TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (subscription, id)
+);
+CREATE INDEX IF NOT EXISTS {index} ON {set_aside} USING hash (kafka_key)"""
+
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
 # Two CREATE … IF NOT EXISTS at the same time can both find nothing, and one then fails.
 

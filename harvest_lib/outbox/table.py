@@ -105,6 +105,11 @@ class OutboxTable:
         """The name of the table beside this one that says which segments are closed."""
         return self._beside("_segments", "its segments")
 
+    @property
+    def set_aside(self) -> "OutboxTable":
+        """The name of the table beside this one that says what subscriptions could not send."""
+        return self._beside("_set_aside", "what is set aside")
+
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix
         if len(last.encode()) > _LONGEST_NAME_BYTES:

@@ -1,0 +1,132 @@
+"""Which records a subscription by laps has set aside, and which it has to: those that can never be sent, and what waits
+behind them. The policies are those of `harvest_lib.parking`; the records stay in the outbox.
+
+Promises
+- What is set aside is on disk, under the epoch, before anything is committed that passes it.
+- Under `hold_key` nothing of a key is sent that comes after a record of it that is set aside.
+- Rows pass without a look at each while nothing is set aside and none is refused.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from harvest_lib.errors import RecordError
+from harvest_lib.parking import Policy
+from harvest_lib.record import Row
+from harvest_lib.set_aside import Entry
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 10
+
+
+class Places(Protocol):
+    """Where it is written down what is set aside. All calls raise DatabaseUnavailable."""
+
+    def load(self, *, each: bool) -> list[tuple[str, int]]:
+        """Return keys and ids: of each key the lowest, or `each` there is."""
+        ...
+
+    def add(self, entries: Sequence[Entry], /) -> bool:
+        """Set records aside, durably; False if we were deposed."""
+        ...
+
+
+class Knowledge(Protocol):
+    """What is known of topics: `harvest_lib.delivery.Topics`."""
+
+    def refused(self, rows: Sequence[Row], /) -> Mapping[int, str]:
+        """Return those of the rows that can never be sent, id and reason."""
+        ...
+
+    def oversized(self, rows: Sequence[Row], /, largest: int) -> set[int]:
+        """Return the ids of those that may be refused with all that travel with them."""
+        ...
+
+
+class Shelf:
+    """What one term has set aside. `begin` it whenever the source is opened."""
+
+    def __init__(self, policy: Policy, topics: Knowledge, places: Places) -> None:
+        self._policy = policy
+        self._topics = topics
+        self._places = places
+        self._holds = policy != "skip"
+        self._first: dict[str, int] = {}  # key -> the lowest id of it that is set aside
+        self._ids: set[int] = set()  # all of them, where no key is held; else those below are known by their key
+        self._found: list[Entry] = []  # not written yet
+
+    def begin(self) -> None:
+        """Learn what is set aside; what was found and not written comes again."""
+        self._found.clear()
+        self._first.clear()
+        self._ids.clear()
+        for key, record_id in self._places.load(each=not self._holds):
+            self._note(key, record_id)
+
+    def sieve(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that may be sent. The others are set aside, or will be by `write`. Raises RecordError under
+        `stop`."""
+        refusals = self._topics.refused(rows)
+        if not refusals and (not self._first or self._first.keys().isdisjoint([row[2] for row in rows])):
+            return rows
+        good: list[Row] = []
+        for row in rows:
+            record_id, key = row[0], row[2]
+            first = self._first.get(key)
+            if first == record_id or record_id in self._ids:
+                continue
+            if self._holds and first is not None and record_id > first:
+                self._found.append(Entry(record_id, row[1], key, f"held behind {first}", held=True))
+            elif record_id in refusals:
+                self._refuse(row, refusals[record_id])
+            else:
+                good.append(row)
+        return good
+
+    def suspects(self, rows: Sequence[Row], largest: int) -> set[int]:
+        """Return the ids of those that should travel alone, given the length of the longest value."""
+        return self._topics.oversized(rows, largest)
+
+    def park(self, row: Row, reason: str) -> bool:
+        """Set a record aside at once that was refused when it was sent; False if we were deposed. Raises RecordError
+        under `stop`."""
+        self._refuse(row, reason)
+        return self.write()
+
+    def write(self) -> bool:
+        """Write down what is to be set aside; False if we were deposed."""
+        found, self._found = self._found, []
+        if not found:
+            return True
+        if not self._places.add(found):
+            return False
+        parked = [entry for entry in found if not entry.held]
+        if parked:
+            reasons = sorted({entry.reason for entry in parked})[:_SHOWN]
+            ids = [entry.id for entry in parked[:_SHOWN]]
+            _log.warning("records_parked", extra={"ids": ids, "count": len(parked), "reasons": reasons})
+        if held := len(found) - len(parked):
+            _log.info("records_held", extra={"count": held})
+        return True
+
+    @property
+    def lowest(self) -> int | None:
+        """Return the lowest id that is set aside, or is to be."""
+        return min(self._first.values(), default=None)
+
+    def _refuse(self, row: Row, reason: str) -> None:
+        if self._policy == "stop":
+            raise RecordError(
+                f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
+                evidence=reason,
+                next_step="correct it in the outbox or delete it there; `parking: hold_key` would set it aside",
+            )
+        self._found.append(Entry(row[0], row[1], row[2], reason, held=False))
+        self._note(row[2], row[0])
+
+    def _note(self, key: str, record_id: int) -> None:
+        self._first[key] = min(record_id, self._first.get(key, record_id))
+        if not self._holds:
+            self._ids.add(record_id)

@@ -1,0 +1,155 @@
+"""Records that Kafka can never take, harvested by laps from the native table: each costs its own key and no other."""
+
+from contextlib import closing
+
+import psycopg
+import pytest
+from support.outbox import harvest_config, read_topic
+from support.waiting import eventually
+
+from harvest_lib.errors import RecordError
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import NativeTable, OutboxTable
+
+INSERT = """
+INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+VALUES (%s, %s, %s, %s, %s) RETURNING id
+"""
+
+DELIVERIES = ["barrier", "pipelined", "transactional"]
+
+
+@pytest.fixture
+def connection(dsn):
+    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox"), value_type="text").create(connection)
+        yield connection
+
+
+@pytest.fixture
+def topic(make_topic):
+    return make_topic(partitions=4)
+
+
+@pytest.fixture
+def insert(connection, topic):
+    def one(key, value="v", *, to=None, names=(), contents=()):
+        values = (to or topic, key, value, list(names), list(contents))
+        return connection.execute(INSERT, values).fetchone()[0]
+
+    return one
+
+
+@pytest.fixture(params=DELIVERIES)
+def delivery(request):
+    return request.param
+
+
+@pytest.fixture
+def config(dsn, bootstrap_servers, group_id, delivery):
+    def make(**settings):
+        return harvest_config(
+            dsn, bootstrap_servers, group_id, **{"leadership": "solo", "delivery": delivery, **settings}
+        )
+
+    return make
+
+
+def set_aside(connection):
+    rows = connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    return {record_id: "held" if held else reason for record_id, held, reason in rows}
+
+
+def delivered(bootstrap_servers, topic):
+    return [record.outbox_id for record in read_topic(bootstrap_servers, topic, isolation="read_committed")]
+
+
+def keys_in_order(bootstrap_servers, topic):
+    """Return the ids of each key as they first came."""
+    found = {}
+    for record in read_topic(bootstrap_servers, topic, isolation="read_committed"):
+        ids = found.setdefault(record.key, [])
+        if record.outbox_id not in ids:
+            ids.append(record.outbox_id)
+    return found
+
+
+def test_each_kind_of_bad_record_costs_its_own_key_only(
+    connection, insert, config, topic, bootstrap_servers, make_topic
+):
+    """I8, with a full backlog of good records around them."""
+    small = make_topic(**{"max.message.bytes": 3_000})
+    bad = {
+        insert("unequal", names=["a", "b"], contents=["1"]): "2 header names, 1 header values",
+        insert("nameless", names=[None], contents=["1"]): "a header without a name",
+        insert("missing", to=f"{small}.none"): "the topic does not exist",
+        insert("illegal", to="no/such topic"): "the topic's name is not legal in Kafka",
+    }
+    few = []
+    for number in range(200):
+        few.append(insert(f"small-{number % 20}", "x" * 200, to=small))
+        if number == 100:
+            large = insert("large", "y" * 9_000, to=small)
+    huge = insert("huge", "z" * 1_200_000)
+    held = [insert(key) for key in ("unequal", "missing", "large", "large", "huge")]
+    good = [insert(f"good-{number % 20}") for number in range(200)]
+    done = Harvest(config()).drain(60)
+    found = set_aside(connection)
+    assert {record_id: found[record_id] for record_id in bad} == bad
+    assert "size" in found.pop(large).lower()
+    assert "size" in found.pop(huge).lower()
+    assert {record_id for record_id in found if record_id not in bad} == set(held)
+    assert {found[record_id] for record_id in held} == {"held"}
+    assert done.records == 400
+    for name, ids in ((topic, good), (small, few)):
+        assert set(delivered(bootstrap_servers, name)) == set(ids)
+        assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, name).values())
+    assert connection.execute("SELECT count(*) FROM outbox").fetchone()[0] == 411, "they stay for other subscriptions"
+
+
+def test_under_stop_the_harvester_ends(connection, insert, config):
+    insert("a")
+    bad = insert("b", to="no/such topic")
+    harvest = Harvest(config(parking="stop"))
+    harvest.start()
+    with pytest.raises(RecordError, match=f"record {bad} "):
+        harvest.await_stopped(20)
+    assert set_aside(connection) == {}
+
+
+def test_under_skip_the_key_goes_on(connection, insert, config, topic, bootstrap_servers):
+    ids = [insert("a"), insert("a", names=["a"]), insert("a", "z" * 1_200_000), insert("a")]
+    Harvest(config(parking="skip")).drain(60)
+    assert set(set_aside(connection)) == set(ids[1:3])
+    assert set(delivered(bootstrap_servers, topic)) == {ids[0], ids[3]}
+
+
+def test_what_is_set_aside_stays_so_under_the_next_leader(connection, insert, config, topic, bootstrap_servers):
+    bad = insert("a", to="no/such topic")
+    Harvest(config()).drain(60)
+    later, other = insert("a"), insert("b")
+    Harvest(config()).drain(60)
+    assert set_aside(connection) == {bad: "the topic's name is not legal in Kafka", later: "held"}
+    assert delivered(bootstrap_servers, topic) == [other]
+
+
+def test_retention_keeps_what_is_set_aside(connection, insert, config):
+    insert("a")
+    bad = insert("b", to="no/such topic")
+    insert("b")
+    Harvest(config()).drain(60)
+    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] == bad
+
+
+def test_a_topic_that_is_removed_while_records_come(connection, insert, config, admin, make_topic):
+    """What was known of it is asked again; its records are set aside, and others go on."""
+    doomed = make_topic(partitions=1)
+    soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
+    insert("a", to=doomed)
+    with Harvest(config(producer_kafka_config=soon)) as harvest:
+        eventually(lambda: harvest.delivered_records == 1, 20, "the first is delivered")
+        admin.delete_topics([doomed])[doomed].result(20)
+        lost = insert("a", to=doomed)
+        insert("b")
+        eventually(lambda: set(set_aside(connection)) == {lost}, 40, "it is set aside")
+        eventually(lambda: harvest.delivered_records == 2, 20, "the other is delivered")
