@@ -28,7 +28,8 @@ from harvest_lib.kafka_client import (
 )
 
 _CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
-_READ_SECONDS = 20.0
+_READ_SECONDS = 5.0
+"""Whoever stops waits for this; what takes longer is asked again."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
 

@@ -218,9 +218,13 @@ class PipelinedLaps:
             self._serve(purge)
             if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
                 self._serve(purge)
-            self._serve(producer.close)
+            self._let_go(producer)
         if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
             self._topics.forget()
+
+    def _let_go(self, producer: KafkaProducer) -> None:
+        """Close a producer whose queue is empty."""
+        self._serve(producer.close)
 
     def _own_settings(self) -> dict[str, object]:
         return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}

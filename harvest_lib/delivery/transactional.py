@@ -10,7 +10,9 @@ Promises
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -25,7 +27,9 @@ from harvest_lib.record import Row
 _TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms`: a leader that is gone for good, with nobody to succeed it, holds up readers for so long."""
 _LONGEST_SEND_SECONDS = 10
-_BEGIN_SECONDS = 20.0
+_BEGIN_SECONDS = 4.0
+"""Whoever stops waits for this; what takes longer is begun again."""
+_LET_GO_SECONDS = 2.0
 
 _DEPOSED = frozenset(
     {
@@ -106,6 +110,13 @@ class Transactional(PipelinedLaps):
             return Deposed(reason=self._failure.str())
         return failed
 
+    def _let_go(self, producer: KafkaProducer) -> None:
+        """See `PipelinedLaps`. To close is to abort what is open: that waits for a broker for as long as it takes, and
+        is refused to one that was fenced. Whoever begins next aborts it in any case, so nobody waits long for it."""
+        closing = threading.Thread(target=_close, args=(producer,), name="harvest-close", daemon=True)
+        closing.start()
+        closing.join(_LET_GO_SECONDS)
+
     def _own_settings(self) -> dict[str, object]:
         longest = min(self._settings.delivery_timeout_seconds, _LONGEST_SEND_SECONDS)
         return {
@@ -113,3 +124,8 @@ class Transactional(PipelinedLaps):
             "transaction.timeout.ms": _TRANSACTION_SECONDS * 1000,
             "message.timeout.ms": int(longest * 1000),
         }
+
+
+def _close(producer: KafkaProducer) -> None:
+    with suppress(KafkaException):
+        producer.close()

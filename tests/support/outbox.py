@@ -1,6 +1,7 @@
 """An outbox to harvest and the topic it goes to: fill it, read it back, and say what order it is in."""
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
@@ -136,3 +137,19 @@ def steps(records):
             found.append((before, record))
         last[record.key] = record
     return found
+
+
+def check_runs(delivered):
+    """A key steps back only where a leader id begins, and each leader id's records of a key are one run without gap."""
+    by_key = {}
+    for record in delivered:
+        by_key.setdefault(record.key, []).append(record)
+    for key, of_key in by_key.items():
+        order = {outbox_id: place for place, outbox_id in enumerate(sorted({record.outbox_id for record in of_key}))}
+        runs = [(leader, [order[r.outbox_id] for r in run]) for leader, run in groupby(of_key, lambda r: r.leader_id)]
+        assert len({leader for leader, _ in runs}) == len(runs), f"{key}: a leader id comes again"
+        reached = 0
+        for _, places in runs:
+            assert places == list(range(places[0], places[0] + len(places))), f"{key}: a gap in {places}"
+            assert places[0] <= reached, f"{key}: {reached} is skipped"
+            reached = max(reached, places[-1] + 1)

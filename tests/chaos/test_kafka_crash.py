@@ -1,0 +1,144 @@
+"""Kafka dies or loses what it had while records are delivered exactly once: nothing repeats, or the harvester halts."""
+
+import time
+import uuid
+
+import pytest
+from support.native_outbox import NativeOutbox
+from support.outbox import harvest_config, read_topic, steps
+from support.waiting import eventually
+
+from harvest_lib.delivery import CheckpointPlace, Committed, LapSettings, Topics, Transactional
+from harvest_lib.errors import CheckpointError
+from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest, State
+
+RECORDS = 20_000
+
+
+@pytest.fixture
+def outbox(dsn, make_topic):
+    made = NativeOutbox(dsn, make_topic(partitions=4))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(outbox, bootstrap_servers, group_id):
+    return harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery="transactional")
+
+
+def check_exactly_once(outbox, bootstrap_servers):
+    found = read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")
+    assert sorted(record.outbox_id for record in found) == outbox.ids()
+    assert steps(found) == []
+
+
+# -- a broker that dies, or does not answer
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        ("killed", 0),
+        pytest.param("killed", 20, marks=pytest.mark.long),
+        pytest.param("frozen", 20, marks=pytest.mark.long),
+    ],
+    ids=["killed", "killed_for_long", "frozen_for_long"],
+)
+def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap_servers, how, seconds):
+    """The long ones are longer than Kafka leaves a transaction open: it aborts ours, and refuses its producer."""
+    outbox.fill(RECORDS, keys=200)
+    with Harvest(config) as harvest:
+        eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+        if how == "killed":
+            stack.kafka.kill()
+        else:
+            stack.kafka.suspend()
+        began = time.monotonic()
+        try:
+            eventually(lambda: time.monotonic() - began >= seconds, seconds + 1)
+        finally:
+            if how == "killed":
+                stack.kafka.start()
+            else:
+                stack.kafka.resume()
+        assert harvest.delivered_records < RECORDS, "it was over before it began"
+        eventually(lambda: harvest.delivered_records >= RECORDS, 60, "the backlog is empty")
+        assert harvest.state is State.RUNNING
+    check_exactly_once(outbox, bootstrap_servers)
+
+
+def test_a_stop_while_kafka_is_away_ends_in_time(outbox, config, stack, bootstrap_servers):
+    outbox.fill(RECORDS, keys=200)
+    harvest = Harvest(config)
+    harvest.start()
+    eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+    stack.kafka.suspend()
+    try:
+        harvest.stop()
+        assert harvest.await_stopped(STOP_TIMEOUT_SECONDS)
+    finally:
+        stack.kafka.resume()
+    Harvest(config).drain(60)
+    check_exactly_once(outbox, bootstrap_servers)
+
+
+def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bootstrap_servers):
+    """To abort a transaction is to wait for a broker, and none answers."""
+    settings, topic = {"bootstrap.servers": bootstrap_servers}, make_topic()
+    place = CheckpointPlace(topic=topic, partition=0, key="k")
+    delivery = Transactional(LapSettings(kafka=settings, delivery_timeout_seconds=5), Topics(settings), topic, place)
+    assert delivery.begin(uuid.uuid4()) == Committed()
+    delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
+    assert delivery._producer.flush(5) == 0
+    stack.kafka.suspend()
+    try:
+        began = time.monotonic()
+        delivery.abandon()
+        assert time.monotonic() - began < 5
+    finally:
+        stack.kafka.resume()
+
+
+# -- checkpoints that do not fit
+
+
+def test_a_checkpoint_topic_that_was_made_anew(outbox, config, admin, make_topic):
+    outbox.fill(500)
+    Harvest(config).drain(60)
+    topic = config.checkpoint_topic
+    assert outbox.subscription()["checkpoint"]["kept_in"] == "kafka"
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    make_topic(1, name=topic, **{"cleanup.policy": "compact"})
+    outbox.fill(500)
+    before = outbox.subscription()["checkpoint"]
+    with pytest.raises(CheckpointError) as raised:
+        Harvest(config).drain(60)
+    assert "harvest subscriptions rewind" in raised.value.next_step
+    assert topic in raised.value.cause
+    assert outbox.subscription()["checkpoint"] == before
+
+
+def test_a_checkpoint_topic_of_another_outbox(outbox, config, bootstrap_servers, group_id):
+    """Two configurations of one group and subscription, with different tables."""
+    outbox.fill(500)
+    Harvest(config).drain(60)
+    other = NativeOutbox(outbox.dsn, outbox.topic, table="other")
+    other.fill(500)
+    theirs = harvest_config(
+        outbox.dsn,
+        bootstrap_servers,
+        group_id,
+        leadership="solo",
+        delivery="transactional",
+        outbox_table="other",
+    )
+    with pytest.raises(CheckpointError) as raised:
+        Harvest(theirs).drain(60)
+    assert "another outbox" in raised.value.cause
+    assert "leaderGroupID" in raised.value.next_step
+    other.close()
+    outbox.fill(500)
+    Harvest(config).drain(60)  # it is as it was
+    check_exactly_once(outbox, bootstrap_servers)
