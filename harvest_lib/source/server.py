@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 
-from harvest_lib.database import translated
+from harvest_lib.database import translate, translated
 from harvest_lib.errors import DatabaseUnavailable, ServerRegressed
 
 _WHERE = """
@@ -128,8 +129,10 @@ def _fork(connection: psycopg.Connection[Any], timeline: str, old: str) -> str |
     """Return the LSN at which the way to `timeline` left the timeline `old`; None if it cannot be known."""
     try:
         row = connection.execute(_HISTORY, (timeline,)).fetchone()
-    except psycopg.Error:
+    except (pg.InsufficientPrivilege, pg.UndefinedFile, pg.UndefinedFunction):
         return None
+    except psycopg.Error as error:
+        raise translate(error) from error  # nothing is known: it is asked again
     for line in str(row[0]).splitlines() if row else ():
         if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == int(old, 16):
             return found[2]
