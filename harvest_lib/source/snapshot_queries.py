@@ -31,7 +31,8 @@ LEFT JOIN LATERAL (
   (
     SELECT late.* FROM unnest(%(open)s::xid8[]) AS ended (xid)
     CROSS JOIN LATERAL (
-      SELECT {columns} FROM {table} WHERE {transaction_id} = ended.xid {filter} ORDER BY {id} LIMIT %(limit)s
+      SELECT {columns} FROM {table} WHERE {transaction_id} >= ended.xid AND {transaction_id} <= ended.xid {filter}
+      ORDER BY {transaction_id}, {id} LIMIT %(limit)s
     ) AS late
     WHERE pg_visible_in_snapshot(ended.xid, now.snapshot)
     LIMIT %(limit)s
@@ -56,11 +57,14 @@ WHERE {id} > %(after)s AND {id} <= %(high)s
 ORDER BY {id} LIMIT %(limit)s
 """
 
+# By (transaction_id, id): an equality would leave the planner the choice of the primary key, along which it would walk
+# over everybody else's records.
 LATE = """
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (
-  SELECT {columns} FROM {table} WHERE {transaction_id} = ended.xid AND {id} > %(after)s {filter}
-  ORDER BY {id} LIMIT %(limit)s
+  SELECT {columns} FROM {table}
+  WHERE ({transaction_id}, {id}) > (ended.xid, %(after)s) AND {transaction_id} <= ended.xid {filter}
+  ORDER BY {transaction_id}, {id} LIMIT %(limit)s
 ) AS late
 ORDER BY 1 LIMIT %(limit)s
 """

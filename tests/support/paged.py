@@ -197,12 +197,13 @@ def _unavailable():
 class RealPagedTable:
     """The same handle on the native table."""
 
-    def __init__(self, dsn, kind="snapshot", *, value_type="varchar", segment_size=10_000_000):
+    def __init__(self, dsn, kind="snapshot", *, value_type="varchar", segment_size=10_000_000, ahead=4):
         self.dsn, self.kind = dsn, kind
         self.connection = psycopg.connect(dsn, autocommit=True)
         self.outbox = OutboxTable.parse("outbox")
         self._array = "bytea[]" if value_type == "bytea" else "text[]"
-        NativeTable(outbox=self.outbox, value_type=value_type, segment_size=segment_size).create(self.connection)
+        native = NativeTable(outbox=self.outbox, value_type=value_type, segment_size=segment_size, ahead=ahead)
+        native.create(self.connection)
         self._transactions = []
 
     def begin(self):
