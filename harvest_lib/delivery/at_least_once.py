@@ -27,9 +27,9 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
@@ -37,6 +37,7 @@ from harvest_lib.record import Row
 
 _ABANDON_SECONDS = 2.0
 """How long purged records may take to report; it is a local operation."""
+_ABANDON_POLL_SECONDS = 0.05
 
 _BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""
@@ -220,8 +221,8 @@ class AtLeastOnce:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
             return call()
-        except KafkaException as error:
-            self._learn_from(error.args[0])
+        except (KafkaException, SystemError) as error:
+            self._learn_from(raised(error))
             return self.outstanding
 
     def _learn_from(self, error: KafkaError) -> None:
@@ -242,7 +243,11 @@ class AtLeastOnce:
         if producer is not None:
             # Only once the queue is empty: close() would send what is left.
             producer.purge(in_queue=True, in_flight=True, blocking=True)
-            if self._serve(lambda: producer.flush(_ABANDON_SECONDS)):
+            # By polls: a flush goes on with reports after what is fatal was raised, and the next one is lost with it.
+            deadline = Deadline(_ABANDON_SECONDS)
+            while self._flying and not deadline.passed:
+                self._serve(lambda: producer.poll(_ABANDON_POLL_SECONDS))
+            if self._flying:
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
             producer.close()
         unreported = [row for _, row in self._flying.values()]

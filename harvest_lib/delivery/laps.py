@@ -19,7 +19,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.deadline import Deadline
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.provenance import HEADER_NAME, stamp
@@ -201,13 +201,9 @@ class PipelinedLaps:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
             return call() or 0
-        except KafkaException as error:
-            self._failed(error.args[0])
-        except SystemError as error:  # it was raised while reports were coming, and some came all the same
-            if not isinstance(error.__cause__, KafkaException):
-                raise
-            self._failed(error.__cause__.args[0])
-        return 0
+        except (KafkaException, SystemError) as error:
+            self._failed(raised(error))
+            return 0
 
     def _discard(self) -> None:
         """Let nothing more leave, and nothing of it be heard."""

@@ -1,6 +1,6 @@
 """What every delivery has in common: librdkafka's settings unless the user has others, and which errors do not pass."""
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 DEFAULTS = {
     "linger.ms": 2,
@@ -32,3 +32,16 @@ NO_TOPIC = frozenset(
 def is_fatal(error: KafkaError) -> bool:
     """Tell whether the producer never sends again."""
     return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code
+
+
+def raised(error: KafkaException | SystemError) -> KafkaError:
+    """Return what a call of the client's raised while it served callbacks; raises anything that is not the client's.
+
+    What is fatal it raises amid them, always; during a flush the reports that follow then fail on that exception, and
+    the call ends in a SystemError of which it is the cause. Purging what is on the wire does so: there would be a gap.
+    """
+    cause = error if isinstance(error, KafkaException) else error.__cause__
+    if not isinstance(cause, KafkaException):
+        raise error
+    found: KafkaError = cause.args[0]
+    return found
