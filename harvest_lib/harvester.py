@@ -325,7 +325,8 @@ class Harvest:
     def _choose_work(self, connection: psycopg.Connection[Any]) -> Work:
         config, kind = self._config, self._config.source
         if kind == "auto":
-            kind = "snapshot" if not self._marks and self._table.kind(connection) == "native" else "mark"
+            reads = config.columns is not None or self._table.kind(connection) == "native"
+            kind = "snapshot" if not self._marks and reads else "mark"
         if kind == "mark" and config.delivery != "transactional":
             return self._make_mark(config, self._table)
         return self._make_tail(config, self._table, kind)

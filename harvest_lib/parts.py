@@ -37,6 +37,8 @@ from harvest_lib.source import (
     Source,
     TransactionIdSource,
 )
+from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.selection import COLUMNS
 from harvest_lib.source.visibility import NOTHING
 from harvest_lib.stores import KafkaStore, PostgresStore
 from harvest_lib.tail_wiring import Store
@@ -76,15 +78,22 @@ def make_paged_source(config: HarvestConfig, table: OutboxTable, kind: str, shar
     """Return the source that `kind` names, of one shard's records."""
     if kind == "mark":
         return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier))
-    selection = Selection(table=table.identifier, conditions=shard_conditions(shard, config.shards))
+    selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
     return make(
         config.data_source.conninfo(),
         selection,
         subscription=config.subscription,
         start=NOTHING if config.start_from == "beginning" else None,
-        scoping=scoping(table.subscriptions.identifier, subscription_of(config, kind, shard)),
+        scoping=scoping(table.subscriptions.identifier, subscription_of(config, kind, shard), config.columns),
     )
+
+
+def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
+    """Return the records of the outbox, or of one shard, wherever `columns` says that their parts stand."""
+    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
+    return Selection(table=table.identifier, columns=columns, conditions=conditions)
 
 
 def make_lap_delivery(

@@ -12,29 +12,45 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.checkpoint import Subscription
+from harvest_lib.config import ColumnMapping
 from harvest_lib.database import in_statement, translated
 from harvest_lib.shards import shard_expression
+from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS, Scope, Scoping, Selection
 from harvest_lib.source.visibility import Snapshot
 
 _ROW = "SELECT topics, keys, until::text FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
 
+_IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 
-def scoping(table: sql.Identifier, subscription: Subscription) -> Scoping:
-    """Return what narrows a selection to what the subscription's row in `table` says now."""
+
+def scoping(table: sql.Identifier, subscription: Subscription, mapping: ColumnMapping | None = None) -> Scoping:
+    """Return what narrows a selection to what the subscription's row in `table` says now.
+
+    With a mapping it also finds out whether values are bytes.
+    """
     statement = sql.SQL(_ROW).format(table=in_statement(table))
 
     def scope(connection: psycopg.Connection[Any], selection: Selection) -> Scope:
         with translated():
             row = connection.execute(statement, {"name": subscription.name, "shard": subscription.shard}).fetchone()
+            columns = selection.columns if mapping is None else _mapped(connection, selection.table, mapping)
         topics, keys, until = row if row is not None else (None, None, None)
         conditions = [*selection.conditions, *filter_conditions(topics, keys, selection.columns)]
         return Scope(
-            selection=replace(selection, conditions=conditions),
+            selection=replace(selection, columns=columns, conditions=conditions),
             until=Snapshot.parse(until) if until is not None else None,
         )
 
     return scope
+
+
+def _mapped(
+    connection: psycopg.Connection[Any], table: sql.Identifier, mapping: ColumnMapping
+) -> Mapping[str, sql.Composable]:
+    values = (table.as_string(connection), mapping.kafka_value if isinstance(mapping.kafka_value, str) else "")
+    row = connection.execute(_IS_BYTES, values).fetchone()
+    return mapped_columns(mapping, value_is_bytes=row is not None and bool(row[0]))
 
 
 def filter_conditions(

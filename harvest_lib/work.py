@@ -24,7 +24,7 @@ from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
+from harvest_lib.outbox import OutboxTable, ParkedRecords, check_mapped, create_beside
 from harvest_lib.parking import Parking, Refusals
 from harvest_lib.parts import (
     make_checkpoints,
@@ -175,6 +175,8 @@ class TailWork:
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
             self._table.check(connection)
+        elif self._config.columns is not None:
+            check_mapped(connection, self._table, self._config.columns)
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
@@ -200,7 +202,7 @@ class TailWork:
             emit=ears.emit,
             delivered=ears.delivered,
         )
-        if term.shard == 0 and kind != "mark":
+        if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             keep_seconds = config.keep_segments_seconds
             Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)
         return TailLoop(term, wiring, stopping)

@@ -1,7 +1,7 @@
 """The command `harvest`.
 
 Exit codes, for every command: 0 done; 1 something was found wrong (`audit`), or not running (`ps`); 2 the command line
-is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 130 interrupted.
+is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint; 130 interrupted.
 """
 
 import sys
@@ -21,12 +21,14 @@ from harvest_lib.cli.run import run
 from harvest_lib.cli.segments import app as segments
 from harvest_lib.cli.stack import app as stack
 from harvest_lib.cli.status import status
+from harvest_lib.cli.subscriptions import app as subscriptions
 from harvest_lib.errors import HarvestError
 
 app = typer.Typer(
     name="harvest",
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
-    epilog="Exit codes: 0 done, 1 found wrong, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, 7 stack.",
+    epilog="Exit codes: 0 done, 1 found wrong, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, 7 stack, "
+    "8 checkpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -35,6 +37,7 @@ for _command in (init, migrate, run, status, audit, pump, bench):
     app.command()(_command)
 app.add_typer(park)
 app.add_typer(segments)
+app.add_typer(subscriptions)
 app.add_typer(stack)
 
 

@@ -7,6 +7,7 @@
 A Python argument goes before an environment variable, that before the file, that before the default.
 """
 
+from harvest_lib.config.columns import ColumnMapping, Constant
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration, parse_duration
 from harvest_lib.config.kafka_settings import KafkaSettings
@@ -15,6 +16,8 @@ from harvest_lib.config.model import HarvestConfig
 from harvest_lib.config.yaml_file import ReaperFile, load
 
 __all__ = [
+    "ColumnMapping",
+    "Constant",
     "DataSource",
     "HarvestConfig",
     "KafkaSettings",

@@ -6,6 +6,7 @@
     HARVEST_LIMITS__MARK_QUERY_RECORDS=500
     HARVEST_LIMITS__HEARTBEAT_TIMEOUT_SECONDS=5      or 5s, or 500ms
     HARVEST_BASE_KAFKA_CONFIG={"security.protocol": "sasl_ssl"}
+    HARVEST_COLUMNS={"id": "position"}
     HARVEST_BOOTSTRAP_SERVERS=kafka:9092             into the base Kafka config
     HARVEST_DATA_SOURCE=host=db dbname=shop          or HARVEST_DSN
 
@@ -49,6 +50,8 @@ def environment_values(environ: Mapping[str, str], fields: Iterable[str]) -> tup
                 {spellings.get(key, key): each for key, each in mapping.items()} if field == "limits" else mapping
             )
             variables |= {(field, key): variable for key in values[field]}
+        elif field == "columns":
+            values[field] = _json_mapping(given[variable], variable, letters_matter=True)
         else:
             values[field] = _plain(field, given[variable])
     for variable, text in given.items():
@@ -81,7 +84,7 @@ def _plain(field: str, text: str) -> object:
     return text
 
 
-def _json_mapping(text: str, variable: str) -> dict[str, Any]:
+def _json_mapping(text: str, variable: str, *, letters_matter: bool = False) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -92,4 +95,4 @@ def _json_mapping(text: str, variable: str) -> dict[str, Any]:
             source=f"environment variable {variable}",
             next_step='write {"name": "value", …}',
         )
-    return canonical(value)
+    return value if letters_matter else canonical(value)

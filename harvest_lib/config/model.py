@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from harvest_lib.config.columns import ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
@@ -120,6 +121,8 @@ class HarvestConfig(BaseSettings):
     keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
     """`keepSegments`: how long a segment of the native table stays after nobody can write into it any more and every
     subscription has passed it; until then a subscription may be rewound to it. Default 24h."""
+    columns: ColumnMapping | None = None
+    """Where the parts of a record stand in a table of another layout: see `ColumnMapping`. Default: as in ours."""
     shards: Count = Field(default=1, ge=1, le=1000)
     """Into how many shards keys are hashed, each led by one process. All processes of a pool have to say the same.
     Default 1."""
@@ -274,6 +277,10 @@ class HarvestConfig(BaseSettings):
         if self.source == "mark" and self.shards > 1:
             message = f"is {self.shards}, but `mark` has one writer: its leader marks for all keys"
             problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
+        if self.columns is not None and self.source == "mark":
+            message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"
+            remedy = "use `source: snapshot` or `transaction_id`"
+            problems.append(Problem(path=("columns",), message=message, remedy=remedy))
         return problems
 
     def _session_problems(self) -> list[Problem]:

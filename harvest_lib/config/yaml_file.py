@@ -122,6 +122,8 @@ class _Contents:
                     continue
                 inner = dict(self._entries(node, (name,)))
                 self.values[name] = self._limits(inner) if name == "limits" else self._kafka(inner, name)
+            elif name == "columns" and isinstance(node, yaml.MappingNode):
+                self._nested(name, node)
             elif name == "data_source" and isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
                 self._data_source(node)
             else:
@@ -146,6 +148,15 @@ class _Contents:
             # A password of digits is the digits, not the number (0123 would become 83).
             self._value(values, key, (mapping, key), node, as_text=is_secret(key), null=True)
         return values
+
+    def _nested(self, name: str, node: yaml.MappingNode) -> None:
+        """Take a mapping as it is; the model says what is wrong in it."""
+        try:
+            self.values[name] = {
+                key: self.loader.construct_object(each, deep=True) for key, each in self._entries(node, (name,))
+            }
+        except (yaml.YAMLError, ValueError):
+            self._note(Problem(path=(name,), message="is not a mapping", remedy="indent `part: column` lines"), node)
 
     def _data_source(self, node: yaml.ScalarNode) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.mapped import check_mapped
 from harvest_lib.outbox.migration import Migration
 from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
@@ -10,6 +11,7 @@ from harvest_lib.outbox.pump import Load, pump
 from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.subscribers import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
 
 __all__ = [
@@ -31,8 +33,10 @@ __all__ = [
     "Selection",
     "append",
     "append_async",
+    "check_mapped",
     "create_beside",
     "drop_passed",
     "ensure_ahead",
     "pump",
+    "subscribers_sql",
 ]

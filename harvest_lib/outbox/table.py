@@ -37,7 +37,7 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
 
 _CACHE = """
 SELECT seqrelid::regclass::text, seqcache FROM pg_sequence
-WHERE seqrelid = pg_get_serial_sequence(%s, 'id')::regclass AND seqcache > 1
+WHERE seqrelid = pg_get_serial_sequence(%s, %s)::regclass AND seqcache > 1
 """
 
 _BACKLOG = """
@@ -204,10 +204,10 @@ class OutboxTable:
                 next_step=f'GRANT SELECT, DELETE, UPDATE (leader_id) ON {self} TO "{answer[1]}"',
             )
 
-    def check_sequence(self, connection: psycopg.Connection[Any]) -> None:
+    def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
         """Raise OutboxTableError if ids are handed out in lots."""
         with translated():
-            cached = connection.execute(_CACHE, (self._quoted(connection),)).fetchone()
+            cached = connection.execute(_CACHE, (self._quoted(connection), column)).fetchone()
         if cached is not None:
             raise OutboxTableError(
                 f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",

@@ -1,0 +1,253 @@
+"""`harvest subscriptions list | add | remove | rewind | reshard | sql`: who reads an outbox, and from where."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.terminal import age, printable
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.lag import Lag
+from harvest_lib.outbox import OutboxTable, create_beside, subscribers_sql
+from harvest_lib.parts import make_selection
+from harvest_lib.resharding import Resharding
+from harvest_lib.subscriptions import Moved, Subscriptions, SubscriptionShard
+
+app = typer.Typer(
+    name="subscriptions",
+    help="Readers of one outbox, each with its own position: see them, add, move and remove them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.", show_default=False)]
+_Shards = Annotated[int, typer.Option("--shards", min=1, max=1000, help="Into how many shards its keys are hashed.")]
+
+
+@app.command("list")
+def list_(config: ConfigFile = None, as_json: Json = False) -> None:
+    """Show each subscription, by shard: where it stands, how far behind it is, and who leads it.
+
+    The lag is counted up to 100,000 records; beyond, it is a lower bound, shown with a +.
+
+    Examples:
+
+      harvest subscriptions list -f reaper.yaml
+
+      harvest subscriptions list -f reaper.yaml --json | jq '.[] | {name, shard, lag_records}'
+    """
+    with _subscriptions(config) as (subscriptions, _):
+        found = [(each, subscriptions.lag(each)) for each in subscriptions.shards()]
+    if as_json:
+        typer.echo(json.dumps([as_dict(*each) for each in found]))
+    elif found:
+        Console(highlight=False).print(rendered(found))
+    else:
+        typer.echo("no subscriptions: a harvester adds its own when it first leads")
+
+
+@app.command()
+def add(
+    name: _Name,
+    config: ConfigFile = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="beginning|now|SNAPSHOT", help="What it delivers first.")
+    ] = "beginning",
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only records for this topic; may be repeated.")
+    ] = None,
+    keys: Annotated[
+        str | None, typer.Option("--keys", metavar="REGEX", help="Only keys in which Postgres finds this.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option("--shards", min=1, max=1000, help="Shards; default: the configuration's.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="snapshot or transaction_id; default: the configuration's.")
+    ] = None,
+) -> None:
+    """Begin a subscription. Only with a filter is this needed: a harvester begins its own at `startFrom`.
+
+    Harvesters take part in it by `subscription: NAME` in their configuration, with the same `shards` and `source`.
+
+    Examples:
+
+      harvest subscriptions add audit -f reaper.yaml --from now
+
+      harvest subscriptions add eu -f reaper.yaml --topic orders --topic refunds --keys '^eu-'
+    """
+    with _subscriptions(config) as (subscriptions, harvest):
+        kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
+        number = shards if shards is not None else harvest.shards
+        moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topic, keys=keys)
+    typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
+    _warn(moved)
+
+
+@app.command()
+def remove(
+    name: _Name,
+    config: ConfigFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Even while it is being harvested.")] = False,
+) -> None:
+    """Forget a subscription: what it has not delivered is kept for it no longer.
+
+    A harvester that is still configured for it begins it anew, at its `startFrom`.
+
+    Examples:
+
+      harvest subscriptions remove audit -f reaper.yaml
+    """
+    with _subscriptions(config) as (subscriptions, _):
+        lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
+        subscriptions.remove(name, force=force)
+        others = sorted({each.name for each in subscriptions.shards()})
+    typer.echo(f"removed: {name}, with {_lag(lags)} that it had not delivered")
+    if others:
+        typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
+    else:
+        typer.echo("no subscription is left: retention drops nothing until there is one")
+
+
+@app.command()
+def rewind(
+    name: _Name,
+    to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="Where it goes on.")],
+    config: ConfigFile = None,
+    source: Annotated[str | None, typer.Option(help="Convert its positions: snapshot or transaction_id.")] = None,
+) -> None:
+    """Have a subscription go on from elsewhere: earlier, later, or from what Postgres remembers.
+
+    A running harvester takes it up within about a second, by itself. `now` skips what waits; a SNAPSHOT is a `seen`
+    that `list` has shown; `mirror` is the checkpoint in Postgres, for a checkpoint topic that was lost: what was
+    delivered in the last moments before may come again.
+
+    Examples:
+
+      harvest subscriptions rewind audit -f reaper.yaml --to beginning
+
+      harvest subscriptions rewind audit -f reaper.yaml --to 7071:7075:7071
+
+      harvest subscriptions rewind audit -f reaper.yaml --to mirror --source transaction_id
+    """
+    with _subscriptions(config) as (subscriptions, _):
+        moved = subscriptions.rewind(name, to=to, source=source)
+    goes_on = "its leader goes on from there within a second" if moved.is_led else "nobody leads it now"
+    typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
+    _warn(moved)
+
+
+@app.command()
+def reshard(
+    name: _Name,
+    shards: _Shards,
+    config: ConfigFile = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds that the old shards may take.")] = 60.0,
+) -> None:
+    """Change the number of shards, each key's order kept, nothing skipped and nothing twice.
+
+    The old shards come to one snapshot and stop there, so their harvesters have to be running; then the new ones begin.
+    Harvesters that have the old number stop with an error: start them again with the new one.
+
+    Examples:
+
+      harvest subscriptions reshard default -f reaper.yaml --shards 4
+    """
+    with _subscriptions(config) as (subscriptions, _):
+        resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
+        done = resharding.run(timeout)
+    if done.before == done.after:
+        typer.echo(f"{name} is divided into {shards} already; whoever was told to stop goes on")
+    else:
+        typer.echo(f"divided anew: {name}, from {done.before} into {done.after} at {done.at}")
+        typer.echo(f"now start its harvesters with `shards: {shards}`")
+
+
+@app.command("sql")
+def sql_(config: ConfigFile = None) -> None:
+    """Print the SQL for subscribers without a harvester: their table, how they poll and how they advance.
+
+    For psql, or a program of your own. The position is (transaction id, record id): simple, with the limits of
+    `source: transaction_id`.
+
+    Examples:
+
+      harvest subscriptions sql -f reaper.yaml > subscribers.sql
+    """
+    harvest = configuration(config).harvest
+    typer.echo(subscribers_sql(OutboxTable.parse(harvest.outbox_table), harvest.columns), nl=False)
+
+
+def as_dict(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
+    """Return what `list --json` and `status --json` say of a shard."""
+    fields = {name: value for name, value in asdict(shard).items() if name != "checkpoint"}
+    return {
+        **fields,
+        "number": shard.checkpoint.number if shard.checkpoint is not None else None,
+        "kept_in": shard.checkpoint.kept_in if shard.checkpoint is not None else None,
+        "updated_at": shard.updated_at.isoformat(),
+        "updated_seconds_ago": round(shard.updated_seconds_ago, 3),
+        "lag_records": lag.records,
+        "lag_is_estimate": lag.is_estimate,
+        "oldest_age_seconds": round(lag.oldest_age_seconds, 3) if lag.oldest_age_seconds is not None else None,
+    }
+
+
+def rendered(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
+    """Return the table for people."""
+    table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
+    for column in table.columns:
+        column.overflow = "fold"
+    for shard, lag in found:
+        only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
+        seen = shard.seen if shard.holds is None else f"{shard.seen}, holds {shard.holds}"
+        waits = f", {age(lag.oldest_age_seconds)} old" if lag.oldest_age_seconds is not None else ""
+        leader = shard.leader_id or "nobody yet"
+        table.add_row(
+            Text(printable(", ".join([shard.name, *only]))),
+            f"{shard.shard}/{shard.shards}",
+            shard.source,
+            str(shard.generation),
+            str(shard.epoch),
+            str(shard.checkpoint.number) if shard.checkpoint is not None else "-",
+            seen if shard.until is None else f"{seen}, stops at {shard.until}",
+            f"{_lag([lag])}{waits}",
+            f"{age(shard.updated_seconds_ago)} ago",
+            Text(leader if shard.is_led else f"{leader}, gone", "none" if shard.is_led else "yellow"),
+        )
+    return table
+
+
+@contextmanager
+def _subscriptions(config: Any) -> Iterator[tuple[Subscriptions, HarvestConfig]]:
+    harvest = configuration(config).harvest
+    with connect(harvest.data_source.conninfo()) as connection:
+        yield open_subscriptions(connection, harvest), harvest
+
+
+def open_subscriptions(connection: Any, harvest: HarvestConfig) -> Subscriptions:
+    """Return the subscriptions of the configured outbox, whose table is made if need be."""
+    outbox = OutboxTable.parse(harvest.outbox_table)
+    if harvest.columns is None:
+        outbox.check_native(connection)
+    create_beside(connection, outbox)
+    return Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox))
+
+
+def _lag(lags: Sequence[Lag]) -> str:
+    number = sum(each.records for each in lags)
+    more = "+" if any(each.is_estimate for each in lags) else ""
+    return f"{number:,}{more} {'record' if number == 1 and not more else 'records'}"
+
+
+def _warn(moved: Moved) -> None:
+    for warning in moved.warnings:
+        typer.echo(f"mind: {warning}", err=True)

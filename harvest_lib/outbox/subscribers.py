@@ -1,0 +1,80 @@
+"""Subscribers in plain SQL: a table of positions, and how one polls and advances. Nothing of ours runs there."""
+
+from psycopg import sql
+
+from harvest_lib.config.columns import ColumnMapping, Constant, Part
+from harvest_lib.outbox.table import OutboxTable
+
+# In psql's spelling of parameters. `publication_id` is what the layout has for it, else the topic.
+_TEMPLATE = """\
+-- Subscribers of {table} in plain SQL. The variables, :'name', are psql's; in a program bind them.
+--
+-- The position is (transaction id, record id). Nothing is skipped: only records of transactions older than every open
+-- one are returned, so none can appear below the position any more. The price: one transaction that writes and idles
+-- holds up everybody, and records of concurrent transactions come in the order in which these began, not ended.
+
+-- 1. Once: the table of positions.
+CREATE TABLE IF NOT EXISTS {subscribers} (
+  subscription_id               VARCHAR(250) PRIMARY KEY,
+  publication_id                VARCHAR(250) NOT NULL,
+  last_processed_transaction_id XID8 NOT NULL DEFAULT '0',
+  last_processed_position       BIGINT NOT NULL DEFAULT 0
+);
+
+-- 2. Once for each subscriber: what it reads, from the beginning.
+INSERT INTO {subscribers} (subscription_id, publication_id)
+VALUES (:'subscription_id', :'publication_id') ON CONFLICT (subscription_id) DO NOTHING;
+
+-- 3. Poll, in a transaction that 4 ends: while one process has a batch in hand, others of its name wait here.
+--    synchronous_commit: no position is on disk before the records that it has passed.
+BEGIN;
+SET LOCAL synchronous_commit = on;
+SELECT last_processed_transaction_id, last_processed_position FROM {subscribers}
+WHERE subscription_id = :'subscription_id' FOR UPDATE;
+
+SELECT record.*
+FROM {subscribers} AS subscriber
+CROSS JOIN LATERAL (
+  SELECT {id} AS position, {transaction_id} AS transaction_id,
+         {parts}
+  FROM {table} AS record
+  WHERE {publication} = subscriber.publication_id
+    AND ({transaction_id}, {id})
+      > (subscriber.last_processed_transaction_id, subscriber.last_processed_position)
+    AND {transaction_id} < pg_snapshot_xmin(pg_current_snapshot())
+  ORDER BY {transaction_id}, {id} LIMIT 100
+) AS record
+WHERE subscriber.subscription_id = :'subscription_id'
+ORDER BY record.transaction_id, record.position;
+
+-- 4. Process the batch, then advance to its last record. A crash before the commit brings the batch again.
+UPDATE {subscribers}
+SET last_processed_transaction_id = :'transaction_id', last_processed_position = :'position'
+WHERE subscription_id = :'subscription_id'
+  AND (last_processed_transaction_id, last_processed_position) < (:'transaction_id'::xid8, :'position'::bigint);
+COMMIT;
+"""
+
+
+def subscribers_sql(outbox: OutboxTable, mapping: ColumnMapping | None = None) -> str:
+    """Return the statements for an outbox, with a table `subscribers` in its schema."""
+    columns = mapping or ColumnMapping(headers={})
+    named = {"key": columns.kafka_key, "value": columns.kafka_value, **columns.headers}
+    parts = [
+        sql.SQL("{} AS {}").format(_column(part), sql.Identifier(name))
+        for name, part in named.items()
+        if name not in {"position", "transaction_id"}
+    ]
+    statements = sql.SQL(_TEMPLATE).format(
+        table=outbox.identifier,
+        subscribers=OutboxTable((*outbox.parts[:-1], "subscribers")).identifier,
+        id=_column(columns.id),
+        transaction_id=_column(columns.transaction_id),
+        parts=sql.SQL(", ").join(parts),
+        publication=_column(columns.kafka_topic),
+    )
+    return statements.as_string(None)
+
+
+def _column(part: Part) -> sql.Composable:
+    return sql.Literal(part.value) if isinstance(part, Constant) else sql.Identifier("record", part)

@@ -1,0 +1,130 @@
+"""The number of shards changes while records come: each key's order is kept, nothing is lost, nothing comes twice."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from support.outbox import read_topic, steps_back
+from support.subscribed import Subscribed
+from support.waiting import eventually
+
+from harvest_lib.errors import CheckpointError
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+from harvest_lib.resharding import Resharding
+
+KEYS = 30
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(partitions=4), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def writer(outbox):
+    """Something that writes all the time, one key after the other; its end is awaited."""
+    stopping, written = threading.Event(), []
+
+    def write():
+        with psycopg.connect(outbox.dsn, autocommit=True) as connection:
+            while not stopping.is_set():
+                records = [OutboxRecord(topic=outbox.topic, key=f"k{n}", value="v") for n in range(KEYS)]
+                append(connection, records)
+                written.append(len(records))
+                stopping.wait(0.005)
+
+    def stop():
+        stopping.set()
+        thread.join()
+        return sum(written)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield stop
+    stop()
+
+
+def reshard(outbox, shards, seconds=30):
+    return Resharding(outbox.subscriptions, "default", shards).run(seconds)
+
+
+def await_shards(outbox, number):
+    eventually(lambda: len([each for each in outbox.subscriptions.shards() if each.is_led]) == number, 20)
+
+
+@pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, delivery, before, after):
+    settings = {"source": source, "delivery": delivery}
+    old = outbox.harvest(shards=before, **settings)
+    old.start()
+    await_shards(outbox, before)
+    time.sleep(0.5)  # for records on both sides of the change, not for luck
+    done = reshard(outbox, after)
+    assert (done.before, done.after) == (before, after)
+    with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
+        outbox.harvest(shards=before, **settings).start()
+    with outbox.running(shards=after, **settings):
+        await_shards(outbox, after)
+        time.sleep(0.5)  # likewise
+        total = writer()
+        eventually(lambda: sum(outbox.subscriptions.lag(each).records for each in outbox.subscriptions.shards()) == 0)
+    old.stop()
+    old.await_stopped(10)
+    records = read_topic(outbox.servers, outbox.topic, isolation="read_committed")
+    assert sorted(record.outbox_id for record in records) == list(range(1, total + 1))
+    assert steps_back(records) == 0
+    assert {each.shards for each in outbox.subscriptions.shards()} == {after}
+    assert all(each.until is None for each in outbox.subscriptions.shards())
+
+
+def test_a_shard_that_nobody_leads_is_named_and_the_others_go_on(outbox):
+    outbox.harvest(shards=2).drain(60)
+    outbox.connection.execute(
+        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,prev}', '\"1:1:\"') WHERE shard = 1"
+    )
+    told = []
+    with pytest.raises(CheckpointError, match=r"which nobody leads"):
+        Resharding(outbox.subscriptions, "default", 3, tell=told.append).run(0.5)
+    assert told == ["waiting for shard 0, which nobody leads"]
+    assert [(each.shards, each.until) for each in outbox.subscriptions.shards()] == [(2, None)] * 2
+
+
+@pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
+def test_shards_at_rest_in_one_place_need_no_harvester(outbox, source):
+    outbox.fill(20)
+    outbox.subscriptions.add("default", source=source, shards=2, keys="^key-")
+    (before,) = {each.generation for each in outbox.subscriptions.shards()}
+    reshard(outbox, 4)
+    shards = outbox.subscriptions.shards()
+    assert [(each.shard, each.shards, each.keys) for each in shards] == [(n, 4, "^key-") for n in range(4)]
+    assert min(each.generation for each in shards) > before
+    outbox.harvest(shards=4, source=source).drain(60)
+    assert sorted(outbox.arrived()) == list(range(1, 21))
+
+
+def test_a_transaction_that_is_open_during_the_change_is_delivered_once_after_it(outbox):
+    with outbox.running(shards=1), psycopg.connect(outbox.dsn) as late:
+        await_shards(outbox, 1)
+        append(late, [OutboxRecord(topic=outbox.topic, key=f"k{n}", value="v") for n in range(10)])
+        reshard(outbox, 2)
+        late.commit()
+    outbox.harvest(shards=2).drain(60)
+    assert sorted(outbox.arrived()) == list(range(1, 11))
+
+
+def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
+    """Somebody killed the command in the middle."""
+    with outbox.running():
+        await_shards(outbox, 1)
+        outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
+        eventually(lambda: (outbox.shard().checkpoint.position or {}).get("until"), 10)
+        outbox.fill(10)
+        assert outbox.subscriptions.lag(outbox.shard()).records == 10
+        reshard(outbox, 1)
+        eventually(lambda: len(outbox.arrived()) == 10, 10)
