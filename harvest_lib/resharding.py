@@ -20,7 +20,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import CheckpointError
 from harvest_lib.source.server import Place
 from harvest_lib.source.visibility import Snapshot
-from harvest_lib.subscriptions import Subscriptions, SubscriptionShard, position_at
+from harvest_lib.subscriptions import Subscriptions, SubscriptionShard, place_of, position_at
 
 _POLL_SECONDS = 0.1
 
@@ -139,10 +139,11 @@ def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
         position = each.checkpoint.position if each.checkpoint is not None else None
         if each.is_led or each.checkpoint is None or each.checkpoint.kept_in != "postgres" or position is None:
             return None
-        if "prev" not in position or "cur" in position or position.get("deferred"):
+        at = place_of(position)
+        if at is None:
             return None
-        places.add(position["prev"])
-    return Snapshot.parse(places.pop()) if len(places) == 1 and len(shards) == shards[0].shards else None
+        places.add(at)
+    return places.pop() if len(places) == 1 and len(shards) == shards[0].shards else None
 
 
 def _waits_for(late: SubscriptionShard | None, rows: Sequence[SubscriptionShard]) -> str:

@@ -316,6 +316,15 @@ def position_at(source: str, at: Snapshot, place: server.Place) -> Mapping[str, 
     return _make_position(source)(at, place.as_json())
 
 
+def place_of(position: Mapping[str, Any]) -> Snapshot | None:
+    """Return the snapshot of which a position has delivered exactly what it saw, if there is one."""
+    if "cur" in position or position.get("deferred"):
+        return None
+    if "prev" in position:
+        return Snapshot.parse(position["prev"])
+    return transaction_id.snapshot_of(position)
+
+
 def _make_position(source: str) -> Callable[[Snapshot, Mapping[str, str]], Mapping[str, Any]]:
     return transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
 

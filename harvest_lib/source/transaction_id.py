@@ -106,3 +106,11 @@ class TransactionIdSource(ConnectedSource):
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
     """Return the position before the oldest transaction that a snapshot did not see, at a place in the server's log."""
     return {"source": NAME, "transaction_id": str(at.xmin - 1), "id": _HIGHEST_ID, "server": place}
+
+
+def snapshot_of(position: Position) -> Snapshot | None:
+    """Return the snapshot that sees what a position has passed, and nothing else; None within a transaction."""
+    if position["id"] != _HIGHEST_ID:
+        return None
+    following = int(position["transaction_id"]) + 1
+    return Snapshot(following, following)

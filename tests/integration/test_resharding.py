@@ -35,7 +35,7 @@ def writer(outbox):
                 records = [OutboxRecord(topic=outbox.topic, key=f"k{n}", value="v") for n in range(KEYS)]
                 append(connection, records)
                 written.append(len(records))
-                stopping.wait(0.005)
+                stopping.wait(0.03)  # under the barrier a key's records go one by one
 
     def stop():
         stopping.set()
@@ -56,26 +56,27 @@ def await_shards(outbox, number):
     eventually(lambda: len([each for each in outbox.subscriptions.shards() if each.is_led]) == number, 20)
 
 
+def waiting(outbox):
+    return sum(outbox.subscriptions.lag(each).records for each in outbox.subscriptions.shards())
+
+
 @pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, delivery, before, after):
     settings = {"source": source, "delivery": delivery}
-    old = outbox.harvest(shards=before, **settings)
-    old.start()
-    await_shards(outbox, before)
-    time.sleep(0.5)  # for records on both sides of the change, not for luck
-    done = reshard(outbox, after)
-    assert (done.before, done.after) == (before, after)
-    with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
-        outbox.harvest(shards=before, **settings).start()
-    with outbox.running(shards=after, **settings):
+    with outbox.running(shards=before, **settings), outbox.running_later(shards=after, **settings) as start:
+        await_shards(outbox, before)
+        time.sleep(0.5)  # for records on both sides of the change, not for luck
+        done = reshard(outbox, after)
+        assert (done.before, done.after) == (before, after)
+        with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
+            outbox.harvest(shards=before, **settings).start()
+        start()
         await_shards(outbox, after)
         time.sleep(0.5)  # likewise
         total = writer()
-        eventually(lambda: sum(outbox.subscriptions.lag(each).records for each in outbox.subscriptions.shards()) == 0)
-    old.stop()
-    old.await_stopped(10)
+        eventually(lambda: waiting(outbox) == 0, 30)
     records = read_topic(outbox.servers, outbox.topic, isolation="read_committed")
     assert sorted(record.outbox_id for record in records) == list(range(1, total + 1))
     assert steps_back(records) == 0
@@ -86,7 +87,8 @@ def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, deli
 def test_a_shard_that_nobody_leads_is_named_and_the_others_go_on(outbox):
     outbox.harvest(shards=2).drain(60)
     outbox.connection.execute(
-        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,prev}', '\"1:1:\"') WHERE shard = 1"
+        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,prev}', '\"1:1:\"') "
+        "WHERE shard = 1"
     )
     told = []
     with pytest.raises(CheckpointError, match=r"which nobody leads"):
@@ -123,7 +125,7 @@ def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
     with outbox.running():
         await_shards(outbox, 1)
         outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
-        eventually(lambda: (outbox.shard().checkpoint.position or {}).get("until"), 10)
+        eventually(lambda: outbox.shard().checkpoint and "until" in outbox.shard().checkpoint.position, 10)
         outbox.fill(10)
         assert outbox.subscriptions.lag(outbox.shard()).records == 10
         reshard(outbox, 1)

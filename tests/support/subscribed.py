@@ -34,6 +34,15 @@ class Subscribed(Outbox):
         with self.harvest(**settings) as harvest:
             yield harvest
 
+    @contextmanager
+    def running_later(self, **settings):
+        """Yield what starts a harvester, which is stopped in the end."""
+        harvest = self.harvest(**settings)
+        try:
+            yield harvest.start
+        finally:
+            harvest.stop()
+
     def arrived(self, **options):
         return [record.outbox_id for record in read_topic(self.servers, self.topic, **options)]
 
