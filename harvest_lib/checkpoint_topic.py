@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
@@ -24,6 +24,7 @@ from harvest_lib.kafka_client import (
     create_topic,
     refused_settings,
     topic_partitions,
+    topic_too_small,
     translate,
 )
 
@@ -35,16 +36,23 @@ _FIRST_STEP = 100
 
 
 def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
-    """Make the topic, or give it the partitions that it lacks. Raises TopicMissing or KafkaUnavailable."""
-    present = topic_partitions(settings).get(topic)
-    if present is None:
-        create_topic(settings, topic, partitions=partitions, config=_CONFIG)
-    elif present < partitions:
+    """Make the topic, or give it the partitions that it lacks; other shards may be doing the same.
+
+    Raises TopicMissing or KafkaUnavailable.
+    """
+    deadline = Deadline(_READ_SECONDS)
+    while (present := topic_partitions(settings).get(topic, 0)) < partitions:
+        if deadline.passed:
+            raise topic_too_small(topic, partitions=present, needed=partitions, why="a checkpoint for each shard")
+        if not present:
+            create_topic(settings, topic, partitions=partitions, config=_CONFIG)
+            continue
         admin = AdminClient(client_settings(settings))
         try:
             admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_READ_SECONDS)
         except KafkaException as error:
-            raise translate(error.args[0], settings=settings) from error
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
+                raise translate(error.args[0], settings=settings) from error
 
 
 def read_checkpoint(
