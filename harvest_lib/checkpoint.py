@@ -141,10 +141,14 @@ class Checkpoints:
         return _checkpoint(self._generation, saved)
 
     def standing(self) -> tuple[Standing, Checkpoint | None]:
-        """Tell whether this leader still leads, and if so from where; MOVED is said once."""
+        """Tell whether this leader still leads, and if so from where; MOVED is said once.
+
+        Raises CheckpointError if the subscription was given another number of shards, or another source.
+        """
         with translated():
             row = self._connected().execute(self._stands, self._held()).fetchone()
         if row is None:
+            check_subscription(self._connected(), self._table, self._subscription)
             return Standing.DEPOSED, None
         before, (self._generation, self._until, saved) = (self._generation, self._until), row
         moved = before != (self._generation, self._until)

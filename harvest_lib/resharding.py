@@ -78,8 +78,7 @@ class Resharding:
             rows = self._subscriptions.get(self._name)
             if len(rows) == rows[0].shards and all(_has_stopped(each, at) for each in rows):
                 return all(_stands_at(each, at) for each in rows)
-            late = next((each for each in rows if not _has_stopped(each, at)), None)
-            waits = _waits_for(late, rows)
+            waits = _waits_for(rows, at)
             if waits not in told:
                 told.add(waits)
                 self._tell(f"waiting for {waits}")
@@ -146,8 +145,8 @@ def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
     return places.pop() if len(places) == 1 and len(shards) == shards[0].shards else None
 
 
-def _waits_for(late: SubscriptionShard | None, rows: Sequence[SubscriptionShard]) -> str:
-    if late is None:
-        return f"{rows[0].shards - len(rows)} of {rows[0].shards} shards, which were never led"
-    led = "" if late.is_led else ", which nobody leads"
-    return f"shard {late.shard}{led}"
+def _waits_for(rows: Sequence[SubscriptionShard], at: Snapshot) -> str:
+    if (missing := rows[0].shards - len(rows)) > 0:
+        return f"{missing} of {rows[0].shards} shards, which were never led"
+    late = next(each for each in rows if not _has_stopped(each, at))
+    return f"shard {late.shard}" if late.is_led else f"shard {late.shard}, which nobody leads"

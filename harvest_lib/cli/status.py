@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -15,11 +16,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.subscriptions import as_dict
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import client_settings
+from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable, ParkedRecords, check_mapped
+from harvest_lib.outbox.table import Backlog
+from harvest_lib.parts import make_selection
+from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
@@ -43,6 +49,9 @@ class Status:
     records_per_second: float
     kafka_trouble: str | None
     """Why Kafka could not say who leads."""
+    subscriptions: list[dict[str, Any]]
+    """Who reads a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then what the
+    configured one has still to deliver, counted up to 100,000."""
 
 
 def status(
@@ -63,7 +72,10 @@ def status(
     harvest = configuration(config).harvest
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
-        table.check(connection)
+        if harvest.columns is None:
+            table.check(connection)
+        else:
+            check_mapped(connection, table, harvest.columns)
         look = _Look(connection, table, harvest)
         if not watch:
             current = look.next()
@@ -87,13 +99,16 @@ class _Look:
         self._connection = connection
         self._table = table
         self._config = config
+        self._subscriptions = _subscriptions(connection, table, config)
         self._purged, self._at = self._count_purged(), time.monotonic()
 
     def next(self) -> Status:
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
         purged, at = self._count_purged(), time.monotonic()
         rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
-        backlog = self._table.backlog(self._connection)
+        reading = self._subscriptions
+        read = [(each, reading.lag(each)) for each in reading.shards()] if reading is not None else []
+        backlog = self._backlog(read)
         set_aside = ParkedRecords(self._table).counts(self._connection)
         leader, members, trouble = _leader(self._config, self._connection)
         return Status(
@@ -107,12 +122,32 @@ class _Look:
             members=members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=trouble,
+            subscriptions=[as_dict(*each) for each in read],
+        )
+
+    def _backlog(self, read: Sequence[tuple[SubscriptionShard, Lag]]) -> Backlog:
+        """Return what waits: for the configured subscription, if it is one; else everything that is there."""
+        lags = [lag for shard, lag in read if shard.name == self._config.subscription and shard.source != "mark"]
+        if not lags and self._config.columns is None:
+            return self._table.backlog(self._connection)
+        return Backlog(
+            records=sum(lag.records for lag in lags),
+            oldest_age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),
+            marked=0,
         )
 
     def _count_purged(self) -> int:
         with translated():
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
         return int(row[0]) if row is not None else 0
+
+
+def _subscriptions(
+    connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig
+) -> Subscriptions | None:
+    if not table.subscriptions.exists(connection):
+        return None
+    return Subscriptions(connection, table.placed(connection), make_selection(config, table))
 
 
 def _leader(config: HarvestConfig, connection: psycopg.Connection[Any]) -> tuple[str | None, int | None, str | None]:
@@ -149,6 +184,11 @@ def _rendered(status: Status) -> Table:
     grid.add_row("leader", f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
     if status.members is not None:
         grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
+    for each in status.subscriptions:
+        more = "+" if each["lag_is_estimate"] else ""
+        led = "" if each["is_led"] else ", [yellow]nobody leads it[/]"
+        name = f"{escape(each['name'])} {each['shard']}/{each['shards']}"
+        grid.add_row("subscription", f"{name}: {each['lag_records']:,}{more} behind{led}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid
 

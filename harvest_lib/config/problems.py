@@ -106,6 +106,8 @@ def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, *, in
         comparison, key = _RANGES[kind]
         bound = format_duration(context[key]) if in_seconds else context[key]
         return f"is out of range: it must be {comparison} {bound}", "choose a value in range"
+    if kind == "extra_forbidden":
+        return "is not a setting", "remove it, or correct its name"
     if kind == "literal_error":
         return f"must be {context['expected']}", "choose one of them"
     return _WRONG_TYPES.get(kind.partition("_")[0], (f"is not valid: {pydantic_message}", "correct it"))

@@ -37,11 +37,12 @@ def _sentence(problem: Problem, origins: Origins) -> str:
 
 
 def _field(problem: Problem, origins: Origins) -> str:
-    """Spell a path as its source does. The keys of Kafka's settings are in no one's spelling but Kafka's."""
+    """Spell a path as its source does. The keys of Kafka's settings are in no one's spelling but Kafka's, and
+    those of `columns` are parts of a record."""
     source, _ = _place(problem, origins)
     path = problem.path
     if problem.written or not origins.file or source != origins.file:
         return problem.written or ".".join(path)
-    if path[:1] in {("base_kafka_config",), ("producer_kafka_config",)}:
+    if path[:1] in {("base_kafka_config",), ("producer_kafka_config",), ("columns",)}:
         return ".".join([goharvest_name(path[0]), *path[1:]])
     return ".".join(goharvest_name(part) for part in path)

@@ -151,12 +151,18 @@ class _Contents:
 
     def _nested(self, name: str, node: yaml.MappingNode) -> None:
         """Take a mapping as it is; the model says what is wrong in it."""
-        try:
-            self.values[name] = {
-                key: self.loader.construct_object(each, deep=True) for key, each in self._entries(node, (name,))
-            }
-        except (yaml.YAMLError, ValueError):
-            self._note(Problem(path=(name,), message="is not a mapping", remedy="indent `part: column` lines"), node)
+        values: dict[str, Any] = {}
+        for key, each in self._entries(node, (name,)):
+            self.lines[name, key] = line_of(each)
+            if isinstance(each, yaml.ScalarNode):
+                self._value(values, key, (name, key), each)
+                continue
+            try:
+                values[key] = self.loader.construct_object(each, deep=True)
+            except (yaml.YAMLError, ValueError, TypeError):
+                remedy = "write one entry a line, its texts in quotes"
+                self._note(Problem(path=(name, key), message="is not what its tag or form says", remedy=remedy), each)
+        self.values[name] = values
 
     def _data_source(self, node: yaml.ScalarNode) -> None:
         try:

@@ -65,18 +65,21 @@ def waiting(outbox):
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, delivery, before, after):
     settings = {"source": source, "delivery": delivery}
-    with outbox.running(shards=before, **settings), outbox.running_later(shards=after, **settings) as start:
+    with outbox.made(shards=before, **settings) as old, outbox.made(shards=after, **settings) as new:
+        old.start()
         await_shards(outbox, before)
         time.sleep(0.5)  # for records on both sides of the change, not for luck
         done = reshard(outbox, after)
         assert (done.before, done.after) == (before, after)
         with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
             outbox.harvest(shards=before, **settings).start()
-        start()
+        new.start()
         await_shards(outbox, after)
         time.sleep(0.5)  # likewise
         total = writer()
         eventually(lambda: waiting(outbox) == 0, 30)
+        with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
+            old.await_stopped(10)
     records = read_topic(outbox.servers, outbox.topic, isolation="read_committed")
     assert sorted(record.outbox_id for record in records) == list(range(1, total + 1))
     assert steps_back(records) == 0
@@ -111,7 +114,8 @@ def test_shards_at_rest_in_one_place_need_no_harvester(outbox, source):
 
 
 def test_a_transaction_that_is_open_during_the_change_is_delivered_once_after_it(outbox):
-    with outbox.running(shards=1), psycopg.connect(outbox.dsn) as late:
+    with outbox.made(shards=1) as harvest, psycopg.connect(outbox.dsn) as late:
+        harvest.start()
         await_shards(outbox, 1)
         append(late, [OutboxRecord(topic=outbox.topic, key=f"k{n}", value="v") for n in range(10)])
         reshard(outbox, 2)

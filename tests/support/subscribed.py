@@ -35,11 +35,11 @@ class Subscribed(Outbox):
             yield harvest
 
     @contextmanager
-    def running_later(self, **settings):
-        """Yield what starts a harvester, which is stopped in the end."""
+    def made(self, **settings):
+        """Yield a harvester that is not started, and that may die of an error; it is stopped in the end."""
         harvest = self.harvest(**settings)
         try:
-            yield harvest.start
+            yield harvest
         finally:
             harvest.stop()
 

@@ -1,0 +1,94 @@
+"""`harvest subscriptions` as people and scripts call it."""
+
+import json
+
+import pytest
+from support.subscribed import Subscribed
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(partitions=2), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def subscriptions(harvest, reaper, outbox):
+    """Run a command that succeeds; return what it says."""
+
+    def run(command, *arguments):
+        done = harvest("subscriptions", command, *arguments, "-f", str(reaper))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def listed(subscriptions):
+    return json.loads(subscriptions("list", "--json"))
+
+
+def test_a_subscription_from_its_beginning_to_its_end(outbox, subscriptions):
+    assert "no subscriptions" in subscriptions("list")
+    outbox.fill(30)
+    assert "added: eu, 2 shards, source snapshot, from 1:1:" in subscriptions(
+        "add", "eu", "--topic", outbox.topic, "--keys", "^key-", "--shards", "2"
+    )
+    first, second = listed(subscriptions)
+    assert (first["name"], first["shard"], second["shard"], first["shards"]) == ("eu", 0, 1, 2)
+    assert first["lag_records"] + second["lag_records"] == 30
+    assert not first["lag_is_estimate"]
+    assert (first["topics"], first["keys"], first["seen"]) == ([outbox.topic], "^key-", "1:1:")
+    assert (first["leader_id"], first["is_led"], first["number"], first["kept_in"]) == (None, False, 1, "postgres")
+    outbox.harvest(subscription="eu", shards=2).drain(60)
+    assert [each["lag_records"] for each in listed(subscriptions)] == [0, 0]
+    text = subscriptions("list")
+    assert "0/2" in text
+    assert "1/2" in text
+    assert "gone" in text
+    assert "nobody leads it now" in subscriptions("rewind", "eu", "--to", "beginning")
+    assert sum(each["lag_records"] for each in listed(subscriptions)) == 30
+    assert "with 30 records that it had not delivered" in subscriptions("remove", "eu")
+    assert listed(subscriptions) == []
+
+
+def test_what_does_not_fit_is_said_with_its_exit_code(outbox, harvest, reaper):
+    def refused(*arguments):
+        done = harvest("subscriptions", *arguments, "-f", str(reaper))
+        return done.returncode, done.stderr
+
+    code, said = refused("rewind", "nobody", "--to", "now")
+    assert code == 8
+    assert "there is no subscription 'nobody'" in said
+    code, said = refused("add", "s", "--keys", "(")
+    assert code == 3
+    assert "regular expression" in said
+    code, said = refused("add", "s", "--from", "tomorrow")
+    assert code == 8
+    assert refused("add", "s")[0] == 0
+    outbox.connection.execute("UPDATE outbox_subscriptions SET shards = 2")
+    code, said = refused("reshard", "s", "--shards", "3", "--timeout", "0")
+    assert code == 8
+    assert "were never led" in said
+
+
+def test_a_harvester_that_is_configured_otherwise_stops_at_start(outbox, harvest, reaper):
+    outbox.subscriptions.add("default", shards=3)
+    done = harvest("run", "-f", str(reaper), "--drain", HARVEST_SOURCE="snapshot")
+    assert done.returncode == 8
+    assert "harvest subscriptions reshard default --shards 1" in done.stderr
+
+
+def test_the_sql_for_plain_subscribers_runs(outbox, subscriptions):
+    outbox.connection.execute(subscriptions("sql").split("-- 2.")[0])
+    assert outbox.connection.execute("SELECT count(*) FROM subscribers").fetchone() == (0,)
+
+
+def test_status_shows_who_reads_the_table(outbox, subscriptions, harvest, reaper):
+    outbox.fill(3)
+    subscriptions("add", "audit")
+    status = json.loads(harvest("status", "-f", str(reaper), "--json").stdout)
+    (audit,) = status["subscriptions"]
+    assert (audit["name"], audit["lag_records"]) == ("audit", 3)
+    assert "audit" in harvest("status", "-f", str(reaper)).stdout
