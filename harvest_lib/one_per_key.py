@@ -32,6 +32,10 @@ class Gate(Protocol):
         `first` tells that nothing has gone in this lap yet."""
         ...
 
+    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return those of rows that were set aside that may go now; nothing is put off."""
+        ...
+
     @property
     def put_off(self) -> list[int]:
         """Return the ids of what was put off, in order."""
@@ -92,6 +96,15 @@ class OnePerKey:
                     room = 0
         return admitted
 
+    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+        before = {row[2] for row in (*self._waiting, *self._behind)}
+        picked: list[Row] = []
+        for row in rows:
+            if row[2] not in self._sent and row[2] not in before:
+                self._sent.add(row[2])
+                picked.append(row)
+        return picked
+
     @property
     def put_off(self) -> list[int]:
         return [row[0] for row in (*self._waiting, *self._behind)]
@@ -136,6 +149,10 @@ class AnyPerKey:
             return rows
         self._waiting = rows[room:]
         return rows[:room]
+
+    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+        before = {row[2] for row in self._waiting}
+        return [row for row in rows if row[2] not in before] if before else rows
 
     @property
     def put_off(self) -> list[int]:

@@ -40,6 +40,36 @@ SELECT count(*) FROM leads
 """  # noqa: S608 - it is above
 
 
+# The lowest of a key is parked, and keeps the others, unless somebody has dropped it or wants it sent.
+_MOVED = """
+SELECT known.key FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS known (key, id)
+LEFT JOIN {set_aside} AS s ON s.subscription = %(subscription)s AND s.id = known.id
+WHERE s.id IS NULL OR s.held OR s.retry
+"""
+
+_DUE = """
+SELECT s.id FROM (
+  SELECT moved.key, (
+    SELECT min(p.id) FROM {set_aside} AS p
+    WHERE p.kafka_key = moved.key AND p.subscription = %(subscription)s AND p.shard = %(shard)s
+      AND NOT p.held AND NOT p.retry
+  ) AS stays
+  FROM (SELECT DISTINCT unnest(%(keys)s::text[]) AS key) AS moved
+) AS first
+JOIN {set_aside} AS s
+  ON s.kafka_key = first.key AND s.subscription = %(subscription)s AND s.shard = %(shard)s
+WHERE first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)
+ORDER BY s.id LIMIT %(limit)s
+"""
+
+_RELEASE = f"""
+WITH {_LEADS}, released AS (
+  DELETE FROM {{set_aside}} AS s USING leads WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[])
+)
+SELECT count(*) FROM leads
+"""  # noqa: S608 - as above
+
+
 class Entry(NamedTuple):
     """One record to be set aside."""
 
@@ -59,7 +89,9 @@ class SetAside:
     def __init__(self, checkpoints: Checkpoints, table: sql.Identifier, subscriptions: sql.Identifier) -> None:
         self._checkpoints = checkpoints
         names = {"set_aside": in_statement(table), "subscriptions": in_statement(subscriptions)}
-        self._load, self._add = (sql.SQL(each).format(**names) for each in (_LOAD, _ADD))
+        self._load, self._add, self._moved, self._due, self._release = (
+            sql.SQL(each).format(**names) for each in (_LOAD, _ADD, _MOVED, _DUE, _RELEASE)
+        )
 
     def load(self, *, each: bool) -> list[tuple[str, int]]:
         """Return keys and ids: of each key the lowest, or `each` there is."""
@@ -81,4 +113,25 @@ class SetAside:
         }
         with translated():
             row = self._checkpoints.connected().execute(self._add, values).fetchone()
+        return row is not None and bool(row[0])
+
+    def moved(self, known: Sequence[tuple[str, int]]) -> list[str]:
+        """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
+        values = {**self._checkpoints.holder, "keys": [key for key, _ in known], "ids": [each for _, each in known]}
+        with translated():
+            rows = self._checkpoints.connected().execute(self._moved, values).fetchall()
+        return [key for (key,) in rows]
+
+    def due(self, keys: Sequence[str], limit: int, *, keep_order: bool) -> list[int]:
+        """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
+        values = {**self._checkpoints.holder, "keys": list(keys), "limit": limit, "keep_order": keep_order}
+        with translated():
+            rows = self._checkpoints.connected().execute(self._due, values).fetchall()
+        return [record_id for (record_id,) in rows]
+
+    def release(self, ids: Sequence[int]) -> bool:
+        """Forget records, which are in Kafka by now or nowhere any more; False if we were deposed."""
+        values = {**self._checkpoints.holder, "ids": list(ids)}
+        with translated():
+            row = self._checkpoints.connected().execute(self._release, values).fetchone()
         return row is not None and bool(row[0])

@@ -4,6 +4,7 @@ behind them. The policies are those of `harvest_lib.parking`; the records stay i
 Promises
 - What is set aside is on disk, under the epoch, before anything is committed that passes it.
 - Under `hold_key` nothing of a key is sent that comes after a record of it that is set aside.
+- What people want sent again goes by id, each key's from its lowest on, and is forgotten only once it is in Kafka.
 - Rows pass without a look at each while nothing is set aside and none is refused.
 """
 
@@ -32,6 +33,18 @@ class Places(Protocol):
         """Set records aside, durably; False if we were deposed."""
         ...
 
+    def moved(self, known: Sequence[tuple[str, int]], /) -> list[str]:
+        """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
+        ...
+
+    def due(self, keys: Sequence[str], limit: int, *, keep_order: bool) -> list[int]:
+        """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
+        ...
+
+    def release(self, ids: Sequence[int], /) -> bool:
+        """Forget records; False if we were deposed."""
+        ...
+
 
 class Knowledge(Protocol):
     """What is known of topics: `harvest_lib.delivery.Topics`."""
@@ -44,6 +57,10 @@ class Knowledge(Protocol):
         """Return the ids of those that may be refused with all that travel with them."""
         ...
 
+    def forget(self) -> None:
+        """Ask again."""
+        ...
+
 
 class Shelf:
     """What one term has set aside. `begin` it whenever the source is opened."""
@@ -54,16 +71,19 @@ class Shelf:
         self._places = places
         self._holds = policy != "skip"
         self._first: dict[str, int] = {}  # key -> the lowest id of it that is set aside
-        self._ids: set[int] = set()  # all of them, where no key is held; else those below are known by their key
+        self._ids: dict[int, str] = {}  # all of them with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
+        self.lowest: int | None = None
+        """The lowest id that is set aside, or is to be."""
 
-    def begin(self) -> None:
-        """Learn what is set aside; what was found and not written comes again."""
+    def begin(self, retried: Sequence[int] = ()) -> bool:
+        """Learn what is set aside, but for what is in Kafka since; what was found and not written comes again. False
+        if we were deposed."""
         self._found.clear()
-        self._first.clear()
-        self._ids.clear()
-        for key, record_id in self._places.load(each=not self._holds):
-            self._note(key, record_id)
+        if retried:
+            return self.release(retried)
+        self._learn()
+        return True
 
     def sieve(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the rows that may be sent. The others are set aside, or will be by `write`. Raises RecordError under
@@ -111,10 +131,57 @@ class Shelf:
             _log.info("records_held", extra={"count": held})
         return True
 
+    # -- what is sent again
+
     @property
-    def lowest(self) -> int | None:
-        """Return the lowest id that is set aside, or is to be."""
-        return min(self._first.values(), default=None)
+    def is_empty(self) -> bool:
+        """Tell whether nothing is set aside."""
+        return self.lowest is None
+
+    def due(self, limit: int) -> list[int]:
+        """Return the ids of what people want sent, or have made way for, `limit` at most."""
+        known = [(key, each) for each, key in self._ids.items()] if self._ids else list(self._first.items())
+        keys = self._places.moved(known)
+        if not keys:
+            return []
+        self._learn()
+        return self._places.due(keys, limit, keep_order=self._holds)
+
+    def ask_anew(self) -> None:
+        """Forget what is known of topics: it is why records were set aside."""
+        self._topics.forget()
+
+    def sendable(self, rows: Sequence[Row]) -> Sequence[Row] | None:
+        """Return those of what is due that may be sent; the others are parked once more, their keys still held. None if
+        we were deposed. Raises RecordError under `stop`."""
+        refusals = self._topics.refused(rows)
+        if not refusals:
+            return rows
+        good: list[Row] = []
+        held: set[str] = set()
+        for row in rows:
+            if row[2] in held:
+                continue
+            if row[0] in refusals:
+                self._refuse(row, refusals[row[0]])
+                held.update([row[2]] if self._holds else [])
+            else:
+                good.append(row)
+        return good if self.write() else None
+
+    def release(self, ids: Sequence[int]) -> bool:
+        """Forget records: they are in Kafka, or nowhere any more. False if we were deposed."""
+        if not self._places.release(ids):
+            return False
+        self._learn()
+        return True
+
+    def _learn(self) -> None:
+        self._first.clear()
+        self._ids.clear()
+        self.lowest = None
+        for key, record_id in self._places.load(each=not self._holds):
+            self._note(key, record_id)
 
     def _refuse(self, row: Row, reason: str) -> None:
         if self._policy == "stop":
@@ -129,4 +196,5 @@ class Shelf:
     def _note(self, key: str, record_id: int) -> None:
         self._first[key] = min(record_id, self._first.get(key, record_id))
         if not self._holds:
-            self._ids.add(record_id)
+            self._ids[record_id] = key
+        self.lowest = record_id if self.lowest is None else min(self.lowest, record_id)

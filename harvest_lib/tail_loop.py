@@ -13,7 +13,8 @@ Promises
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
 - A record that can never be sent is set aside, by itself or with what follows of its key (`harvest_lib.shelf`). Where
-  Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone.
+  Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone. What people want sent
+  again goes in laps of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
 - A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
@@ -44,6 +45,14 @@ _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
 _LOOK_SECONDS = 1.0
 """The row of the subscription is looked at this often: somebody may have moved it."""
+_RETRY_SECONDS = 1.0
+"""What is set aside is looked at this often: somebody may want it sent again."""
+_LOOKING_SHARE = 0.1
+"""And looking takes no more of the time than this."""
+_BUSY_SECONDS = 0.01
+_SHOWN = 10
+_PASSING = ("deferred", "retried")
+"""What is in a checkpoint's position beside the source's own."""
 _SLICE = 500
 """So many records are handed over between two looks at the term."""
 
@@ -73,7 +82,11 @@ class TailLoop:
         self._term = term
         self._wiring = wiring
         self._stopping = stopping
-        self._size = LapSize()
+        self._size, self._retry_size = LapSize(), LapSize()
+        self._retry_at = self._ask_at = 0.0
+        self._retried = False  # in the last lap
+        self._caught_up = False  # since the source was opened: what is set aside does not come from it again
+        self._told: int | None = None  # in the last checkpoint: the lowest id that is set aside
         self._gate: Gate = OnePerKey() if wiring.one_per_key else AnyPerKey()
         self._last: Row | None = None  # of those sent in this lap
         self._was_deposed = self._has_led = self._is_open = False
@@ -109,13 +122,17 @@ class TailLoop:
             return
         if boot_seconds() >= self._look_at and not self._look():
             return
-        began, size, more = boot_seconds(), 0, False
-        position = self._position if self._gate.is_waiting else None
+        if self._retry():
+            return
+        began, size, more, position = boot_seconds(), 0, True, None
+        if self._gate.is_waiting or (self._caught_up and self._told != self._wiring.shelf.lowest):
+            position = self._position
         if position is not None and not self._send([]):
             return
         while self._room > 0 and size < LAP_BYTES and boot_seconds() - began < LAP_SECONDS and self._may_read():
             page = self._wiring.source.read(min(self._size.page, self._room))
             if page is None:
+                more = False
                 break
             size += self._size.measured(page.rows)
             rows = self._wiring.shelf.sieve(page.rows)
@@ -125,10 +142,11 @@ class TailLoop:
             position, more = page.position, page.more
             if not more:
                 break
+        self._caught_up = self._caught_up or not more
         if position is None:
             self._rest()
         else:
-            self._commit(position, full=more)
+            self._commit(position, self._size, full=more)
 
     @property
     def _room(self) -> int:
@@ -158,14 +176,17 @@ class TailLoop:
         self._look_at = boot_seconds() + _LOOK_SECONDS
         outcome = wiring.delivery.begin(self.leader_id)
         if not isinstance(outcome, Committed):
-            self._not_committed(outcome, 0)
+            self._not_committed(outcome, 0, self._size)
             return False
         self._checkpoint = wiring.store.stands()
         position = wiring.source.open(self._checkpoint.position)
         self._saved_number = self._checkpoint.number
-        self._position = {name: value for name, value in position.items() if name != "deferred"}
+        self._position = {name: value for name, value in position.items() if name not in _PASSING}
         self._gate.begin()
-        wiring.shelf.begin()
+        self._caught_up, self._told = False, None
+        if not wiring.shelf.begin((self._checkpoint.position or {}).get("retried", ())):
+            self._deposed(_SUPERSEDED)
+            return False
         if self._checkpoint.position is None:
             # Wherever later ones go: this one is in Postgres alone until a lap is committed.
             self._checkpoint = replace(self._following(position), kept_in="postgres")
@@ -196,7 +217,9 @@ class TailLoop:
     def _send(self, rows: Sequence[Row]) -> bool:
         """Hand over what may go of what was put off and then of `rows`; False if this lap is over, because the client
         refused one, which was set aside."""
-        rows = self._gate.admit(rows, self._room, first=not self.in_flight.records)
+        return self._hand_over(self._gate.admit(rows, self._room, first=not self.in_flight.records))
+
+    def _hand_over(self, rows: Sequence[Row]) -> bool:
         for start in range(0, len(rows), _SLICE):
             some = rows[start : start + _SLICE]
             refused = self._wiring.delivery.send(some, self._term.is_live)
@@ -208,32 +231,34 @@ class TailLoop:
         self._last = rows[-1] if rows else self._last
         return True
 
-    def _commit(self, position: Position, *, full: bool) -> None:
+    def _commit(self, position: Position, lap: LapSize, *, full: bool, retried: Sequence[int] = ()) -> None:
         wiring, sent = self._wiring, self.in_flight.records
         if not wiring.shelf.write():
             self._deposed(_SUPERSEDED)
             return
-        following = self._following(position)
+        following = self._following({**position, "retried": retried} if retried else position)
         outcome = wiring.delivery.commit(wiring.store.record(following), self._term.is_live)
         if not isinstance(outcome, Committed):
-            self._not_committed(outcome, sent)
+            self._not_committed(outcome, sent, lap)
             return
         self._checkpoint = following
         self.in_flight.records = 0
         self.idle = False
         wiring.source.committed()
         self._position = position
-        if boot_seconds() >= self._save_at or self._gate.is_blocked:
-            self._save()
-        self._size.done(sent, full=full)
+        lap.done(sent, full=full)
         if sent:
             wiring.delivered(sent)
+        if (retried or boot_seconds() >= self._save_at or self._gate.is_blocked) and not self._save():
+            return
+        if retried and not wiring.shelf.release(retried):
+            self._deposed(_SUPERSEDED)
 
-    def _not_committed(self, outcome: Outcome, sent: int) -> None:
+    def _not_committed(self, outcome: Outcome, sent: int, lap: LapSize) -> None:
         match outcome:
             case Failed(reason=reason, refused=True) if sent and self._last is not None:
                 _log.warning("lap_refused", extra={"records": sent, "reason": reason})
-                self._size.refused(sent)
+                lap.refused(sent)
                 if sent == 1:
                     self._park(self._last, reason)
                 else:
@@ -254,6 +279,42 @@ class TailLoop:
             self._again(pause_seconds=0.0)
         else:
             self._deposed(_SUPERSEDED)
+
+    def _retry(self) -> bool:
+        """Send what people want sent again, at most every other lap; False if there is no such lap to be had."""
+        self._retried = not self._retried and self._caught_up and self._may_look()
+        if not self._retried:
+            return False
+        shelf, lap, began = self._wiring.shelf, self._retry_size, boot_seconds()
+        due = shelf.due(min(lap.records, lap.page))
+        now = boot_seconds()
+        if not due:
+            self._retry_at = now + max(_RETRY_SECONDS, (now - began) / _LOOKING_SHARE)
+            return False
+        rows = self._wiring.source.load(due)
+        lap.measured(rows)
+        if now >= self._ask_at:
+            shelf.ask_anew()
+            self._ask_at = now + _RETRY_SECONDS
+        sendable = shelf.sendable(rows)
+        if sendable is None:
+            self._deposed(_SUPERSEDED)
+            return True
+        alone = shelf.suspects(sendable, lap.largest)
+        place = next((place for place, row in enumerate(sendable) if row[0] in alone), len(sendable))
+        picked = self._gate.pick(sendable[: place or 1])
+        gone = set(due).difference(row[0] for row in rows)
+        if not picked and not gone:
+            self._retry_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
+            return False
+        if gone:
+            _log.warning("records_gone", extra={"ids": sorted(gone)[:_SHOWN], "count": len(gone)})
+        if self._hand_over(picked):
+            self._commit(self._position, lap, full=True, retried=[*gone, *(row[0] for row in picked)])
+        return True
+
+    def _may_look(self) -> bool:
+        return not self._wiring.shelf.is_empty and boot_seconds() >= self._retry_at
 
     def _again(self, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id."""
@@ -283,8 +344,9 @@ class TailLoop:
     def _following(self, position: Position) -> Checkpoint:
         if put_off := self._gate.put_off:
             position = {**position, "deferred": put_off}
+        self._told = self._wiring.shelf.lowest
         seen, holds = self._wiring.source.seen(position)
-        needed = [each for each in (holds, self._wiring.shelf.lowest) if each is not None]
+        needed = [each for each in (holds, self._told) if each is not None]
         return Checkpoint(
             generation=self._checkpoint.generation,
             number=self._checkpoint.number + 1,
@@ -308,10 +370,12 @@ class TailLoop:
         return True
 
     def _rest(self) -> None:
-        self.idle = not self._gate.put_off
+        may_look = self._may_look()
+        self.idle = not self._gate.put_off and not may_look
         if boot_seconds() >= self._save_at:
             self._save()
-        self._stopping.wait(self._size.pause())
+        if not may_look:
+            self._stopping.wait(self._size.pause())
 
     def _end(self) -> None:
         self.abandoned = self.in_flight.records

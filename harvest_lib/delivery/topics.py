@@ -67,8 +67,9 @@ class Topics:
         return self._limits.get(topic, DEFAULT_BATCH_BYTES)
 
     def forget(self) -> None:
-        """Ask again of every topic: one was removed, or its limit changed."""
+        """Ask again of every topic: one was made or removed, or its limit changed."""
         self._limits.clear()
+        self._missing.clear()
 
     def _reason(self, row: Row) -> str:
         _, topic, _, _, names, contents = row

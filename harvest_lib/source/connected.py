@@ -1,7 +1,7 @@
 """What the sources that only read have in common: their connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import psycopg
@@ -9,6 +9,7 @@ import psycopg
 from harvest_lib.database import connect, translated
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.record import Row
 from harvest_lib.source import server
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.reading import Ahead
@@ -82,6 +83,11 @@ class ConnectedSource(ABC):
     def read(self, limit: int) -> Page | None:
         """See `PagedSource`."""
 
+    def load(self, ids: Sequence[int]) -> list[Row]:
+        """See `PagedSource`."""
+        with translated():
+            return self._connected().cursor(binary=True).execute(self._some, {"ids": list(ids)}).fetchall()
+
     def committed(self) -> None:
         """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
         return
@@ -102,8 +108,7 @@ class ConnectedSource(ABC):
     def _read_deferred(self, position: Position) -> Page:
         """Return those, in the order in which they were put off."""
         ids, self._deferred = self._deferred, []
-        cursor = self._connected().cursor(binary=True)
-        return Page(cursor.execute(self._some, {"ids": ids}).fetchall(), position, more=True)
+        return Page(self.load(ids), position, more=True)
 
     def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
         """Return the connection; a new one is checked against the place that the position came from."""

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from harvest_lib.errors import DatabaseError
+from harvest_lib.record import Row
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.protocol import Batch
@@ -61,6 +62,9 @@ class MarkPages:
         if more := len(batch.rows) == asked:
             self._ask(limit)
         return Page(batch.rows, self._position(), more=more and len(self._sent) < _LAP_IDS)
+
+    def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
+        return []
 
     def committed(self) -> None:
         self._delivered += self._sent

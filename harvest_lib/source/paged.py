@@ -6,7 +6,7 @@ remembers nothing across `open`. Records that a position has passed and that wer
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from harvest_lib.record import Row
@@ -38,6 +38,10 @@ class PagedSource(Protocol):
         """Return the next records, up to `limit` (what was deferred comes all at once), or None if there are none now.
         What is returned is committed for good: no crash of the server takes it back. A page without records has a
         position that is worth keeping."""
+        ...
+
+    def load(self, ids: Sequence[int]) -> list[Row]:
+        """Return records by their ids, in that order, those that are still there; positions are not touched."""
         ...
 
     def committed(self) -> None:

@@ -153,3 +153,64 @@ def test_a_topic_that_is_removed_while_records_come(connection, insert, config, 
         insert("b")
         eventually(lambda: set(set_aside(connection)) == {lost}, 40, "it is set aside")
         eventually(lambda: harvest.delivered_records == 2, 20, "the other is delivered")
+
+
+RETRY = "UPDATE outbox_set_aside SET retry = true WHERE NOT held"
+
+
+def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
+    connection, insert, config, make_topic, unique, bootstrap_servers
+):
+    """The harvester holds more of the key all the while, until what is before has gone."""
+    topic = unique("later")
+    with Harvest(config()):
+        ids = [insert("a", to=topic), insert("a", to=topic)]
+        eventually(lambda: set(set_aside(connection)) == set(ids), 20, "both are set aside")
+        make_topic(name=topic)
+
+        def arrived():
+            ids.append(insert("a", to=topic))
+            connection.execute(RETRY)
+            return delivered(bootstrap_servers, topic)
+
+        eventually(arrived, 30, "the first arrives")
+        ids.append(insert("a", to=topic))
+        eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), 30, "all arrive")
+        eventually(lambda: set_aside(connection) == {}, 10, "nothing is left")
+    assert delivered(bootstrap_servers, topic) == ids
+    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] is None
+
+
+def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, bootstrap_servers):
+    bad, *held = insert("a", to="no/such topic"), insert("a"), insert("a")
+    with Harvest(config()):
+        eventually(lambda: set(set_aside(connection)) == {bad, *held}, 20, "all are set aside")
+        connection.execute("DELETE FROM outbox_set_aside WHERE id = %s", (bad,))
+        eventually(lambda: delivered(bootstrap_servers, topic) == held, 20, "those behind it arrive")
+        held.append(insert("a"))
+        eventually(lambda: delivered(bootstrap_servers, topic) == held, 20, "and what comes later")
+
+
+def test_a_retry_waits_for_the_next_leader_and_is_part_of_a_drain(
+    connection, insert, config, make_topic, unique, bootstrap_servers
+):
+    topic = unique("later")
+    ids = [insert("a", to=topic), insert("a", to=topic)]
+    Harvest(config()).drain(60)
+    make_topic(name=topic)
+    connection.execute(RETRY)
+    assert Harvest(config()).drain(60).records == 2
+    assert delivered(bootstrap_servers, topic) == ids
+    assert set_aside(connection) == {}
+
+
+def test_what_is_refused_again_is_parked_again(connection, insert, config, topic, bootstrap_servers):
+    bad, held, other = insert("a", to="no/such topic"), insert("a"), insert("b")
+    Harvest(config()).drain(60)
+    connection.execute(RETRY)
+    Harvest(config()).drain(60)
+    assert connection.execute("SELECT id, held, retry FROM outbox_set_aside ORDER BY id").fetchall() == [
+        (bad, False, False),
+        (held, True, False),
+    ]
+    assert delivered(bootstrap_servers, topic) == [other]
