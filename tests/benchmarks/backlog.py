@@ -31,12 +31,13 @@ class Servers:
     bootstrap_servers: str
     topic: str
 
-    def yaml(self) -> str:
-        """Write a configuration with the default limits. Holds the password."""
+    def yaml(self, **settings: object) -> str:
+        """Write a configuration with the default limits and `settings`. Holds the password."""
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "leaderGroupID": f"bench-{self.topic}",
             "dataSource": self.dsn,
+            **settings,
         }
         return yaml.safe_dump({"harvest": harvest})
 

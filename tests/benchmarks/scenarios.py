@@ -73,10 +73,14 @@ def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
     session = pools.SESSION_SECONDS
     seconds = pools.take_over(servers)
     yield at_most("take-over", seconds, "s", target=session + 1)
+    seconds = pools.first_record(servers, lambda pool, lead: pool.kill(lead))
+    yield at_most("take-over-first-record", seconds, "s", target=session + 1)
 
 
 def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
     yield at_most("hand-over", pools.hand_over(servers), "s", target=1.0)
+    seconds = pools.first_record(servers, lambda pool, lead: pool.release(lead))
+    yield at_most("hand-over-first-record", seconds, "s", target=1.0)
 
 
 def _idle(servers: Servers, size: Size) -> Iterator[Result]:
