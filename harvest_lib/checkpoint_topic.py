@@ -23,6 +23,7 @@ from harvest_lib.kafka_client import (
     client_settings,
     create_topic,
     refused_settings,
+    topic_missing,
     topic_partitions,
     topic_too_small,
     translate,
@@ -32,6 +33,13 @@ _CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.
 _READ_SECONDS = 5.0
 """Whoever stops waits for this; what takes longer is asked again."""
 _POLL_SECONDS = 0.2
+_NO_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
+    }
+)
 _FIRST_STEP = 100
 
 
@@ -58,7 +66,10 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
 def read_checkpoint(
     settings: Mapping[str, object], topic: str, partition: int, key: str, provider: KafkaConsumerProvider = Consumer
 ) -> Mapping[str, Any] | None:
-    """Return the last committed record of the key, or None. Read backwards from the end. Raises KafkaUnavailable."""
+    """Return the last committed record of the key, or None. Read backwards from the end.
+
+    Raises TopicMissing if there is no such partition, or KafkaUnavailable.
+    """
     with refused_settings():
         consumer = provider(
             client_settings(
@@ -82,6 +93,8 @@ def read_checkpoint(
             if (found := _last_from(consumer, TopicPartition(topic, partition, start), key, deadline)) is not None:
                 return found
     except KafkaException as error:
+        if error.args[0].code() in _NO_TOPIC:
+            raise topic_missing(topic, partitions=partition + 1, evidence=error.args[0].str()) from error
         raise translate(error.args[0], settings=settings) from error
     finally:
         consumer.close()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 from confluent_kafka import Consumer
@@ -9,6 +10,7 @@ from confluent_kafka import Consumer
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, newest, read_checkpoint
 from harvest_lib.delivery import CheckpointPlace
+from harvest_lib.errors import TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider
 
 
@@ -64,16 +66,20 @@ class KafkaStore(PostgresStore):
         self._outbox = outbox
         self._consumer_provider = consumer_provider
 
-    def lead(self, leader_id: UUID) -> None:
-        super().lead(leader_id)
-        ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
-
     def stands(self) -> Checkpoint:
         place = self._place
-        record = read_checkpoint(self._kafka, place.topic, place.partition, place.key, self._consumer_provider)
+        try:
+            record = self._read()
+        except TopicMissing:  # it was there when we started
+            ensure_checkpoint_topic(self._kafka, place.topic, place.partition + 1)
+            record = self._read()
         return newest(
             self._mirror, record, outbox=self._outbox, place=f"the checkpoint {place.key!r} in topic {place.topic!r}"
         )
+
+    def _read(self) -> Mapping[str, Any] | None:
+        place = self._place
+        return read_checkpoint(self._kafka, place.topic, place.partition, place.key, self._consumer_provider)
 
     def record(self, checkpoint: Checkpoint, /) -> bytes | None:
         return json.dumps({**checkpoint.as_json(), "outbox": self._outbox}, separators=(",", ":")).encode()

@@ -16,6 +16,7 @@ import psycopg
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.checkpoint import check_subscription
+from harvest_lib.checkpoint_topic import ensure_checkpoint_topic
 from harvest_lib.config import HarvestConfig
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery import Delivery, Topics
@@ -184,6 +185,9 @@ class TailWork:
             create_beside(connection, self._table)
         subscription = subscription_of(self._config, self._kind)
         check_subscription(connection, self._table.subscriptions.identifier, subscription)
+        if self._config.delivery == "transactional":
+            kafka = self._config.kafka_settings(for_producer=False)
+            ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
 
     def start(self) -> None:
         """See `Work`. Nothing outlives a term."""

@@ -55,11 +55,13 @@ class Transactional(PipelinedLaps):
     def __init__(self, settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> None:
         self._transactional_id = transactional_id
         self._place = place
-        self._open = False
+        self._open = self._has_begun = False
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> Outcome:
-        self._discard()  # one that began before may be in the middle of something
+        if self._has_begun:
+            self._discard()  # it may be in the middle of something
+        self._has_begun = True
         self._failure, self._stopped, self._open = None, False, False
         super().begin(leader_id)
         assert self._producer is not None  # noqa: S101 - made just now
