@@ -18,12 +18,13 @@ from harvest_lib.source.visibility import NOTHING, Snapshot
 
 # Plans for the values at hand: one kept from the head of the table is wrong in its depth. And by the indexes, in their
 # order: what statistics say of a table that grows at its end is never right, and a page that is sorted, or picked from
-# a bitmap, reads the rest of its batch each time.
+# a bitmap, reads the rest of its batch each time. What may take long is to find where a batch of a hundred million
+# records begins, a second for a million, or the next of the few that a filter lets through.
 _SETTINGS = """
 SET plan_cache_mode = force_custom_plan;
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
 SET jit = off;
-SET statement_timeout = '30s'
+SET lock_timeout = '30s'; SET statement_timeout = '10min'
 """
 
 _NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"

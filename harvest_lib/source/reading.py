@@ -6,7 +6,7 @@ answer, is done by whoever asks for them.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import psycopg
@@ -60,6 +60,10 @@ class Stream:
         if self.is_done or self._rows or self._asked is not None:
             return
         self._asked = ahead.execute(self._statement, {**self._values, "after": self._after, "limit": limit}), limit
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
+        return self._asked is None or bool(wait([self._asked[0]], timeout_seconds).done)
 
     def hear(self) -> None:
         """Wait for the piece that was asked for."""

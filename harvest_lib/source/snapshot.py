@@ -40,6 +40,8 @@ NAME = "snapshot"
 
 _HIGHEST_ID = 2**63 - 1
 _SEEN_COLUMNS = 2
+_PATIENCE_SECONDS = 0.1
+_CANCEL_SECONDS = 5.0
 
 
 class SnapshotSource(ConnectedSource):
@@ -153,9 +155,12 @@ class SnapshotSource(ConnectedSource):
         return Page(rows, self._position(None), more=True)
 
     def _end_batch(self) -> None:
-        """Leave the batch, having waited for what was asked ahead."""
+        """Leave the batch; what was asked ahead is waited for, but not long."""
         streams, self._streams = self._streams, []
         self._cur = self._after = None
+        while self._connection is not None and not all(stream.wait(_PATIENCE_SECONDS) for stream in streams):
+            with suppress(psycopg.Error):  # again and again: it may not have been sent when it was cancelled
+                self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
         for stream in streams:
             with suppress(psycopg.Error):
                 stream.hear()

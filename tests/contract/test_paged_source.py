@@ -1,5 +1,6 @@
 """What every source that reads by pages promises, asked of the fake that the loop's tests use and of the real ones."""
 
+import time
 import uuid
 
 import psycopg
@@ -487,6 +488,23 @@ def test_a_lost_connection_is_said_and_nothing_is_lost_with_it(table, source, wi
     eventually(opens)
     assert read_rows(source, 10 - passed, limit=4) == written[passed:]
     assert_nothing(source)
+
+
+@pytest.mark.parametrize("table", ["snapshot"], indirect=True)
+def test_a_page_that_is_on_its_way_does_not_hold_up_the_end(table, source):
+    """A lock, or a filter that lets little through, may keep it for minutes."""
+    written = table.write("k", *map(str, range(9)))
+    page = source.read(2)
+    assert all(stream.wait(10) for stream in source._streams)
+    with psycopg.connect(table.dsn) as other:
+        other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        page = source.read(2)
+        assert not all(stream.wait(0) for stream in source._streams)
+        began = time.monotonic()
+        source.close()
+        assert time.monotonic() - began < 10
+    source.open(through_json(page.position))
+    assert read_rows(source, 5, limit=2) == written[4:]
 
 
 def test_a_position_ahead_of_the_database_is_refused(table, source):

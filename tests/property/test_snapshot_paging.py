@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.histories import History, histories
 from support.paged import FakePagedTable, RealPagedTable
@@ -203,7 +203,12 @@ def real(request, dsn):
 
 
 @given(steps=histories(25), chosen=st.lists(st.integers(0, 25), max_size=1), limit=st.integers(1, 7))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    deadline=None,
+    phases=[Phase.generate],  # to shrink takes long where waiting is part of it
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_so_it_is_on_postgres(real, steps, chosen, limit):
     real.connection.execute("TRUNCATE outbox RESTART IDENTITY")
     history = History(real)
