@@ -249,7 +249,7 @@ class AtLeastOnce:
                 self._serve(lambda: producer.poll(_ABANDON_POLL_SECONDS))
             if self._flying:
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
-            producer.close()
+            self._serve(producer.close)
         unreported = [row for _, row in self._flying.values()]
         self._flying.clear()
         self._reports.failed.extend(Failure(row=row, reason="no report came") for row in unreported)

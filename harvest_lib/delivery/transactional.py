@@ -107,6 +107,12 @@ class Transactional(PipelinedLaps):
         reason = self._failure.str() if self._failure else "the producer's queue is full"
         return self._outcome(Failed(reason=reason))
 
+    def _failed(self, error: KafkaError) -> None:
+        # A producer that was fenced refuses records as one that met with a fatal error, and says a little later which.
+        super()._failed(error)
+        if error.code() in _DEPOSED:
+            self._failure = error
+
     def _outcome(self, failed: Outcome) -> Outcome:
         if self._failure is not None and self._failure.code() in _DEPOSED:
             return Deposed(reason=self._failure.str())

@@ -90,6 +90,17 @@ def test_what_the_one_before_commits_is_refused(rivals, sent):
     assert rivals.committed() == ([(1, old_id), (2, new_id), (3, new_id)], ["1", "new"])
 
 
+def test_the_one_before_that_goes_on_sending_hears_that_it_is_over(rivals):
+    """librdkafka raises that in whatever call comes next."""
+    old, _ = rivals.begun()
+    rivals.send(old, *range(1, 50))
+    rivals.begun()
+    eventually(lambda: rivals.send(old, 50) or old._failure is not None, 10, "it is refused")
+    assert isinstance(old.commit(b"old", always), Deposed)
+    old.abandon()
+    assert rivals.committed() == ([], [])
+
+
 def test_what_the_one_before_has_open_holds_up_nobody(rivals):
     """Readers of committed records stop at an open transaction: to begin is to abort it. The one before lets go of it
     without having heard that it is over."""

@@ -1,0 +1,67 @@
+"""What a client raises in the middle of serving reports is the delivery's to hear, in whatever form it comes."""
+
+import uuid
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from support.rows import row
+
+from harvest_lib.delivery import Failed, LapSettings, PipelinedLaps, Topics
+
+FATAL = KafkaError(KafkaError._GAPLESS_GUARANTEE, "unable to satisfy gap-less guarantee", fatal=True)
+
+
+def in_a_callback(cause):
+    """Return what Python makes of a callback that is called while an exception is set."""
+    error = SystemError("a callback returned a result with an exception set")
+    error.__cause__ = cause
+    return error
+
+
+class Raising:
+    """A producer that raises when it is asked to serve reports."""
+
+    def __init__(self, error):
+        self._error = error
+        self.closed = False
+
+    def produce(self, *_):
+        pass
+
+    def poll(self, _timeout):
+        raise self._error
+
+    def flush(self, _timeout):
+        raise self._error
+
+    def purge(self, **_):
+        pass
+
+    def close(self):
+        self.closed = True
+        raise self._error
+
+
+def delivery(producer):
+    settings = LapSettings(kafka={}, delivery_timeout_seconds=1, producer_provider=lambda _: producer)
+    made = PipelinedLaps(settings, Topics({}))
+    made.begin(uuid.uuid4())
+    return made
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaException(FATAL), in_a_callback(KafkaException(FATAL))], ids=["raised", "in_a_callback"]
+)
+def test_a_fatal_error_fails_the_lap(error):
+    producer = Raising(error)
+    made = delivery(producer)
+    made.send([row(1, "k")], lambda: True)
+    assert made.commit(None, lambda: True) == Failed(reason="unable to satisfy gap-less guarantee")
+    made.abandon()
+    assert producer.closed
+
+
+def test_another_error_is_not_taken_for_one():
+    made = delivery(Raising(in_a_callback(None)))
+    with pytest.raises(SystemError):
+        made.send([row(1, "k")], lambda: True)
