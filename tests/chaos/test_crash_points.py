@@ -38,6 +38,7 @@ STEPS = {
     },
     "laps": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
     "marks": {"fetched": 3, "produce": 700, "purge": 2, "purged": 2},
+    "marks_by_laps": {"fetched": 3, "produce": 1_300, "commit": 2, "committed": 2, "save": 2, "purge": 2, "purged": 2},
 }
 
 WAYS = {
@@ -45,6 +46,7 @@ WAYS = {
     "snapshot_transactional": ("snapshot", "transactional", "transactional"),
     "snapshot_pipelined": ("snapshot", "pipelined", "laps"),
     "snapshot_barrier": ("snapshot", "barrier", "laps"),
+    "mark_transactional": ("mark", "transactional", "marks_by_laps"),
     "mark_pipelined": ("mark", "pipelined", "marks"),
     "mark_barrier": ("mark", "barrier", "marks"),
 }

@@ -25,6 +25,7 @@ from harvest_lib.config import load
 from harvest_lib.harvester import Harvest, State
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.parts import make_source
+from harvest_lib.source import MarkPages
 
 
 class Strike:
@@ -107,15 +108,6 @@ class StrikingStore(Wrapped):
         return saved
 
 
-class StrikingPages(Wrapped):
-    """A source by pages, which purges, if it does, in `committed`."""
-
-    def committed(self):
-        self._strike.at("purge")
-        self._inner.committed()
-        self._strike.at("purged")
-
-
 class StrikingMarks(Wrapped):
     """A source that marks, and purges what was delivered."""
 
@@ -134,7 +126,14 @@ def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
     make_store, make_pages = work.make_store, work.make_paged_source
     work.make_store = lambda *args: StrikingStore(make_store(*args), strike)
-    work.make_paged_source = lambda *args: StrikingPages(make_pages(*args), strike)
+
+    def make_striking_pages(*args):
+        pages = make_pages(*args)
+        if isinstance(pages, MarkPages):
+            pages._source = StrikingMarks(pages._source, strike)
+        return pages
+
+    work.make_paged_source = make_striking_pages
     marks = config.source == "mark" and config.delivery != "transactional"
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(
