@@ -6,7 +6,7 @@ Promises
 - A purge deletes by id whoever holds the mark: the caller was told by Kafka that these records are there, and a row
   that a deposed leader marked in between would otherwise be sent a second time, out of order.
 - A purge that follows a new connection spares rows that nobody has marked: after a failover their ids may have been
-  given to records that were never sent.
+  given to records that were never sent. A failover behind it is said in the log: what was purged may come again.
 - A reset touches only rows that still carry an id of this leader's: a deposed one cannot unmark its successor's rows.
 - A park moves rows that still carry this leader's id, whole, into the table of parked records.
 - All go by batch, a purge and the mark after it in one transaction, and each is durable (`synchronous_commit=on`) when
@@ -14,6 +14,7 @@ Promises
   back.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from psycopg import sql
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import Row
 from harvest_lib.source.protocol import Batch
+
+_log = logging.getLogger(__name__)
 
 # The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
 # turns into a scan of the whole table once they are stale.
@@ -81,6 +84,8 @@ SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, record FROM m
 RETURNING id
 """
 
+_TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
+
 _ROW = 6
 """Columns of a `Row`; one more tells whether anything was parked when the mark began."""
 
@@ -113,6 +118,7 @@ class MarkSource:
         self._leader_id = UUID(int=0)
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
+        self._timeline: str | None = None
         self._careful = False  # something is parked, or was at the last look
 
     def open(self, leader_id: UUID) -> None:
@@ -125,8 +131,17 @@ class MarkSource:
                 self._connection.execute("SET plan_cache_mode = force_custom_plan")
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
+            self._warn_of_failover(self._connection)
             self._reconnected = True
         self._own_ids.append(leader_id)
+
+    def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
+        """Say that another server took over: purges that it never heard of are undone, and their records come again."""
+        with translated():
+            row = connection.execute(_TIMELINE).fetchone()
+        before, self._timeline = self._timeline, str(row[0]) if row is not None else None
+        if None not in {before, self._timeline} and before != self._timeline:
+            _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
         batch = self._fetch_carefully(limit, delivered) if self._careful else self._fetch(limit, delivered)

@@ -17,7 +17,7 @@ from support.waiting import eventually
 from harvest_lib.errors import DatabaseUnavailable, HarvestError, ServerRegressed
 from harvest_lib.harvester import Harvest, State
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource, server
+from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, server
 from infra.local.postgres import PostgresServer
 
 long = pytest.mark.long
@@ -339,3 +339,27 @@ def test_a_standby_that_has_everything(postgres, standby, make_harvest, topic, b
     assert sorted(delivered(bootstrap_servers, topic)) == sorted(there)
     harvest.stop()
     harvest.await_stopped(10)
+
+
+def test_a_standby_that_lacks_purges(postgres, standby, topic, caplog):
+    """A mark source has nothing but the table to go by: records come again, and the log says why."""
+    source = MarkSource(either(postgres, standby), OutboxTable.parse("outbox").identifier)
+    with Writer(postgres.dsn, topic) as writer:
+        writer.commit(10)
+    await_replicated(postgres, standby)
+    standby.stop()
+    source.open(uuid.uuid4())
+    first = source.fetch(100).rows
+    assert source.fetch(100, [row[0] for row in first]).rows == []
+    crash(postgres)
+    source.close()
+    source.open(uuid.uuid4())
+    assert "purges_may_be_undone" not in caplog.text, "an ordinary restart undoes nothing"
+    postgres.kill()
+    standby.start()
+    promote(standby)
+    source.close()
+    source.open(uuid.uuid4())
+    assert source.fetch(100).rows == first
+    assert "purges_may_be_undone" in caplog.text
+    source.close()
