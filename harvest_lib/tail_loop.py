@@ -166,20 +166,20 @@ class TailLoop:
         if not self._has_led:
             wiring.store.lead(self.leader_id)
             self._has_led = True
-        else:
-            standing = wiring.store.standing()
-            if standing is Standing.DEPOSED:
-                self._deposed(_SUPERSEDED)
-                return False
-            if standing is Standing.MOVED:
-                wiring.source.close()  # what it is to read may have changed as well
+        elif not self._still_leads():
+            return False
         self._look_at = boot_seconds() + _LOOK_SECONDS
         outcome = wiring.delivery.begin(self.leader_id)
         if not isinstance(outcome, Committed):
             self._not_committed(outcome, 0, self._size)
             return False
+        if not self._still_leads():  # beginning may have taken long
+            return False
         self._checkpoint = wiring.store.stands()
         position = wiring.source.open(self._checkpoint.position)
+        if wiring.store.standing() is not Standing.LEADS:
+            wiring.source.close()  # which of the two it has read is not known
+            return False
         self._saved_number = self._checkpoint.number
         self._position = {name: value for name, value in position.items() if name not in _PASSING}
         self._gate.begin()
@@ -194,6 +194,15 @@ class TailLoop:
                 return False
         self._is_open = True
         return True
+
+    def _still_leads(self) -> bool:
+        """Tell whether we were not deposed; what is read is found out anew if the subscription was moved."""
+        standing = self._wiring.store.standing()
+        if standing is Standing.DEPOSED:
+            self._deposed(_SUPERSEDED)
+        elif standing is Standing.MOVED:
+            self._wiring.source.close()
+        return standing is not Standing.DEPOSED
 
     def _look(self) -> bool:
         """Look at the row of the subscription; False if there is no going on from here."""

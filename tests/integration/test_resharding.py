@@ -13,6 +13,7 @@ from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.resharding import Resharding
+from harvest_lib.source import SnapshotSource
 
 KEYS = 30
 
@@ -88,6 +89,7 @@ def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, deli
 
 
 def test_a_shard_that_nobody_leads_is_named_and_the_others_go_on(outbox):
+    outbox.fill(20)
     outbox.harvest(shards=2).drain(60)
     outbox.connection.execute(
         "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,prev}', '\"1:1:\"') "
@@ -133,4 +135,27 @@ def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
         outbox.fill(10)
         assert outbox.subscriptions.lag(outbox.shard()).records == 10
         reshard(outbox, 1)
+        eventually(lambda: len(outbox.arrived()) == 10, 10)
+
+
+def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_on(outbox, monkeypatch):
+    """It read the one thing and its source the other: told to stop, and no longer told to stop by the next look."""
+    opened, first_read = SnapshotSource.open, SnapshotSource.read
+    told, called_off = [], []
+
+    def open_when_told(source, position):
+        if not told:
+            told.append(outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()"))
+        return opened(source, position)
+
+    def read_when_called_off(source, limit):
+        if not called_off:
+            called_off.append(outbox.connection.execute("UPDATE outbox_subscriptions SET until = NULL"))
+        return first_read(source, limit)
+
+    monkeypatch.setattr(SnapshotSource, "open", open_when_told)
+    monkeypatch.setattr(SnapshotSource, "read", read_when_called_off)
+    with outbox.running():
+        eventually(lambda: called_off, 20)
+        outbox.fill(10)
         eventually(lambda: len(outbox.arrived()) == 10, 10)
