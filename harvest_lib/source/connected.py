@@ -71,6 +71,7 @@ class ConnectedSource(ABC):
         self._place: server.Place | None = None
         self._deferred: list[int] = []
         self._advanced_at = 0.0
+        self._fill()
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -117,9 +118,9 @@ class ConnectedSource(ABC):
             self.close()
             self._place = None
             self._connection = self._connect()
-            self._scope = self._scoping(self._connection, self._selected)
-            self._foreign, self._some = (self._scope.selection.fill(each) for each in (_FOREIGN, _SOME))
-            self._prepare()
+            if (scope := self._scoping(self._connection, self._selected)) != self._scope:
+                self._scope = scope
+                self._fill()
             self._ahead = Ahead(self._connection)
         if self._place is None:
             before = cast("Mapping[str, str] | None", position and position.get("server"))
@@ -130,6 +131,10 @@ class ConnectedSource(ABC):
             self._refuse_foreign(self._connection)
             self._place = place  # all is well: it is not looked at again while this connection lasts
         return self._connection
+
+    def _fill(self) -> None:
+        self._foreign, self._some = (self._scope.selection.fill(each) for each in (_FOREIGN, _SOME))
+        self._prepare()
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = connect(self._conninfo)
