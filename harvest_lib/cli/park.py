@@ -18,7 +18,7 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
+from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
 
 app = typer.Typer(
     name="park",
@@ -32,6 +32,15 @@ _Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Those for thi
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Those of this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
+_Subscription = Annotated[
+    str | None,
+    typer.Option(
+        "--subscription",
+        help="Whose, where the outbox is harvested by laps. Default: the configuration's.",
+        show_default=False,
+    ),
+]
+
 _NOTHING = "nothing of that is parked"
 _HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
 _KNOWN_COLUMNS = ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value", *_HEADER_COLUMNS, "leader_id")
@@ -42,6 +51,7 @@ def list_(
     config: ConfigFile = None,
     topic: _Topic = None,
     key: _Key = None,
+    subscription: _Subscription = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.")] = 100,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +63,7 @@ def list_(
 
       harvest park list -f reaper.yaml --topic orders --json | jq '.[].id'
     """
-    with _parked(config) as (parked, connection, _):
+    with _parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
         counts = parked.counts(connection, Selection(topic=topic, key=key))
     if as_json:
@@ -80,6 +90,7 @@ def list_(
 def show(
     record_id: Annotated[int, typer.Argument(metavar="ID", help="The record's id, as `list` shows it.")],
     config: ConfigFile = None,
+    subscription: _Subscription = None,
     value: Annotated[bool, typer.Option("--value", help="With the payload, and columns of your own.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -91,7 +102,7 @@ def show(
 
       harvest park show 4711 -f reaper.yaml --value --json | jq -r .row.kafka_value
     """
-    with _parked(config) as (parked, connection, _):
+    with _parked(config, subscription) as (parked, connection, _):
         record = parked.show(connection, record_id)
     if as_json:
         row = {name: content for name, content in record.row.items() if value or _may_be_shown(name)}
@@ -112,12 +123,14 @@ def retry(
     topic: _Topic = None,
     key: _Key = None,
     all_: _All = False,
+    subscription: _Subscription = None,
     as_json: Json = False,
 ) -> None:
     """Put records back into the outbox, and with them what is held behind them, once the cause is gone.
 
     They take their old places. One whose key has an earlier record that stays parked waits for that one, unless the
-    policy is `parking: skip`. Needs INSERT on the outbox.
+    policy is `parking: skip`. Needs INSERT on the outbox. Out of one that is harvested by laps nothing was taken:
+    the harvester that leads sends them within about a second, or the next one when it leads.
 
     Examples:
 
@@ -128,12 +141,13 @@ def retry(
       harvest park retry --all -f reaper.yaml --json
     """
     selection = _selection(ids, topic, key, everything=all_)
-    with _parked(config) as (parked, connection, harvest):
+    with _parked(config, subscription) as (parked, connection, harvest):
         done = parked.retry(connection, selection, keep_order=harvest.parking != "skip")
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    typer.echo(f"put back: {_records(done.parked)}, and {done.held:,} held behind them")
+    verb = "put back" if isinstance(parked, ParkedRecords) else "to be sent again"
+    typer.echo(f"{verb}: {_records(done.parked)}, and {done.held:,} held behind them")
     if done.waiting:
         typer.echo(_waiting(done))
 
@@ -145,6 +159,7 @@ def drop(
     topic: _Topic = None,
     key: _Key = None,
     all_: _All = False,
+    subscription: _Subscription = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -162,7 +177,7 @@ def drop(
     selection = _selection(ids, topic, key, everything=all_)
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("nobody is there to be asked: give --yes", param_hint="--yes")
-    with _parked(config) as (parked, connection, _):
+    with _parked(config, subscription) as (parked, connection, _):
         if not yes:
             counts = parked.counts(connection, selection)
             number = len(selection.ids or ()) or (counts.parked if counts is not None else 0)
@@ -174,15 +189,26 @@ def drop(
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     else:
-        typer.echo(f"dropped: {_records(done.dropped)}; put back: {done.released:,} that were held behind them")
+        verb = "put back" if isinstance(parked, ParkedRecords) else "to be sent"
+        typer.echo(f"dropped: {_records(done.dropped)}; {verb}: {done.released:,} that were held behind them")
+
+
+def set_aside(
+    connection: "psycopg.Connection[Any]", table: OutboxTable, config: HarvestConfig, subscription: str | None = None
+) -> ParkedRecords | SetAsideRecords:
+    """Return what was set aside where the configuration's source would do it, of a subscription if that is by laps."""
+    by_laps = config.source != "mark" and (subscription is not None or table.kind(connection) == "native")
+    return SetAsideRecords(table, subscription or config.subscription) if by_laps else ParkedRecords(table)
 
 
 @contextmanager
-def _parked(config: Any) -> Iterator[tuple[ParkedRecords, "psycopg.Connection[Any]", HarvestConfig]]:
+def _parked(
+    config: Any, subscription: str | None
+) -> Iterator[tuple[ParkedRecords | SetAsideRecords, "psycopg.Connection[Any]", HarvestConfig]]:
     harvest = configuration(config).harvest
-    parked = ParkedRecords(OutboxTable.parse(harvest.outbox_table))
+    table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
-        yield parked, connection, harvest
+        yield set_aside(connection, table, harvest, subscription), connection, harvest
 
 
 def _selection(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:

@@ -16,13 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.park import set_aside
 from harvest_lib.cli.subscriptions import as_dict
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import client_settings
 from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
-from harvest_lib.outbox import OutboxTable, ParkedRecords, check_mapped
+from harvest_lib.outbox import OutboxTable, check_mapped
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.parts import make_selection
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
@@ -109,15 +110,15 @@ class _Look:
         reading = self._subscriptions
         read = [(each, reading.lag(each)) for each in reading.shards()] if reading is not None else []
         backlog = self._backlog(read)
-        set_aside = ParkedRecords(self._table).counts(self._connection)
+        counts = set_aside(self._connection, self._table, self._config).counts(self._connection)
         leader, members, trouble = _leader(self._config, self._connection)
         return Status(
             table=str(self._table),
             backlog_records=backlog.records,
             oldest_age_seconds=round(backlog.oldest_age_seconds, 3),
             marked_records=backlog.marked,
-            parked_records=set_aside.parked if set_aside is not None else None,
-            held_records=set_aside.held if set_aside is not None else None,
+            parked_records=counts.parked if counts is not None else None,
+            held_records=counts.held if counts is not None else None,
             leader=leader,
             members=members,
             records_per_second=round(max(0.0, rate), 1),

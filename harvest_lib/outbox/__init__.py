@@ -11,6 +11,7 @@ from harvest_lib.outbox.pump import Load, pump
 from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.set_aside import SetAsideRecords
 from harvest_lib.outbox.subscribers import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
 
@@ -31,6 +32,7 @@ __all__ = [
     "Segment",
     "Segments",
     "Selection",
+    "SetAsideRecords",
     "append",
     "append_async",
     "check_mapped",

@@ -34,7 +34,7 @@ _SHOWN_IDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Touched:
+class TouchedRecord:
     """A record that a change is about: selected, or held and of the same key as one that is."""
 
     id: int
@@ -183,16 +183,16 @@ class ParkedRecords:
 
     def _touched(
         self, connection: psycopg.Connection[Any], selection: Selection, *, parked_only: bool
-    ) -> Sequence[_Touched]:
+    ) -> Sequence[TouchedRecord]:
         values = {**_values(selection), "parked_only": parked_only}
-        with connection.cursor(row_factory=class_row(_Touched)) as cursor:
+        with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
             touched = cursor.execute(self._statement(queries.TOUCHED), values).fetchall()
         missing = sorted(set(selection.ids or ()).difference(each.id for each in touched if each.selected))
         if missing:
             raise self._missing(missing)
         return touched
 
-    def _put_back(self, connection: psycopg.Connection[Any], records: Sequence[_Touched]) -> None:
+    def _put_back(self, connection: psycopg.Connection[Any], records: Sequence[TouchedRecord]) -> None:
         if not records:
             return
         values = {"ids": [each.id for each in records], "outbox": self.outbox.identifier.as_string(connection)}
@@ -214,7 +214,7 @@ class ParkedRecords:
                 "the same record",
             ) from error
 
-    def _hold(self, connection: psycopg.Connection[Any], records: Sequence[_Touched]) -> None:
+    def _hold(self, connection: psycopg.Connection[Any], records: Sequence[TouchedRecord]) -> None:
         if records:
             values = {"ids": [each.id for each in records], "behind": [each.behind for each in records]}
             connection.execute(self._statement(queries.HOLD), values)

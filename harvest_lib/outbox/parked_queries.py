@@ -102,3 +102,35 @@ WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING 
 INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
 """
+
+# What a subscription has set aside, by the same questions.
+
+_LISTED = """
+WITH parked AS (
+  SELECT id, kafka_topic, kafka_key, CASE WHEN retry THEN 'to be retried: ' ELSE '' END || reason AS reason,
+         {held} AS held, parked_at
+  FROM {{set_aside}} WHERE subscription = %(subscription)s
+)
+"""
+
+COUNT_LISTED = _LISTED.format(held="held") + COUNT
+
+LIST_LISTED = _LISTED.format(held="held") + LIST
+
+SHOW_LISTED = f"""
+{_LISTED.format(held="held")}
+SELECT {_FIELDS}, coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE o.id = %(id)s), '{{{{}}}}') AS row
+FROM {{parked}} WHERE id = %(id)s
+"""  # noqa: S608 - as above
+
+# To whoever retries more, one that is to be retried already stands in nobody's way.
+TOUCHED_LISTED = f"""
+{_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)")}
+SELECT * FROM ({TOUCHED}) AS touched ORDER BY id
+"""  # noqa: S608 - as above
+
+RETRY_LISTED = """
+UPDATE {set_aside} SET retry = true WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[]) AND NOT retry
+"""
+
+DROP_LISTED = "DELETE FROM {set_aside} WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[])"

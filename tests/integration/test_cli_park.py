@@ -10,7 +10,7 @@ from support.terminal import Screen
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
 
 @pytest.fixture
@@ -57,6 +57,70 @@ def test_show_has_the_payload_only_when_asked(park, parking):
     missing = park("show", "99")
     assert missing.returncode == 1
     assert "harvest park list" in missing.stderr
+
+
+@pytest.fixture
+def by_laps(dsn):
+    """The same in a native table, set aside by the subscription `default`; another one has set aside record 4."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox"), value_type="text").create(connection)
+        keys = ("o-1", "o-2", "o-1", "o-1", "o-3")
+        append(connection, [OutboxRecord(topic="orders", key=key, value="canary") for key in keys])
+        entries = [("default", 1, "o-1", False), ("default", 2, "o-2", False), ("default", 3, "o-1", True)]
+        for subscription, record_id, key, held in [*entries, ("other", 4, "o-1", False)]:
+            values = (subscription, record_id, key, held)
+            connection.execute(
+                "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
+                "VALUES (%s, 0, %s, 'orders', %s, 'because', %s)",
+                values,
+            )
+        yield connection
+
+
+def entries(connection):
+    rows = connection.execute("SELECT subscription, id, retry FROM outbox_set_aside ORDER BY 1, 2").fetchall()
+    return {(subscription[0], record_id): retry for subscription, record_id, retry in rows}
+
+
+def test_list_and_show_by_laps(park, by_laps):
+    shown = park("list").stdout
+    assert "2 parked, 1 held" in shown
+    listed = json.loads(park("list", "--subscription", "other", "--json").stdout)
+    assert [(each["id"], each["held"], each["reason"]) for each in listed] == [(4, False, "because")]
+    assert "canary" in park("show", "3", "--value").stdout
+    assert "canary" not in park("show", "3").stdout
+    assert park("show", "4").returncode == 1
+    by_laps.execute("DELETE FROM outbox")
+    assert park("show", "3").returncode == 0
+
+
+def test_retry_and_drop_by_laps(park, by_laps):
+    assert park("retry", "3").stdout.splitlines() == [
+        "to be sent again: 0 parked records, and 0 held behind them",
+        "1 waits behind an earlier record of its key that is still parked: 1",
+    ]
+    assert park("retry", "1").stdout == "to be sent again: 1 parked record, and 1 held behind them\n"
+    assert entries(by_laps) == {("d", 1): True, ("d", 2): False, ("d", 3): True, ("o", 4): False}
+    assert "to be retried: because" in park("list", "--json").stdout
+    assert park("retry", "3", "9").returncode == 1
+    assert (
+        park("drop", "--all", "--yes").stdout == "dropped: 2 parked records; to be sent: 1 that were held behind them\n"
+    )
+    assert entries(by_laps) == {("d", 3): True, ("o", 4): False}
+    assert park("drop", "--all", "--subscription", "other", "--yes").stdout.startswith("dropped: 1 parked record;")
+    assert entries(by_laps) == {("d", 3): True}
+    assert by_laps.execute("SELECT count(*) FROM outbox").fetchone()[0] == 5
+
+
+def test_drop_by_laps_lets_go_what_was_held(park, by_laps):
+    done = json.loads(park("drop", "1", "--yes", "--json").stdout)
+    assert done == {"dropped": 1, "released": 1}
+    assert entries(by_laps) == {("d", 2): False, ("d", 3): True, ("o", 4): False}
+
+
+def test_status_counts_what_is_set_aside_by_laps(harvest, by_laps, dsn):
+    status = json.loads(harvest("status", "--json", HARVEST_DSN=dsn).stdout)
+    assert (status["parked_records"], status["held_records"]) == (2, 1)
 
 
 def test_retry_says_what_it_did(park, parking):
