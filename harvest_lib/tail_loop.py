@@ -183,8 +183,9 @@ class TailLoop:
         self._saved_number = self._checkpoint.number
         self._position = {name: value for name, value in position.items() if name not in _PASSING}
         self._gate.begin()
-        self._caught_up, self._told = False, None
-        if not wiring.shelf.begin((self._checkpoint.position or {}).get("retried", ())):
+        retried = (self._checkpoint.position or {}).get("retried", ())
+        self._caught_up, self._told = False, min(retried, default=None)
+        if not wiring.shelf.begin(retried):
             self._deposed(_SUPERSEDED)
             return False
         if self._checkpoint.position is None:

@@ -19,6 +19,8 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
+from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.selection import COLUMNS
 
 app = typer.Typer(
     name="park",
@@ -197,8 +199,11 @@ def set_aside(
     connection: "psycopg.Connection[Any]", table: OutboxTable, config: HarvestConfig, subscription: str | None = None
 ) -> ParkedRecords | SetAsideRecords:
     """Return what was set aside where the configuration's source would do it, of a subscription if that is by laps."""
-    by_laps = config.source != "mark" and (subscription is not None or table.kind(connection) == "native")
-    return SetAsideRecords(table, subscription or config.subscription) if by_laps else ParkedRecords(table)
+    mapped = config.columns is not None
+    if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
+        return ParkedRecords(table)
+    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    return SetAsideRecords(table, subscription or config.subscription, columns["id"])
 
 
 @contextmanager

@@ -119,7 +119,7 @@ LIST_LISTED = _LISTED.format(held="held") + LIST
 
 SHOW_LISTED = f"""
 {_LISTED.format(held="held")}
-SELECT {_FIELDS}, coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE o.id = %(id)s), '{{{{}}}}') AS row
+SELECT {_FIELDS}, coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE {{id}} = %(id)s), '{{{{}}}}') AS row
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 

@@ -9,7 +9,7 @@ Promises
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -28,10 +28,11 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True)
 class SetAsideRecords:
-    """The records that one subscription of a native outbox has set aside."""
+    """The records that one subscription of an outbox has set aside. `id_column` is where the outbox has its ids."""
 
     outbox: OutboxTable
     subscription: str = "default"
+    id_column: sql.Composable = field(default_factory=lambda: sql.Identifier("id"))
 
     @property
     def table(self) -> OutboxTable:
@@ -116,8 +117,11 @@ class SetAsideRecords:
 
     def _statement(self, query: str) -> sql.Composed:
         names = {"set_aside": self.table.identifier, "outbox": self.outbox.identifier}
+        column = self.id_column
         return sql.SQL(query).format(
-            parked=sql.Identifier("parked"), **{name: in_statement(each) for name, each in names.items()}
+            parked=sql.Identifier("parked"),
+            id=in_statement(column) if isinstance(column, sql.Identifier) else column,
+            **{name: in_statement(each) for name, each in names.items()},
         )
 
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:

@@ -164,6 +164,11 @@ class FakePagedSource:
             self._prev, self._cur, self._after = cur, None, None
         return Page(rows[:limit], self._position(), more=self._cur is not None)
 
+    def load(self, ids):
+        self._called("load")
+        self._connected()
+        return [self.table.rows[each][0] for each in ids if each in self.table.rows]
+
     def committed(self):
         self._called("committed")
 

@@ -1,0 +1,198 @@
+"""The loop by laps on fakes: a table read by pages, Kafka as a list, checkpoints and what is set aside in memory."""
+
+import threading
+import uuid
+
+from support.paged import FakePagedTable
+
+from harvest_lib.checkpoint import Checkpoint, Standing
+from harvest_lib.config import Limits
+from harvest_lib.delivery import Committed, Failed
+from harvest_lib.leadership import Term
+from harvest_lib.shelf import Shelf
+from harvest_lib.tail_loop import TailLoop
+from harvest_lib.tail_wiring import TailWiring
+
+
+class FakeKafka:
+    """What is in Kafka, in `log`, and the checkpoint beside it. It refuses laps with one of `poison` in them; `broken`
+    says how many of the next commits fail, after their effect if `lost`."""
+
+    def __init__(self):
+        self.log = []
+        self.checkpoint = None
+        self.poison = {}
+        self.laps = []  # how many records were tried at a time, and whether they went
+        self.broken, self.lost = 0, False
+
+    @property
+    def ids(self):
+        return [row[0] for row in self.log]
+
+
+class FakeLapDelivery:
+    """`LapDelivery`: transactional. The client refuses those of `refused`."""
+
+    def __init__(self, kafka):
+        self.kafka = kafka
+        self.refused = {}
+        self._lap = []
+
+    def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
+        self._lap = []
+        return Committed()
+
+    def send(self, rows, may_send):  # noqa: ARG002 - takes no time
+        for row in rows:
+            if row[0] in self.refused:
+                return {row[0]: self.refused[row[0]]}
+            self._lap.append(row)
+        return {}
+
+    def commit(self, checkpoint, may_send, /):  # noqa: ARG002 - as above
+        lap, self._lap = self._lap, []
+        bad = [row[0] for row in lap if row[0] in self.kafka.poison]
+        fails = self.kafka.broken > 0
+        self.kafka.laps.append((len(lap), not bad and not fails))
+        if bad:
+            return Failed(reason=self.kafka.poison[bad[0]], refused=True)
+        if fails:
+            self.kafka.broken -= 1
+        if not fails or self.kafka.lost:
+            self.kafka.log += lap
+            self.kafka.checkpoint = checkpoint
+        return Failed(reason="injected") if fails else Committed()
+
+    def abandon(self):
+        self._lap = []
+
+    def close(self):
+        self._lap = []
+
+
+class FakeStore:
+    """`Store`: the checkpoint in Kafka, and a mirror."""
+
+    kept_in = "kafka"
+
+    def __init__(self, kafka):
+        self.kafka = kafka
+        self.mirror = Checkpoint(generation=0)
+
+    def lead(self, leader_id):
+        pass
+
+    def standing(self):
+        return Standing.LEADS
+
+    def stands(self):
+        return self.kafka.checkpoint or self.mirror
+
+    def record(self, checkpoint):
+        return checkpoint
+
+    def save(self, checkpoint):
+        self.mirror = checkpoint
+        return True
+
+    def close(self):
+        pass
+
+
+class FakePlaces:
+    """`Places`: id -> [key, reason, held, retry]. `deposed` says that another leads."""
+
+    def __init__(self):
+        self.rows = {}
+        self.deposed = False
+        self.before_release = None
+
+    def load(self, *, each):
+        lowest = {}
+        for record_id, (key, *_) in sorted(self.rows.items()):
+            lowest.setdefault((key, record_id if each else 0), record_id)
+        return [(key, record_id) for (key, _), record_id in lowest.items()]
+
+    def add(self, entries):
+        for entry in () if self.deposed else entries:
+            if not (entry.held and entry.id in self.rows):
+                self.rows[entry.id] = [entry.key, entry.reason, entry.held, False]
+        return not self.deposed
+
+    def moved(self, known):
+        rows = self.rows
+        return [key for key, each in known if each not in rows or rows[each][2] or rows[each][3]]
+
+    def due(self, keys, limit, *, keep_order):
+        due = []
+        for record_id, (key, _, _, retry) in sorted(self.rows.items()):
+            stays = [i for i, (k, _, held, again) in self.rows.items() if k == key and not held and not again]
+            if key in keys and (record_id < min(stays, default=record_id + 1) or (retry and not keep_order)):
+                due.append(record_id)
+        return due[:limit]
+
+    def release(self, ids):
+        if self.before_release is not None:
+            self.before_release(ids)
+        for each in () if self.deposed else ids:
+            self.rows.pop(each, None)
+        return not self.deposed
+
+    def retry(self, *ids):
+        for each in ids:
+            self.rows[each][3] = True
+
+    @property
+    def states(self):
+        return {record_id: "held" if held else reason for record_id, (_, reason, held, _) in sorted(self.rows.items())}
+
+
+class FakeTopics:
+    """`Knowledge`: refuses those of `bad`, suspects those of `large`."""
+
+    def __init__(self):
+        self.bad, self.large = {}, set()
+
+    def refused(self, rows):
+        return {row[0]: self.bad[row[0]] for row in rows if row[0] in self.bad}
+
+    def oversized(self, rows, largest):  # noqa: ARG002 - it is told which
+        return {row[0] for row in rows if row[0] in self.large}
+
+    def forget(self):
+        pass
+
+
+class Laps:
+    """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
+
+    def __init__(self, *, policy="hold_key", one_per_key=False):
+        self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
+        self.delivery, self.store = FakeLapDelivery(self.kafka), FakeStore(self.kafka)
+        self.policy, self.one_per_key = policy, one_per_key
+        self.delivered = 0
+
+    def loop(self):
+        wiring = TailWiring(
+            source=self.table.source(),
+            delivery=self.delivery,
+            store=self.store,
+            shelf=Shelf(self.policy, self.topics, self.places),
+            limits=Limits(io_error_backoff_seconds=0.0),
+            one_per_key=self.one_per_key,
+            emit=lambda _: None,
+            delivered=self._count,
+        )
+        return TailLoop(Term(uuid.uuid4()), wiring, threading.Event())
+
+    def run(self, *, turns=2_000):
+        """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""
+        loop = self.loop()
+        for _ in range(turns):
+            loop.turn()
+            if loop.idle:
+                return loop
+        raise AssertionError(f"still busy after {turns} turns")
+
+    def _count(self, records):
+        self.delivered += records
