@@ -156,3 +156,29 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
         nth = draw.randint(1, more) if step == "produce" else draw.randint(1, steps_of[step] + 1)
         crashes.crash(step, nth, delay_ms=draw.uniform(0.0, 8.0))
     check(crashes.delivery, crashes.finish(), records)
+
+
+@pytest.mark.parametrize("step", ["shelve", "shelved", "commit", "committed", "released"])
+@pytest.mark.parametrize("way", ["snapshot_transactional"])
+def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_topic, unique):
+    """What was retried is in the checkpoint until it is forgotten, so nobody sends it twice."""
+    later, outbox = unique("later"), crashes.outbox
+    outbox.fill(50)
+    outbox.connection.execute("UPDATE outbox SET kafka_topic = %s WHERE id IN (7, 8)", (later,))
+    if step.startswith("shelve"):
+        assert crashes.crash(step, 1)
+    crashes.finish()
+    held = {record_id for record_id in range(9, 51) if record_id % 10 in {7, 8}}
+    found = outbox.connection.execute("SELECT id, held FROM outbox_set_aside ORDER BY id").fetchall()
+    assert dict(found) == {7: False, 8: False, **dict.fromkeys(held, True)}
+    make_topic(4, name=later)
+    outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
+    outbox.fill(50)
+    if not step.startswith("shelve"):
+        assert crashes.crash(step, 2 if step in {"commit", "committed"} else 1)
+    delivered = crashes.finish()
+    retried = read_topic(crashes.servers, later, isolation="read_committed")
+    assert sorted(record.outbox_id for record in [*delivered, *retried]) == list(range(1, 101))
+    assert steps(delivered) == []
+    assert {record.outbox_id for record in retried} == {7, 8}
+    assert outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone() == (0,)

@@ -1,9 +1,11 @@
 """Records that Kafka can never take, harvested by laps from the native table: each costs its own key and no other."""
 
+import random
 from contextlib import closing
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
@@ -214,3 +216,55 @@ def test_what_is_refused_again_is_parked_again(connection, insert, config, topic
         (held, True, False),
     ]
     assert delivered(bootstrap_servers, topic) == [other]
+
+
+def limit(admin, topic, number):
+    """Set the bytes that a batch for the topic may have."""
+    entry = ConfigEntry("max.message.bytes", str(number), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+def random_text(number):
+    return "".join(chr(choice) for choice in random.Random(number).choices(range(33, 127), k=number))
+
+
+def test_one_too_large_among_many_that_are_not(connection, insert, config, make_topic, bootstrap_servers):
+    """Of those that exceed the limit as they stand, only the one that compression does not help is set aside."""
+    small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
+    good = [insert(f"k{number % 25}", to=small) for number in range(250)]
+    good.append(insert("repetitive", "x" * 9_000, to=small))
+    bad = insert("k-bad", random_text(9_000), to=small)
+    good += [insert(f"k{number % 25}", to=small) for number in range(250)]
+    Harvest(config(producer_kafka_config={"compression.type": "lz4"})).drain(60)
+    assert set(set_aside(connection)) == {bad}
+    assert set(delivered(bootstrap_servers, small)) == set(good)
+    assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, small).values())
+
+
+def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, bootstrap_servers, admin):
+    """It was lowered while records came: laps are halved until those to blame are alone; then it is raised again."""
+    topic = make_topic(partitions=1)
+    good = [insert("first", to=topic)]
+    with Harvest(config()) as harvest:
+        eventually(lambda: harvest.delivered_records == 1, 20, "the topic is known")
+        limit(admin, topic, 3_000)
+        with connection.transaction():
+            bad = []
+            for number in range(400):
+                if number in {130, 270}:
+                    bad.append(insert(f"bad-{number}", random_text(9_000), to=topic))
+                good.append(insert(f"k{number % 20}", to=topic))
+        eventually(lambda: set(set_aside(connection)) == set(bad), 60, "both are set aside")
+        eventually(lambda: set(delivered(bootstrap_servers, topic)) == set(good), 60, "the others arrive")
+        limit(admin, topic, 1_000_000)
+
+        def arrived():
+            connection.execute(RETRY)
+            return set(delivered(bootstrap_servers, topic)) == {*good, *bad}
+
+        eventually(arrived, 30, "they arrive too")
+    assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, topic).values())
+    if config().delivery == "transactional":
+        assert len(delivered(bootstrap_servers, topic)) == len(good) + len(bad)

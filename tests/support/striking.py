@@ -8,7 +8,8 @@ The steps are those of its own parts, which are wrapped here; the product knows 
     save      a checkpoint is about to be        committed  it was
               written to Postgres                committing  it is being, for so many milliseconds
     saved     it was                             purge, purged  around a purge of marked records
-    fetched   records were marked
+    fetched   records were marked                shelve, shelved  around setting records aside
+                                                 release, released  around forgetting that they were
 """
 
 import argparse
@@ -108,6 +109,22 @@ class StrikingStore(Wrapped):
         return saved
 
 
+class StrikingPlaces(Wrapped):
+    """The list of what is set aside."""
+
+    def add(self, entries):
+        self._strike.at("shelve")
+        added = self._inner.add(entries)
+        self._strike.at("shelved")
+        return added
+
+    def release(self, ids):
+        self._strike.at("release")
+        released = self._inner.release(ids)
+        self._strike.at("released")
+        return released
+
+
 class StrikingMarks(Wrapped):
     """A source that marks, and purges what was delivered."""
 
@@ -124,7 +141,7 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_store, make_pages = work.make_store, work.make_paged_source
+    make_store, make_pages, make_shelf = work.make_store, work.make_paged_source, work.make_shelf
     work.make_store = lambda *args: StrikingStore(make_store(*args), strike)
 
     def make_striking_pages(*args):
@@ -134,6 +151,13 @@ def striking(config, strike):
         return pages
 
     work.make_paged_source = make_striking_pages
+
+    def shelf(*args):
+        made = make_shelf(*args)
+        made._places = StrikingPlaces(made._places, strike)
+        return made
+
+    work.make_shelf = shelf
     marks = config.source == "mark" and config.delivery != "transactional"
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(
