@@ -120,8 +120,10 @@ def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard
 def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
     """Return what becomes of records that can never be sent."""
     places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
-    # What is marked is purged when it has been passed: set aside by its id alone, it would be lost.
-    return Shelf("stop" if kind == "mark" else config.parking, topics, places)
+    if kind == "mark":  # what is marked is purged when it has been passed: set aside by its id alone, it would be lost
+        otherwise = "under `source: mark`, `delivery: transactional` sets nothing aside"
+        return Shelf("stop", topics, places, otherwise)
+    return Shelf(config.parking, topics, places)
 
 
 def make_store(

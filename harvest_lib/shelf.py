@@ -65,10 +65,17 @@ class Knowledge(Protocol):
 class Shelf:
     """What one term has set aside. `begin` it whenever the source is opened."""
 
-    def __init__(self, policy: Policy, topics: Knowledge, places: Places) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        topics: Knowledge,
+        places: Places,
+        otherwise: str = "`parking: hold_key` would set it aside",
+    ) -> None:
         self._policy = policy
         self._topics = topics
         self._places = places
+        self._otherwise = otherwise
         self._holds = policy != "skip"
         self._first: dict[str, int] = {}  # key -> the lowest id of it that is set aside
         self._ids: dict[int, str] = {}  # all of them with their keys, where no key is held
@@ -188,7 +195,7 @@ class Shelf:
             raise RecordError(
                 f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
                 evidence=reason,
-                next_step="correct it in the outbox or delete it there; `parking: hold_key` would set it aside",
+                next_step=f"correct it in the outbox or delete it there; {self._otherwise}",
             )
         self._found.append(Entry(row[0], row[1], row[2], reason, held=False))
         self._note(row[2], row[0])
