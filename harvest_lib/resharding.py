@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from psycopg import sql
+
 from harvest_lib.checkpoint import Checkpoint, lock_subscription
-from harvest_lib.database import translated
+from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError
+from harvest_lib.shards import shard_expression
 from harvest_lib.source.server import Place
 from harvest_lib.source.visibility import Snapshot
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard, place_of, position_at
@@ -27,6 +30,10 @@ _POLL_SECONDS = 0.1
 _STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
 # A save that is under way is waited for, and counts.
 _LOCK_ROWS = "SELECT FROM {table} WHERE subscription = %(name)s FOR UPDATE"
+_FORGET_SENT = """
+DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
+"""
+_MOVE_SET_ASIDE = "UPDATE {table} SET shard = {shard} WHERE subscription = %(name)s"
 _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
 
@@ -102,6 +109,7 @@ class Resharding:
             if not (all(_stands_at(each, at) for each in rows) if told else _resting_place(rows) == at):
                 return None
             generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))
+            self._move_set_aside(rows)
             subscriptions.execute(_REMOVE, name=self._name)
             for shard in range(self._shards):
                 position = position_at(rows[0].source, at, place)
@@ -115,6 +123,19 @@ class Resharding:
                     keys=rows[0].keys,
                 )
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
+
+    def _move_set_aside(self, rows: Sequence[SubscriptionShard]) -> None:
+        """Give what could not be sent to the shards that its keys belong to now, but what was sent after all."""
+        outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
+        if not outbox.set_aside.exists(connection):
+            return
+        names = {"table": in_statement(outbox.set_aside.identifier)}
+        for each in rows:
+            position = (each.checkpoint.position if each.checkpoint is not None else None) or {}
+            values = {"name": self._name, "shard": each.shard, "ids": list(position.get("retried", ()))}
+            connection.execute(sql.SQL(_FORGET_SENT).format(**names), values)
+        shard = shard_expression(sql.Identifier("kafka_key"), self._shards)
+        connection.execute(sql.SQL(_MOVE_SET_ASIDE).format(shard=shard, **names), {"name": self._name})
 
 
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:

@@ -13,6 +13,7 @@ from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.resharding import Resharding
+from harvest_lib.shards import shard_of
 from harvest_lib.source import SnapshotSource
 
 KEYS = 30
@@ -159,3 +160,17 @@ def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_
         eventually(lambda: called_off, 20)
         outbox.fill(10)
         eventually(lambda: len(outbox.arrived()) == 10, 10)
+
+
+def test_what_is_set_aside_goes_to_the_shards_that_its_keys_belong_to_now(outbox):
+    outbox.harvest(shards=2).drain(60)
+    outbox.subscriptions.remove("default")
+    outbox.subscriptions.add("default", shards=2)
+    outbox.connection.cursor().executemany(
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
+        "VALUES ('default', %s, %s, 't', %s, 'r', false)",
+        [(shard_of(key, 2), number, key) for number, key in enumerate("abcdefgh")],
+    )
+    reshard(outbox, 3)
+    rows = outbox.connection.execute("SELECT shard, kafka_key FROM outbox_set_aside").fetchall()
+    assert sorted(rows) == sorted((shard_of(key, 3), key) for key in "abcdefgh")
