@@ -38,7 +38,7 @@ from harvest_lib.source.visibility import NOTHING, Snapshot
 
 NAME = "snapshot"
 
-_HIGHEST_ID = 2**63 - 1
+_BEFORE_ALL_IDS, _HIGHEST_ID = -(2**63), 2**63 - 1
 _SEEN_COLUMNS = 2
 _PATIENCE_SECONDS = 0.1
 _CANCEL_SECONDS = 5.0
@@ -110,7 +110,7 @@ class SnapshotSource(ConnectedSource):
             found = []
         self._barrier(connection)
         if len(found) > limit:
-            self._begin_batch(cur, 0)
+            self._begin_batch(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])
         rows.sort(key=_id)
@@ -124,14 +124,14 @@ class SnapshotSource(ConnectedSource):
         if not self._prev.covers(until):
             server.require_primary(self._connected())
             self._barrier(self._connected())
-            self._begin_batch(until, 0)
+            self._begin_batch(until, _BEFORE_ALL_IDS)
             return self._page(limit)
         self._is_over = True
         return Page([], {**self._position(None), "until": str(until)}, more=False)
 
     def _begin_batch(self, cur: Snapshot, after: int) -> None:
         """Begin to read by pages, or go on after an id."""
-        low, high = 0, _HIGHEST_ID
+        low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
         seen = {"from": str(self._prev.xmax), "now": str(cur)}
         if self._prev != NOTHING:  # else it is everything there is
             row = self._connected().execute(self._extent, {**seen, "to": str(cur.xmax)}, prepare=True).fetchone()

@@ -642,3 +642,15 @@ def test_that_grant_is_enough(table, ordinary):
     table.connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {}").format(sql.Identifier(role)))
     with psycopg.connect(ordinary, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedFile):
         connection.execute("SELECT pg_read_file('pg_wal/0000FFFF.history')")
+
+
+def test_ids_below_one_come_too_when_there_are_more_than_a_page(database):
+    table = RealPagedTable(database)
+    table.write("k", "a", "b", "c")
+    with psycopg.connect(table.dsn, autocommit=True) as connection:
+        connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (0, 't', 'k'), (-5, 't', 'k')")
+    source = table.source()
+    source.open(None)
+    assert [row[0] for row in read_rows(source, 5, 2)] == [-5, 0, 1, 2, 3]
+    source.close()
+    table.drop()
