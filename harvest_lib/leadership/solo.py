@@ -8,7 +8,8 @@ from harvest_lib.leadership.seats import Seats
 
 
 class Solo:
-    """`Leadership` that leads all shards from start to stop, each in one term."""
+    """`Leadership` that leads all shards from start to stop. A term that was ended otherwise is followed by another:
+    nobody else would lead."""
 
     def __init__(self, shards: int = 1) -> None:
         self._shards = shards
@@ -21,6 +22,8 @@ class Solo:
         return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        over = [term.shard for term in self._seats.terms.values() if not term.is_live()]
+        self._seats.take(*(Term(uuid.uuid4(), shard=shard) for shard in over))
         return self._seats.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:  # noqa: ARG002 - there is nobody to wait for
