@@ -94,6 +94,7 @@ class TailLoop:
         self._position: Position = {}  # the source's, after the last lap that was committed
         self._saved_number = -1
         self._save_at = self._look_at = 0.0
+        self._in_doubt = 0  # records of laps that failed since the last that was committed
 
     @property
     def holds_off(self) -> bool:
@@ -252,7 +253,7 @@ class TailLoop:
             self._not_committed(outcome, sent, lap)
             return
         self._checkpoint = following
-        self.in_flight.records = 0
+        self.in_flight.records = self._in_doubt = 0
         self.idle = False
         wiring.source.committed()
         self._position = position
@@ -331,6 +332,7 @@ class TailLoop:
         if self._is_open and not self._save():
             return
         self._wiring.delivery.abandon()
+        self._in_doubt += self.in_flight.records
         self.in_flight.records = 0
         self._is_open = False
         self._stopping.wait(self._wiring.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
@@ -381,14 +383,15 @@ class TailLoop:
 
     def _rest(self) -> None:
         may_look = self._may_look()
-        self.idle = not self._gate.put_off and not may_look
+        # A term that is over has not been looked for anything.
+        self.idle = self._may_go_on() and not self._gate.put_off and not may_look
         if boot_seconds() >= self._save_at:
             self._save()
         if not may_look:
             self._stopping.wait(self._size.pause())
 
     def _end(self) -> None:
-        self.abandoned = self.in_flight.records
+        self.abandoned = self.in_flight.records + self._in_doubt
         try:
             self._wiring.delivery.abandon()
             if self._is_open and self._term.ended is not TermEnd.FENCED:

@@ -1,0 +1,45 @@
+"""What a loop says of itself when its term ends."""
+
+import threading
+from types import SimpleNamespace
+from uuid import uuid4
+
+from harvest_lib.delivery import Failed
+from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.tail_loop import TailLoop
+
+
+def loop_of(term):
+    def nothing(*_):
+        return
+
+    wiring = SimpleNamespace(
+        source=SimpleNamespace(close=nothing),
+        delivery=SimpleNamespace(abandon=nothing),
+        store=SimpleNamespace(close=nothing, kept_in="postgres"),
+        limits=SimpleNamespace(io_error_backoff_seconds=0),
+        one_per_key=True,
+        emit=nothing,
+        delivered=nothing,
+    )
+    return TailLoop(term, wiring, threading.Event())
+
+
+def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
+    term = Term(uuid4())
+    loop = loop_of(term)
+    loop.in_flight.records = 500
+    term.end(TermEnd.FENCED)
+    loop._not_committed(Failed(reason="not acknowledged in time"), 500)
+    loop._end()
+    assert loop.holds_off
+    assert term.abandoned
+
+
+def test_it_is_not_idle_for_a_look_that_was_not_made():
+    term = Term(uuid4())
+    loop = loop_of(term)
+    loop._is_open, loop._look_at, loop._save_at = True, float("inf"), float("inf")
+    term.end(TermEnd.FENCED)
+    loop.turn()
+    assert not loop.idle
