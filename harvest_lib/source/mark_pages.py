@@ -6,6 +6,7 @@ Promises
 - The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
   a crash between a commit and the purge sends nothing twice.
 - There are never more than `MOST_IDS` of them.
+- What was returned is not returned again while it stays open, whoever marks it meanwhile.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,12 +57,15 @@ class MarkPages:
 
     def read(self, limit: int) -> Page | None:
         batch, asked = self._next(limit)
-        if not batch.rows:
+        # One that was deposed may have marked what we had marked, and sent; then it is marked here again.
+        known = {*self._sent, *self._delivered}
+        rows = [row for row in batch.rows if row[0] not in known]
+        if not rows:
             return None
-        self._sent += [row[0] for row in batch.rows]
+        self._sent += [row[0] for row in rows]
         if more := len(batch.rows) == asked:
             self._ask(limit)
-        return Page(batch.rows, self._position(), more=more and len(self._sent) < _LAP_IDS)
+        return Page(rows, self._position(), more=more and len(self._sent) < _LAP_IDS)
 
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
         return []
