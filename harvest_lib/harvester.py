@@ -26,7 +26,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, require_session
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery import Delivery
-from harvest_lib.errors import HarvestError, LifecycleError
+from harvest_lib.errors import ConfigError, HarvestError, LifecycleError
 from harvest_lib.events import (
     Event,
     EventHandler,
@@ -327,6 +327,12 @@ class Harvest:
         if kind == "auto":
             reads = config.columns is not None or self._table.kind(connection) == "native"
             kind = "snapshot" if not self._marks and reads else "mark"
+        if kind == "mark" and config.shards > 1:
+            raise ConfigError(
+                f"is {config.shards}, but `mark` has one writer: its leader marks for all keys",
+                field="shards",
+                next_step=f"set it to 1, or turn {self._table} into the native table with `harvest migrate`",
+            )
         if kind == "mark" and config.delivery != "transactional":
             return self._make_mark(config, self._table)
         return self._make_tail(config, self._table, kind)
