@@ -193,7 +193,9 @@ def test_transaction_id_reads_a_page_by_the_index(table):
     of_last = "SELECT transaction_id::text, id FROM outbox WHERE id = %s"
     for after in (1, KEPT // 2, KEPT - 500):
         transaction, number = table.connection.execute(of_last, (after,)).fetchone()
-        page = Cost(source._connection, source._read, {"transaction": transaction, "id": number, "limit": 500})
+        page = Cost(
+            source._connection, source._read, {"transaction": transaction, "id": number, "until": None, "limit": 500}
+        )
         assert page.rows <= 500 + SEGMENTS, page
         assert page.buffers < FEW_BUFFERS, page
     source.close()
