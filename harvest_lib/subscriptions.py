@@ -49,6 +49,8 @@ VALUES (%(name)s, %(shard)s, %(shards)s, %(source)s, %(generation)s, %(topics)s,
 
 _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
+_FORGET = "DELETE FROM {set_aside} WHERE subscription = %(name)s"
+
 _MOVE = """
 UPDATE {table} SET source = %(source)s, generation = %(generation)s, seen = %(seen)s, holds = %(holds)s,
   checkpoint = %(checkpoint)s, updated_at = now()
@@ -196,6 +198,7 @@ class Subscriptions:
                     next_step="stop its harvesters first, else they begin it anew at their `startFrom`; or --force",
                 )
             self.execute(_REMOVE, name=name)
+            self.execute(_FORGET, name=name)
         return standings
 
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
@@ -266,9 +269,10 @@ class Subscriptions:
         self.execute(_ADD, **values)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        """Run a statement on the table of subscriptions, {table}."""
-        table = in_statement(self.outbox.subscriptions.identifier)
-        return self.connection.execute(sql.SQL(statement).format(table=table), values)
+        """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""
+        tables = {"table": self.outbox.subscriptions.identifier, "set_aside": self.outbox.set_aside.identifier}
+        names = {name: in_statement(each) for name, each in tables.items()}
+        return self.connection.execute(sql.SQL(statement).format(**names), values)
 
     def now(self) -> int:
         """Return the server's time in seconds, which generations begin with."""

@@ -2,7 +2,8 @@
 
 A segment may go when all of this holds; each is looked up anew before each one:
 - it is closed (see `segments`), and was so for as long as records are kept, by the database's clock;
-- every subscription has passed it: all its records are visible in `seen`, and `holds` is not below its end;
+- every subscription has passed it: all its records are visible in `seen`, and neither `holds` nor a record that it has
+  set aside is below its end;
 - no parked record of its ids could be put back;
 - every segment before it is gone.
 Without any subscription nothing goes: nobody is known to have read anything.
@@ -166,5 +167,6 @@ class _Retention:
         return sql.SQL(query).format(
             segments=in_statement(self.outbox.segments.identifier),
             subscriptions=in_statement(self.outbox.subscriptions.identifier),
+            set_aside=in_statement(self.outbox.set_aside.identifier),
             parked=in_statement(self.outbox.parked.identifier),
         )

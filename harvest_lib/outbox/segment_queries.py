@@ -86,7 +86,12 @@ WHERE last >= pg_snapshot_xmin(%(seen)s::pg_snapshot) ORDER BY number
 
 FIRST_PARKED = "SELECT min(id) FROM {parked}"
 
-SUBSCRIPTIONS = "SELECT subscription, shard, seen::text, holds FROM {subscriptions} ORDER BY subscription, shard"
+# What is set aside is held even where no leader has said so yet: a subscription was rewound, or divided anew.
+SUBSCRIPTIONS = """
+SELECT s.subscription, s.shard, s.seen::text,
+       least(s.holds, (SELECT min(a.id) FROM {set_aside} AS a WHERE a.subscription = s.subscription))
+FROM {subscriptions} AS s ORDER BY s.subscription, s.shard
+"""
 
 PARKED_WITHIN = "SELECT min(id) FROM {parked} WHERE id < %(upper)s AND id >= %(lower)s"
 

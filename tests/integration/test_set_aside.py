@@ -11,7 +11,10 @@ from support.waiting import eventually
 
 from harvest_lib.errors import RecordError
 from harvest_lib.harvester import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox import NativeTable, OutboxTable, drop_passed
+from harvest_lib.resharding import Resharding
+from harvest_lib.source import Selection
+from harvest_lib.subscriptions import Subscriptions
 
 INSERT = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -268,3 +271,43 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
     assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, topic).values())
     if config().delivery == "transactional":
         assert len(delivered(bootstrap_servers, topic)) == len(good) + len(bad)
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_retention_and_removal_of_a_subscription(connection, insert, config):
+    """Whatever `holds` says: a subscription that was rewound, or divided anew, has no leader yet that could say it."""
+    outbox = OutboxTable.parse("outbox")
+    bad = insert("b", to="no/such topic")
+    Harvest(config()).drain(60)
+    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    connection.execute("SELECT setval('outbox_id_seq', 20000000)")
+    insert("b")
+    Harvest(config()).drain(60)
+    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    assert f"holds the record {bad}" in drop_passed(connection, outbox, keep_seconds=0).because
+    subscriptions = Subscriptions(connection, outbox, Selection(table=outbox.identifier))
+    subscriptions.remove("default", force=True)
+    assert set_aside(connection) == {}
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_a_key_is_held_and_released_whatever_number_of_shards_there_was(
+    connection, insert, config, make_topic, unique, bootstrap_servers
+):
+    topic = unique("later")
+    keys = [f"k{number}" for number in range(8)]
+    first = [insert(key, to=topic) for key in keys]
+    Harvest(config()).drain(60)
+    outbox = OutboxTable.parse("outbox")
+    subscriptions = Subscriptions(connection, outbox, Selection(table=outbox.identifier))
+    Resharding(subscriptions, "default", 3).run(20.0)
+    second = [insert(key, to=topic) for key in keys]
+    Harvest(config(shards=3)).drain(60)
+    assert set(set_aside(connection)) == {*first, *second}
+    make_topic(partitions=2, name=topic)
+    connection.execute(RETRY)
+    assert Harvest(config(shards=3)).drain(60).records == 16
+    assert keys_in_order(bootstrap_servers, topic) == {
+        key: list(ids) for key, *ids in zip(keys, first, second, strict=True)
+    }
+    assert set_aside(connection) == {}
