@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from collections import Counter
 
 from support.paged import FakePagedTable
 
@@ -23,6 +24,7 @@ class FakeKafka:
         self.checkpoint = None
         self.poison = {}
         self.laps = []  # how many records were tried at a time, and whether they went
+        self.most_of_a_key = 0  # in one of them
         self.broken, self.lost = 0, False
 
     @property
@@ -53,6 +55,8 @@ class FakeLapDelivery:
         lap, self._lap = self._lap, []
         bad = [row[0] for row in lap if row[0] in self.kafka.poison]
         fails = self.kafka.broken > 0
+        most = max(Counter(row[2] for row in lap).values(), default=0)
+        self.kafka.most_of_a_key = max(most, self.kafka.most_of_a_key)
         self.kafka.laps.append((len(lap), not bad and not fails))
         if bad:
             return Failed(reason=self.kafka.poison[bad[0]], refused=True)

@@ -143,6 +143,7 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     assert sorted(laps.kafka.ids) == list(range(1, 301))
     assert steps_back(laps.kafka.log) == 0
     assert laps.kafka.checkpoint.holds is None
+    assert laps.kafka.most_of_a_key == 1 or not one_per_key
 
 
 def test_a_leader_that_dies_before_it_forgets_what_it_retried_repeats_nothing():
@@ -181,6 +182,19 @@ def test_a_retry_that_kafka_refuses_is_parked_again_and_the_others_go():
     assert laps.places.states == {15: "too large"}
     assert laps.places.rows[15][3] is False
     assert sorted(laps.kafka.ids) == sorted(set(range(1, 101)) - {15})
+
+
+@both
+def test_a_retry_that_is_refused_before_it_is_sent_keeps_holding_its_key(one_per_key):
+    laps = Laps(one_per_key=one_per_key)
+    fill(laps, 100)
+    laps.topics.bad.update({5: "bad", 6: "bad"})
+    laps.run()
+    laps.topics.bad = {5: "still bad"}
+    laps.places.retry(5, 6)
+    laps.run()
+    assert laps.places.states == {5: "still bad", 55: "held"}
+    assert {6, 56} <= set(laps.kafka.ids)
 
 
 def test_what_is_gone_from_the_outbox_is_forgotten():
