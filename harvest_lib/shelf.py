@@ -158,9 +158,9 @@ class Shelf:
         """Forget what is known of topics: it is why records were set aside."""
         self._topics.forget()
 
-    def sendable(self, rows: Sequence[Row]) -> Sequence[Row] | None:
-        """Return those of what is due that may be sent; the others are parked once more, their keys still held. None if
-        we were deposed. Raises RecordError under `stop`."""
+    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return those of what is due that may be sent; `write` will park the others once more, their keys still
+        held. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows)
         if not refusals:
             return rows
@@ -174,7 +174,7 @@ class Shelf:
                 held.update([row[2]] if self._holds else [])
             else:
                 good.append(row)
-        return good if self.write() else None
+        return good
 
     def release(self, ids: Sequence[int]) -> bool:
         """Forget records: they are in Kafka, or nowhere any more. False if we were deposed."""

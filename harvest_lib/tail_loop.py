@@ -35,6 +35,7 @@ from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.one_per_key import AnyPerKey, Gate, OnePerKey
 from harvest_lib.record import Row
+from harvest_lib.retries import Retries
 from harvest_lib.source import Position
 from harvest_lib.tail_wiring import TailWiring
 
@@ -45,12 +46,6 @@ _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
 _LOOK_SECONDS = 1.0
 """The row of the subscription is looked at this often: somebody may have moved it."""
-_RETRY_SECONDS = 1.0
-"""What is set aside is looked at this often: somebody may want it sent again."""
-_LOOKING_SHARE = 0.1
-"""And looking takes no more of the time than this."""
-_BUSY_SECONDS = 0.01
-_SHOWN = 10
 _PASSING = ("deferred", "retried")
 """What is in a checkpoint's position beside the source's own."""
 _SLICE = 500
@@ -82,8 +77,8 @@ class TailLoop:
         self._term = term
         self._wiring = wiring
         self._stopping = stopping
-        self._size, self._retry_size = LapSize(), LapSize()
-        self._retry_at = self._ask_at = 0.0
+        self._size = LapSize()
+        self._retries = Retries(wiring.source, wiring.shelf)
         self._retried = False  # in the last lap
         self._caught_up = False  # since the source was opened: what is set aside does not come from it again
         self._told: int | None = None  # in the last checkpoint: the lowest id that is set aside
@@ -293,39 +288,13 @@ class TailLoop:
 
     def _retry(self) -> bool:
         """Send what people want sent again, at most every other lap; False if there is no such lap to be had."""
-        self._retried = not self._retried and self._caught_up and self._may_look()
-        if not self._retried:
+        self._retried = not self._retried and self._caught_up and self._retries.may_look
+        again = self._retries.next(self._gate) if self._retried else None
+        if again is None:
             return False
-        shelf, lap, began = self._wiring.shelf, self._retry_size, boot_seconds()
-        due = shelf.due(min(lap.records, lap.page))
-        now = boot_seconds()
-        if not due:
-            self._retry_at = now + max(_RETRY_SECONDS, (now - began) / _LOOKING_SHARE)
-            return False
-        rows = self._wiring.source.load(due)
-        lap.measured(rows)
-        if now >= self._ask_at:
-            shelf.ask_anew()
-            self._ask_at = now + _RETRY_SECONDS
-        sendable = shelf.sendable(rows)
-        if sendable is None:
-            self._deposed(_SUPERSEDED)
-            return True
-        alone = shelf.suspects(sendable, lap.largest)
-        place = next((place for place, row in enumerate(sendable) if row[0] in alone), len(sendable))
-        picked = self._gate.pick(sendable[: place or 1])
-        gone = set(due).difference(row[0] for row in rows)
-        if not picked and not gone:
-            self._retry_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
-            return False
-        if gone:
-            _log.warning("records_gone", extra={"ids": sorted(gone)[:_SHOWN], "count": len(gone)})
-        if self._hand_over(picked):
-            self._commit(self._position, lap, full=True, retried=[*gone, *(row[0] for row in picked)])
+        if self._hand_over(again.rows):
+            self._commit(self._position, self._retries.size, full=True, retried=again.ids)
         return True
-
-    def _may_look(self) -> bool:
-        return not self._wiring.shelf.is_empty and boot_seconds() >= self._retry_at
 
     def _again(self, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id."""
@@ -382,7 +351,7 @@ class TailLoop:
         return True
 
     def _rest(self) -> None:
-        may_look = self._may_look()
+        may_look = self._retries.may_look
         # A term that is over has not been looked for anything.
         self.idle = self._may_go_on() and not self._gate.put_off and not may_look
         if boot_seconds() >= self._save_at:
