@@ -275,9 +275,10 @@ class Harvest:
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
 
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
-        """Tell whether nothing of an earlier term of the shard is left."""
+        """Tell whether a term is still to be served, and nothing of an earlier one of its shard is left."""
         is_over = all(other.shard != term.shard for other in threads)
-        return is_over and boot_seconds() >= self._hold_until.get(term.shard, 0.0)
+        is_due = boot_seconds() >= self._hold_until.get(term.shard, 0.0)
+        return is_over and is_due and term.is_live() and not self._stopping.is_set()
 
     def _serve(self, term: Term) -> None:
         """Harvest under a term; what kills that kills the harvester."""

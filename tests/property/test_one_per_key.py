@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from harvest_lib.one_per_key import OnePerKey
 
+PLENTY = 100_000
 ROUNDS = st.lists(st.tuples(st.lists(st.sampled_from("abcd"), max_size=8), st.booleans()), max_size=12)
 
 
@@ -18,7 +19,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
     for keys, saved in rounds:
         rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
         offered += rows
-        lap += barrier.admit(rows)
+        lap += barrier.admit(rows, PLENTY, first=True)
         assert len({each[2] for each in lap}) == len(lap), "a key went twice before its checkpoint was on disk"
         if saved:
             gone, lap = gone + lap, []
@@ -27,7 +28,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
     while barrier.put_off:
         gone, lap = gone + lap, []
         barrier.begin_lap()
-        lap = barrier.admit([])
+        lap = barrier.admit([], PLENTY, first=True)
         assert lap, "what was put off goes on once the checkpoint is on disk"
     gone += lap
     for key in "abcd":
@@ -37,17 +38,17 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
 
 def test_what_was_put_off_comes_from_the_source_again():
     barrier = OnePerKey()
-    barrier.admit([row(1, "a"), row(2, "a")])
+    barrier.admit([row(1, "a"), row(2, "a")], PLENTY, first=True)
     assert barrier.is_blocked
     assert barrier.put_off == [2]
     barrier.begin()
     assert barrier.put_off == []
-    assert barrier.admit([row(2, "a")]) == [row(2, "a")]
+    assert barrier.admit([row(2, "a")], PLENTY, first=True) == [row(2, "a")]
 
 
 def test_reading_stops_when_much_was_put_off():
     barrier = OnePerKey()
-    barrier.admit([row(number, "a") for number in range(30_000)])
+    barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
     assert barrier.is_full
     assert not barrier.is_waiting
     barrier.begin_lap()

@@ -18,6 +18,7 @@ def loop_of(term):
         delivery=SimpleNamespace(abandon=nothing),
         store=SimpleNamespace(close=nothing, kept_in="postgres"),
         limits=SimpleNamespace(io_error_backoff_seconds=0),
+        shelf=SimpleNamespace(is_empty=True, lowest=None),
         one_per_key=True,
         emit=nothing,
         delivered=nothing,
@@ -30,7 +31,7 @@ def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
     loop = loop_of(term)
     loop.in_flight.records = 500
     term.end(TermEnd.FENCED)
-    loop._not_committed(Failed(reason="not acknowledged in time"), 500)
+    loop._not_committed(Failed(reason="not acknowledged in time"), 500, loop._size)
     loop._end()
     assert loop.holds_off
     assert term.abandoned
