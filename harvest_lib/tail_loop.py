@@ -250,7 +250,7 @@ class TailLoop:
         self._checkpoint = following
         self.in_flight.records = self._in_doubt = 0
         self.idle = False
-        wiring.source.committed()
+        wiring.source.committed(self._gate.put_off)
         self._position = position
         lap.done(sent, full=full)
         if sent:

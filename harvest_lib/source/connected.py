@@ -1,7 +1,7 @@
 """What the sources that only read have in common: their connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import psycopg
@@ -90,7 +90,7 @@ class ConnectedSource(ABC):
         with translated():
             return self._connected().cursor(binary=True).execute(self._some, {"ids": list(ids)}).fetchall()
 
-    def committed(self) -> None:
+    def committed(self, put_off: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
         """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
         return
 

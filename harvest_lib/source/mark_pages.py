@@ -4,12 +4,12 @@
 
 Promises
 - The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
-  a crash between a commit and the purge sends nothing twice.
+  a crash between a commit and the purge sends nothing twice. What it puts off, by `deferred`, stays in the table.
 - There are never more than `MOST_IDS` of them.
 - What was returned is not returned again while it stays open, whoever marks it meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -42,7 +42,7 @@ class MarkPages:
         self._source = source
         self._thread: CallThread[MarkSource] | None = None
         self._asked: tuple[Future[Batch], int] | None = None
-        self._sent: list[int] = []  # ids of this lap
+        self._sent: list[int] = []  # ids of this lap, and what was put off before
         self._delivered: list[int] = []  # of laps before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
 
@@ -50,7 +50,7 @@ class MarkPages:
         self._quiet()
         self._source.open(uuid4())
         self._sent, self._delivered, self._purging = [], [], []
-        if position is not None and (ids := decode_ids(position["ids"])):
+        if position is not None and (ids := _delivered(position)):
             self._source.fetch(0, ids)
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         return self._position()
@@ -70,9 +70,10 @@ class MarkPages:
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
         return []
 
-    def committed(self) -> None:
-        self._delivered += self._sent
-        self._sent = []
+    def committed(self, put_off: Collection[int] = ()) -> None:
+        kept = set(put_off)
+        self._delivered += [each for each in self._sent if each not in kept]
+        self._sent = [each for each in self._sent if each in kept]
 
     def seen(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
         return "1:1:", None
@@ -115,6 +116,12 @@ class MarkPages:
     def _position(self) -> Position:
         position: dict[str, Any] = {"source": NAME, "ids": encode_ids(self._delivered + self._sent)}
         return position
+
+
+def _delivered(position: Position) -> list[int]:
+    """Return the ids that a position has passed, without those that it puts off: they are still to be sent."""
+    put_off = set(position.get("deferred", ()))
+    return [each for each in decode_ids(position["ids"]) if each not in put_off]
 
 
 def encode_ids(ids: Sequence[int]) -> str:

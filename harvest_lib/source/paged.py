@@ -6,7 +6,7 @@ remembers nothing across `open`. Records that a position has passed and that wer
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from harvest_lib.record import Row
@@ -44,8 +44,9 @@ class PagedSource(Protocol):
         """Return records by their ids, in that order, those that are still there; positions are not touched."""
         ...
 
-    def committed(self) -> None:
-        """Note that all that was read so far is in Kafka, and that the position after it is durable."""
+    def committed(self, put_off: Collection[int] = ()) -> None:
+        """Note that all that was read so far is in Kafka, but the ids in `put_off`, and that the position after it is
+        durable."""
         ...
 
     def seen(self, position: Position) -> tuple[str, int | None]:

@@ -169,7 +169,7 @@ class FakePagedSource:
         self._connected()
         return [self.table.rows[each][0] for each in ids if each in self.table.rows]
 
-    def committed(self):
+    def committed(self, put_off=()):  # noqa: ARG002 - a fake with the real signature
         self._called("committed")
 
     def seen(self, position):

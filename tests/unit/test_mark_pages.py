@@ -21,3 +21,35 @@ def test_a_zombie_that_marks_has_nothing_sent_twice():
     zombie.close()
     leader.close()
     assert not table.rows
+
+
+def filled(records):
+    table = FakeTable()
+    table.insert(*((each, "t", "k", "v", [], []) for each in range(1, records + 1)))
+    return table
+
+
+def test_what_was_put_off_is_not_purged_before_it_is_sent():
+    table = filled(8)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    leader.read(8)
+    leader.committed([7, 8])
+    leader.read(8)  # was asked for before
+    leader.read(8)
+    assert [*table.rows] == [7, 8]
+    leader.committed()
+    leader.close()
+    assert not table.rows
+
+
+def test_whoever_goes_on_sends_what_was_put_off():
+    table = filled(8)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    position = {**leader.read(8).position, "deferred": [7, 8]}
+    successor = MarkPages(FakeSource(table))
+    successor.open(position)
+    assert [row[0] for row in successor.read(8).rows] == [7, 8]
+    leader.close()
+    successor.close()
