@@ -119,7 +119,7 @@ def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard
 
 def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
     """Return what becomes of records that can never be sent."""
-    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, config.shards)
+    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
     if kind == "mark":  # what is marked is purged when it has been passed: set aside by its id alone, it would be lost
         otherwise = "under `source: mark`, `delivery: transactional` sets nothing aside"
         return Shelf("stop", topics, places, otherwise)

@@ -141,11 +141,7 @@ class Resharding:
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:
     """Tell whether its leader knew that it was to stop there, and has nothing left to do."""
     position = shard.checkpoint.position if shard.checkpoint is not None else None
-    return (
-        position is not None
-        and position.get("until") == str(at)
-        and not (position.get("deferred") or position.get("retried"))
-    )
+    return position is not None and position.get("until") == str(at) and not position.get("deferred")
 
 
 def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:

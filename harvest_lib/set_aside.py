@@ -4,7 +4,6 @@ Promises
 - Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that whoever
   raises it finds either all of a write, or none and none later.
 - A write is on disk when it returns.
-- Whose a row is follows from its key, as with records: `shard` only tells who wrote it, when there may have been fewer.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,10 @@ from psycopg import sql
 
 from harvest_lib.checkpoint import Checkpoints
 from harvest_lib.database import in_statement, translated
-from harvest_lib.shards import shard_expression
 
 _LOAD = """
 SELECT kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {set_aside}
-WHERE subscription = %(subscription)s AND {is_ours} GROUP BY 1, 2
+WHERE subscription = %(subscription)s AND shard = %(shard)s GROUP BY 1, 2
 """
 
 _LEADS = """
@@ -53,11 +51,13 @@ _DUE = """
 SELECT s.id FROM (
   SELECT moved.key, (
     SELECT min(p.id) FROM {set_aside} AS p
-    WHERE p.kafka_key = moved.key AND p.subscription = %(subscription)s AND NOT p.held AND NOT p.retry
+    WHERE p.kafka_key = moved.key AND p.subscription = %(subscription)s AND p.shard = %(shard)s
+      AND NOT p.held AND NOT p.retry
   ) AS stays
   FROM (SELECT DISTINCT unnest(%(keys)s::text[]) AS key) AS moved
 ) AS first
-JOIN {set_aside} AS s ON s.kafka_key = first.key AND s.subscription = %(subscription)s
+JOIN {set_aside} AS s
+  ON s.kafka_key = first.key AND s.subscription = %(subscription)s AND s.shard = %(shard)s
 WHERE first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)
 ORDER BY s.id LIMIT %(limit)s
 """
@@ -86,16 +86,9 @@ class SetAside:
     All calls raise DatabaseUnavailable when the database cannot be asked.
     """
 
-    def __init__(
-        self, checkpoints: Checkpoints, table: sql.Identifier, subscriptions: sql.Identifier, shards: int = 1
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, table: sql.Identifier, subscriptions: sql.Identifier) -> None:
         self._checkpoints = checkpoints
-        of_key = shard_expression(sql.Identifier("kafka_key"), shards)
-        names = {
-            "set_aside": in_statement(table),
-            "subscriptions": in_statement(subscriptions),
-            "is_ours": sql.SQL("{} = %(shard)s").format(of_key) if shards > 1 else sql.SQL("true"),
-        }
+        names = {"set_aside": in_statement(table), "subscriptions": in_statement(subscriptions)}
         self._load, self._add, self._moved, self._due, self._release = (
             sql.SQL(each).format(**names) for each in (_LOAD, _ADD, _MOVED, _DUE, _RELEASE)
         )

@@ -1,6 +1,7 @@
 """Records that Kafka can never take, harvested by laps from the native table: each costs its own key and no other."""
 
 import random
+import uuid
 from contextlib import closing
 
 import psycopg
@@ -9,10 +10,12 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
+from harvest_lib.checkpoint import Checkpoints, Subscription
 from harvest_lib.errors import RecordError
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, drop_passed
 from harvest_lib.resharding import Resharding
+from harvest_lib.set_aside import Entry, SetAside
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
 
@@ -311,3 +314,22 @@ def test_a_key_is_held_and_released_whatever_number_of_shards_there_was(
         key: list(ids) for key, *ids in zip(keys, first, second, strict=True)
     }
     assert set_aside(connection) == {}
+
+
+def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, dsn):
+    """I6: the epoch is compared by the statement that writes."""
+    outbox = OutboxTable.parse("outbox")
+    old, new = (Checkpoints(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
+    places = [SetAside(each, outbox.set_aside.identifier, outbox.subscriptions.identifier) for each in (old, new)]
+    with closing(old), closing(new):
+        old.lead(uuid.uuid4())
+        assert places[0].add([Entry(1, "t", "a", "because", held=False)])
+        new.lead(uuid.uuid4())
+        assert not places[0].add([Entry(2, "t", "b", "because", held=False)])
+        assert not places[0].release([1])
+        assert set_aside(connection) == {1: "because"}
+        assert places[1].add([Entry(1, "t", "a", "held", held=True), Entry(3, "t", "a", "held", held=True)])
+        assert set_aside(connection) == {1: "because", 3: "held"}, "what is parked is never held"
+        assert places[1].load(each=False) == [("a", 1)]
+        assert places[1].release([1, 3])
+        assert set_aside(connection) == {}
