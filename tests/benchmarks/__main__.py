@@ -10,7 +10,7 @@ from harvest_lib.tuning import tune_interpreter
 from infra.local import Stack
 from infra.local.state import default_state
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import drain
+from tests.benchmarks.drain import drain, drain_laps
 from tests.benchmarks.report import Result, show, write
 from tests.benchmarks.scenarios import ONLY_WHEN_NAMED, SCENARIOS, Size
 
@@ -30,6 +30,11 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
         for delivery in ("barrier", "pipelined") * 2:
             servers.fill(_WARM_UP_RECORDS)
             drain(servers, _WARM_UP_RECORDS, delivery=delivery, lanes=1)
+        servers.make_native()
+        servers.insert(_WARM_UP_RECORDS)
+        for delivery in ("transactional", "pipelined") * 2:
+            servers.forget()
+            drain_laps(servers, _WARM_UP_RECORDS, delivery=delivery)
         for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
                 results += SCENARIOS[name](servers, Size(records=records, rounds=rounds))

@@ -79,13 +79,16 @@ def one_transaction(servers: Servers, size: "Size") -> Iterator[Result]:
     for _ in range(size.rounds):
         many.append(_fresh(servers, records))
         servers.make_native()
+        topic = _topic()
         with psycopg.connect(servers.dsn) as open_one:
             servers.insert(records, connection=open_one)
             servers.insert(1)
-            drain_laps(servers, 1, delivery="transactional")  # its last snapshot lists the open one
+            drain_laps(
+                servers, 1, delivery="transactional", checkpoint_topic=topic
+            )  # its last snapshot lists the open one
             servers.settle()
             open_one.commit()
-        rates.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=_topic()))
+        rates.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=topic))
     yield _against("drain-one-transaction", rates, many, 0.8)
 
 
