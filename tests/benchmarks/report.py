@@ -40,15 +40,15 @@ def at_most(name: str, value: float, unit: str, *, target: float) -> Result:
 def show(results: Sequence[Result], console: Console) -> None:
     """Print the table."""
     table = Table(
-        "scenario", "", "unit", "floor", "ratio", "target", "", title="200-byte values, 8 partitions, lz4", box=SIMPLE
+        "scenario", "", "", "floor", "ratio", "target", "", title="200-byte values, 8 partitions, lz4", box=SIMPLE
     )
     table.columns[0].no_wrap = True
-    for column in (1, 3, 4, 5):
+    for column in (1, 3, 4, 5, 6):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
     for result in results:
         met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[result.met]
-        target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:g}"
+        target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:.4g}"
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         table.add_row(result.name, _number(result.value), result.unit, _number(result.floor), ratio, target, met)
     console.print(table)
