@@ -260,8 +260,9 @@ class Harvest:
             self._failure = error
             _log.exception("harvester_died")
         finally:
-            for thread in threads.values():
-                thread.join()
+            deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
+            for thread in threads.values():  # daemons: one that waits for a server that is gone is left behind
+                thread.join(max(0.0, deadline.remaining_seconds - 2 * _SLACK_SECONDS))
             if self._failure is None and not self._stopping.is_set():
                 # confluent-kafka can raise an object that is no exception: no clause above sees it.
                 self._failure = LifecycleError("the harvester ended by itself", next_step="see the log above")

@@ -8,6 +8,8 @@ goes wrong with it is logged and tried again. It takes the table's owner; where 
 import logging
 import threading
 
+import psycopg
+
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
 from harvest_lib.leadership import Term
@@ -45,8 +47,9 @@ class Housekeeping:
             try:
                 self.look()
                 self._complaint = ""
-            except HarvestError as error:
-                if error.evidence != self._complaint:  # once, not every minute
-                    self._complaint = error.evidence
-                    _log.warning("segments_neglected", extra={"reason": error.evidence or error.cause})
+            except (HarvestError, psycopg.Error) as error:
+                reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
+                if reason != self._complaint:  # once, not every minute
+                    self._complaint = reason
+                    _log.warning("segments_neglected", extra={"reason": reason})
             stopping.wait(_EVERY_SECONDS)

@@ -215,6 +215,13 @@ class Subscriptions:
             generation = max(self.now(), *(each.generation + 1 for each in standings))
             for each in standings:
                 kind = source or each.source
+                if anchor is not None and kind not in SOURCES:
+                    raise CheckpointError(
+                        f"the subscription {name!r} marks and purges: what it has delivered is not there any more",
+                        evidence=f"its source is {kind}",
+                        next_step=f"where its checkpoint topic was lost: `harvest subscriptions rewind {name} --to "
+                        "mirror`; to read by snapshots from now on, add `--source snapshot`",
+                    )
                 if anchor is not None:
                     at, place = anchor
                     position = position_at(kind, at, place)

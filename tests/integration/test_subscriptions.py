@@ -190,6 +190,18 @@ def test_what_an_earlier_subscription_of_the_name_left_in_kafka_does_not_count(o
     assert sorted(outbox.arrived(isolation="read_committed")) == [1, 1, 2, 2]
 
 
+def test_what_was_purged_cannot_be_rewound_to(outbox):
+    write(outbox, "a")
+    outbox.harvest(source="mark", delivery="transactional").drain(60)
+    with pytest.raises(CheckpointError, match="marks and purges") as error:
+        outbox.subscriptions.rewind("default", to="beginning")
+    assert "--to mirror" in error.value.next_step
+    write(outbox, "b")
+    outbox.subscriptions.rewind("default", to="mirror")
+    outbox.harvest(source="mark", delivery="transactional").drain(60)
+    assert sorted(outbox.arrived(isolation="read_committed")) == [1, 2]
+
+
 def test_there_is_no_mirror_of_what_was_never_harvested(outbox):
     outbox.connection.execute(
         "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('s', 0, 1, 'snapshot')"
