@@ -163,7 +163,11 @@ class AtLeastOnce:
                     return _Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
                 self._alone = row if self._is_suspect(row) else None
             try:
-                headers: list[tuple[str, str | bytes | None]] = list(zip(names, contents, strict=True))
+                headers: list[tuple[str, str | bytes | None]]
+                if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
+                    headers = [(names[0], contents[0])]
+                else:
+                    headers = list(zip(names, contents, strict=True))
                 if stamped is not None:
                     headers.append((HEADER_NAME, stamped(record_id)))
                 produce(topic, value, key, _ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
