@@ -45,6 +45,9 @@ ORDER BY put_off.place
 _MANY_TRANSACTIONS = 1_000
 _LONG_LOOK_SECONDS = 0.02
 _BETWEEN_ADVANCES_SECONDS = 1.0
+_LONG_SINCE_SECONDS = 5.0
+_OWN_TRANSACTIONS = 3
+"""Remembering takes two or three itself; they are no reason to remember again."""
 
 
 class ConnectedSource(ABC):
@@ -70,7 +73,7 @@ class ConnectedSource(ABC):
         self._ahead: Ahead | None = None
         self._place: server.Place | None = None
         self._deferred: list[int] = []
-        self._advanced_at = 0.0
+        self._advanced_at = boot_seconds()
         self._fill()
 
     @abstractmethod
@@ -167,10 +170,11 @@ class ConnectedSource(ABC):
 
         What a filter leaves out is read by every look until one is remembered; and retention keeps it until then.
         """
-        if not self._scope.selection.conditions or transactions <= 0:
+        if not self._scope.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False
         now = boot_seconds()
-        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_LOOK_SECONDS:
+        is_long_since = now >= self._advanced_at + _LONG_SINCE_SECONDS
+        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_LOOK_SECONDS and not is_long_since:
             return False
         if now < self._advanced_at + _BETWEEN_ADVANCES_SECONDS:
             return False
