@@ -38,8 +38,8 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
         for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
                 results += SCENARIOS[name](servers, Size(records=records, rounds=rounds))
+            write(results, folder / "report.json")  # what there is, should a later one fail
     show(results, console)
-    write(results, folder / "report.json")
     console.print(f"written to {folder / 'report.json'}")
     return results
 

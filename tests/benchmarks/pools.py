@@ -25,6 +25,7 @@ _WRITE_SECONDS = 0.01
 
 def take_over(servers: Servers) -> float:
     """Return the seconds from the SIGKILL of a leader to the term of the next."""
+    servers.fill(0)
     with _pool(servers) as (pool, lead):
         struck = pool.kill(lead)
         return _successor(pool, lead).at - struck
@@ -32,6 +33,7 @@ def take_over(servers: Servers) -> float:
 
 def hand_over(servers: Servers) -> float:
     """Return the seconds from the SIGTERM of a leader to the term of the next."""
+    servers.fill(0)
     with _pool(servers) as (pool, lead):
         asked = pool.release(lead)
         return _successor(pool, lead).at - asked
