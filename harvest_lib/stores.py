@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, newest, read_checkpoint
 from harvest_lib.delivery import CheckpointPlace
-from harvest_lib.errors import TopicMissing
+from harvest_lib.errors import KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider
 
 _LEAP = 1_000_000_000
@@ -77,11 +77,19 @@ class KafkaStore(PostgresStore):
         try:
             record = self._read()
         except TopicMissing:  # it was there when we started
-            ensure_checkpoint_topic(self._kafka, place.topic, place.partition + 1)
-            record = self._read()
+            record = self._read_anew()
         return newest(
             self._mirror, record, outbox=self._outbox, place=f"the checkpoint {place.key!r} in topic {place.topic!r}"
         )
+
+    def _read_anew(self) -> Mapping[str, Any] | None:
+        """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet:
+        that passes."""
+        try:
+            ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
+            return self._read()
+        except TopicMissing as error:
+            raise KafkaUnavailable(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self) -> Mapping[str, Any] | None:
         place = self._place
