@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from harvest_lib.checkpoint import Checkpoint
 from harvest_lib.deadline import Deadline
+from harvest_lib.delivery.refusals import NO_TOPIC
 from harvest_lib.errors import CheckpointError, KafkaUnavailable
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
@@ -33,13 +34,6 @@ _CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.
 _READ_SECONDS = 5.0
 """Whoever stops waits for this; what takes longer is asked again."""
 _POLL_SECONDS = 0.2
-_NO_TOPIC = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
-    }
-)
 _FIRST_STEP = 100
 
 
@@ -93,7 +87,7 @@ def read_checkpoint(
             if (found := _last_from(consumer, TopicPartition(topic, partition, start), key, deadline)) is not None:
                 return found
     except KafkaException as error:
-        if error.args[0].code() in _NO_TOPIC:
+        if error.args[0].code() in NO_TOPIC:
             raise topic_missing(topic, partitions=partition + 1, evidence=error.args[0].str()) from error
         raise translate(error.args[0], settings=settings) from error
     finally:

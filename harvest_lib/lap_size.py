@@ -26,8 +26,7 @@ _PAUSE_GROWTH = 1.25
 class LapSize:
     """How many records the next lap and the next page may have, and how long to wait when there are none."""
 
-    def __init__(self, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
-        self._longest_pause = max(longest_pause_seconds, _SHORTEST_PAUSE_SECONDS)
+    def __init__(self) -> None:
         self._doubtful = 0  # one of the next so many records is to blame for a lap that was refused
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_LAP
@@ -62,5 +61,5 @@ class LapSize:
     def pause(self) -> float:
         """Return how long to wait before the next look, after one that found nothing."""
         pause = self._pause
-        self._pause = min(self._longest_pause, pause * _PAUSE_GROWTH)
+        self._pause = min(LONGEST_PAUSE_SECONDS, pause * _PAUSE_GROWTH)
         return pause

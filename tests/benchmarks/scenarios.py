@@ -24,17 +24,20 @@ class Size:
     rounds: int
 
 
-def _drains(delivery: str, lanes: int, target: float | None) -> Callable[[Servers, Size], Iterator[Result]]:
+def _drains(
+    delivery: str, lanes: int, target: float | None, *, times: int = 1
+) -> Callable[[Servers, Size], Iterator[Result]]:
     """Compare drains with a bare mark-and-purge loop that sends nothing."""
-    name = f"drain-{delivery}" + (f"-{lanes}-lanes" if lanes > 1 else "")
+    name = f"drain-{delivery}" + (f"-{lanes}-lanes" if lanes > 1 else "") + (f"-{times}-fold" if times > 1 else "")
 
     def measure(servers: Servers, size: Size) -> Iterator[Result]:
         rates, ratios, floor_rates, statements = [], [], [], []
+        records = times * size.records
         for _ in range(size.rounds):
-            servers.fill(size.records)
-            floor = floors.mark_and_purge(servers, size.records)
-            servers.fill(size.records)
-            done = drain(servers, size.records, delivery=delivery, lanes=lanes)
+            servers.fill(records)
+            floor = floors.mark_and_purge(servers, records)
+            servers.fill(records)
+            done = drain(servers, records, delivery=delivery, lanes=lanes)
             rates.append(done.rate)
             floor_rates.append(floor)
             ratios.append(done.rate / floor)
@@ -96,6 +99,7 @@ def _approaches(servers: Servers, size: Size) -> Iterator[Result]:
 SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "drain-barrier": _drains("barrier", 1, 0.5),
     "drain-pipelined": _drains("pipelined", 1, 0.7),
+    "drain-pipelined-2-fold": _drains("pipelined", 1, 0.8, times=2),
     "drain-barrier-8-lanes": _drains("barrier", 8, None),
     "drain-pipelined-8-lanes": _drains("pipelined", 8, None),
     "drains-snapshot": laps.drains,
