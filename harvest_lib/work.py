@@ -25,7 +25,7 @@ from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, ParkedRecords, check_mapped, create_beside
+from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, check_mapped, create_beside
 from harvest_lib.parking import Parking, Refusals
 from harvest_lib.parts import (
     make_checkpoints,
@@ -181,6 +181,7 @@ class TailWork:
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
+            Restamping(outbox=self._table).check_not_needed(connection)  # one that was begun has to be finished
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
         subscription = subscription_of(self._config, self._kind)

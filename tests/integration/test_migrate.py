@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from support.psql import psql
 from support.waiting import eventually
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import (
     Migration,
@@ -27,6 +28,7 @@ from harvest_lib.outbox import (
 from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
+from harvest_lib.work import TailWork
 
 STEPS = ["column", "index", "bound", "validate", "swap", "moved"]
 KEYS = 8
@@ -406,6 +408,9 @@ def test_restamping_that_was_killed_restamps_the_rest_although_the_server_has_pa
         restored.connection.execute("SELECT pg_current_xact_id()")
     with pytest.raises(OutboxTableError, match="restamp"):
         restamping.check_not_needed(restored.connection)
+    work = TailWork(HarvestConfig(data_source=restored.dsn, leadership="solo"), restored.table, "snapshot")
+    with pytest.raises(OutboxTableError, match="restamp"):
+        work.check(restored.connection)
     assert restamping.run(restored.connection) == 12
     restamping.check_not_needed(restored.connection)
 
