@@ -64,19 +64,7 @@ def read_checkpoint(
 
     Raises TopicMissing if there is no such partition, or KafkaUnavailable.
     """
-    with refused_settings():
-        consumer = provider(
-            client_settings(
-                settings,
-                **{
-                    "group.id": f"{topic}-reader",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "isolation.level": "read_committed",
-                    "enable.partition.eof": True,
-                },
-            )
-        )
+    consumer = _reader(settings, topic, "read_committed", provider)
     deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
     try:
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)
@@ -93,6 +81,28 @@ def read_checkpoint(
     finally:
         consumer.close()
     return None
+
+
+def hidden_by_a_transaction(
+    settings: Mapping[str, object], topic: str, partition: int, provider: KafkaConsumerProvider = Consumer
+) -> str | None:
+    """Tell how much of the partition readers of committed records cannot see, as a transaction in it was neither
+    committed nor aborted; None if they see all of it. Raises KafkaUnavailable.
+
+    Ours all have ended once a leader has begun, and nobody else writes to the partition. So one that is left *hangs*:
+    Kafka has forgotten to end it, and never will.
+    """
+    ends = []
+    for isolation in ("read_committed", "read_uncommitted"):
+        consumer = _reader(settings, topic, isolation, provider)
+        try:
+            ends.append(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)[1])
+        except KafkaException as error:
+            raise translate(error.args[0], settings=settings) from error
+        finally:
+            consumer.close()
+    seen, end = ends
+    return f"{end} offsets, of which readers of committed records see {seen}" if seen < end else None
 
 
 def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, outbox: str, place: str) -> Checkpoint:
@@ -125,6 +135,18 @@ def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, outbox: str,
             "`harvest subscriptions rewind … --to mirror`",
         )
     return replace(theirs, kept_in="kafka")
+
+
+def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider: KafkaConsumerProvider) -> Any:
+    own = {
+        "group.id": f"{topic}-reader",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": isolation,
+        "enable.partition.eof": True,
+    }
+    with refused_settings():
+        return provider(client_settings(settings, **own))
 
 
 def _last_from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> Mapping[str, Any] | None:

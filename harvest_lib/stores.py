@@ -9,9 +9,9 @@ from uuid import UUID
 from confluent_kafka import Consumer
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
-from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, newest, read_checkpoint
+from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, hidden_by_a_transaction, newest, read_checkpoint
 from harvest_lib.delivery import CheckpointPlace
-from harvest_lib.errors import KafkaUnavailable, TopicMissing
+from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider
 
 _LEAP = 1_000_000_000
@@ -78,9 +78,19 @@ class KafkaStore(PostgresStore):
             record = self._read()
         except TopicMissing:  # it was there when we started
             record = self._read_anew()
-        return newest(
-            self._mirror, record, outbox=self._outbox, place=f"the checkpoint {place.key!r} in topic {place.topic!r}"
-        )
+        where = f"the checkpoint {place.key!r} in topic {place.topic!r}"
+        try:
+            return newest(self._mirror, record, outbox=self._outbox, place=where)
+        except CheckpointError as error:
+            hidden = hidden_by_a_transaction(self._kafka, place.topic, place.partition, self._consumer_provider)
+            if hidden is None:
+                raise
+            raise CheckpointError(
+                f"{where} is hidden behind a transaction that hangs: Kafka forgot to end it",
+                evidence=f"partition {place.partition} has {hidden}; {error.cause}, {error.evidence}",
+                next_step="end it with `kafka-transactions.sh find-hanging` and `abort`, in the records' topics too; "
+                "that takes back what it sent, so go back to before it: `harvest subscriptions rewind … --to SNAPSHOT`",
+            ) from error
 
     def _read_anew(self) -> Mapping[str, Any] | None:
         """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet:
