@@ -272,8 +272,9 @@ class Harvest:
             except BaseException as error:  # noqa: BLE001 - as above; the first failure is the one that counts
                 self._failure = self._failure or error
             self._state = State.STOPPED
-            self._stopped.set()
+            # Said before whoever waits is told: this is a daemon's thread, and the process may end at once.
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
+            self._stopped.set()
 
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
         """Tell whether a term is still to be served, and nothing of an earlier one of its shard is left."""

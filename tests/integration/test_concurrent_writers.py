@@ -73,8 +73,9 @@ class Stage:
             self.bootstrap_servers,
             self._unique("group"),
             leadership="solo",
-            # So that nothing is sent again because the machine is busy.
+            # So that nothing is sent again because the machine is busy; the session bounds the other.
             producer_kafka_config={"delivery.timeout.ms": 60_000},
+            session_timeout_seconds=90,
             **names,
             **WAYS[way],
         )
