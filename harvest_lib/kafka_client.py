@@ -35,6 +35,10 @@ class KafkaProducer(Protocol):
         """Queue one message; its callback (error, message) is called by a later poll, flush or purge."""
         ...
 
+    def __len__(self) -> int:
+        """Return how many messages are queued, on the wire or not reported yet."""
+        ...
+
     def poll(self, timeout: float) -> int:
         """Serve callbacks, waiting up to `timeout` seconds for the first."""
         ...

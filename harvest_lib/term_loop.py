@@ -256,7 +256,7 @@ class TermLoop:
     # -- sending, and what comes of it
 
     def _send(self) -> None:
-        if self._force_remark:
+        if self._force_remark or not self._delivery.takes:
             return
         rows = self.in_flight.admit()
         if self.in_flight.records:

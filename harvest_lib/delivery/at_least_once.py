@@ -44,12 +44,12 @@ _BATCH_OVERHEAD_BYTES = 1_000
 
 _LONGEST_CHARACTER_BYTES = 4
 
-_ANY_PARTITION = -1
+ANY_PARTITION = -1
 
 _FEW_RECORDS = 64
 
 
-class _Went(enum.Enum):
+class Went(enum.Enum):
     """How far handing rows over went."""
 
     WHOLLY = "all are with the producer"
@@ -96,16 +96,11 @@ class AtLeastOnce:
             self._producer = self._make_producer()
 
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
-        if self._producer is None:
-            raise RuntimeError("send before begin")
-        if self._topics.smallest_limit < self._batch_bytes:
-            if self._flying:
-                return  # batches get smaller with the next producer, once this one has nothing to do
-            self._replace()
-            self._producer = self._make_producer()
-        if not self._queue or self._produce(self._queue, may_send) is _Went.WHOLLY:
+        if not self._fits():
+            return
+        if not self._queue or self._produce(self._queue, may_send) is Went.WHOLLY:
             went = self._produce(rows, may_send)
-            if went is _Went.UNTIL_FULL:
+            if went is Went.UNTIL_FULL:
                 while rows and len(self._queue) < self._settings.send_buffer:
                     self._queue.append(rows.popleft())
 
@@ -113,9 +108,8 @@ class AtLeastOnce:
         if (producer := self._producer) is None:
             time.sleep(timeout_seconds)  # as long as a report would be waited for
         else:
-            few = 0 < len(self._flying) <= _FEW_RECORDS and timeout_seconds > 0
-            # A flush does not linger: the last few are better off alone than waiting for company that does not come.
-            self._serve(lambda: producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds))
+            self._serve(lambda: self._listen(producer, timeout_seconds))
+            self._hear(producer)
         reports, self._reports = self._reports, Reports()
         return reports
 
@@ -132,6 +126,10 @@ class AtLeastOnce:
         self.abandon()
 
     @property
+    def takes(self) -> bool:
+        return True
+
+    @property
     def outstanding(self) -> int:
         """Return how many records the producer has taken and not reported."""
         return len(self._flying)
@@ -141,26 +139,45 @@ class AtLeastOnce:
         """Tell whether anything waits here: with the producer, for it, or to be reported."""
         return bool(self._flying or self._queue or self._reports.failed or self._reports.acknowledged)
 
+    def _fits(self) -> bool:
+        """Tell whether the producer's batches are small enough; with the next producer they are, and this one is
+        replaced once it has nothing to do."""
+        if self._producer is None:
+            raise RuntimeError("send before begin")
+        if self._topics.smallest_limit >= self._batch_bytes:
+            return True
+        if not self._flying:
+            self._renew()
+        return not self._flying
+
+    def _listen(self, producer: KafkaProducer, timeout_seconds: float) -> int:
+        few = 0 < len(self._flying) <= _FEW_RECORDS and timeout_seconds > 0
+        # A flush does not linger: the last few are better off alone than waiting for company that does not come.
+        return producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds)
+
+    def _hear(self, producer: KafkaProducer) -> None:
+        """Find out what has landed, after `producer` was polled: here every record has a callback for that."""
+
     def _own_settings(self) -> dict[str, object]:
         return {"message.timeout.ms": int(self._settings.delivery_timeout_seconds * 1000)}
 
-    def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> _Went:
+    def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> Went:
         """Hand over what the producer takes of `rows`, and tell how far that went."""
         assert self._producer is not None  # noqa: S101 - `send` has checked
         # This runs for every record: names are bound once, and arguments go by position (topic, value, key, partition,
         # callback, its other name, timestamp, headers), which together halves the time it takes.
         produce, stamped, report = self._producer.produce, self._stamp, self._report
         partial, clock, flying, now = functools.partial, time.time, self._flying, boot_seconds()
-        suspects, large = self._suspects, self._batch_bytes // _LONGEST_CHARACTER_BYTES - _BATCH_OVERHEAD_BYTES
+        suspects, large = self._suspects, self._large
         while rows:
             timestamp_ms = int(clock() * 1000)
             if not may_send():
-                return _Went.UNTIL_TOLD
+                return Went.UNTIL_TOLD
             row = rows[0]
             record_id, topic, key, value, names, contents = row
             if suspects or self._alone or (value is not None and len(value) > large):
                 if flying and (self._alone or self._is_suspect(row)):
-                    return _Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
+                    return Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
                 self._alone = row if self._is_suspect(row) else None
             try:
                 headers: list[tuple[str, str | bytes | None]]
@@ -170,19 +187,24 @@ class AtLeastOnce:
                     headers = list(zip(names, contents, strict=True))
                 if stamped is not None:
                     headers.append((HEADER_NAME, stamped(record_id)))
-                produce(topic, value, key, _ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
+                produce(topic, value, key, ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
             except BufferError:
-                return _Went.UNTIL_FULL
+                return Went.UNTIL_FULL
             except (KafkaException, ValueError, TypeError) as error:
                 rows.popleft()
                 self._alone = None
                 self._fail(row, error)
                 if self._halts:
-                    return _Went.UNTIL_TOLD
+                    return Went.UNTIL_TOLD
             else:
                 rows.popleft()
                 flying[record_id] = now, row
-        return _Went.WHOLLY
+        return Went.WHOLLY
+
+    @property
+    def _large(self) -> int:
+        """Return the length of a value beyond which its record may be too large for company."""
+        return self._batch_bytes // _LONGEST_CHARACTER_BYTES - _BATCH_OVERHEAD_BYTES
 
     def _is_suspect(self, row: Row) -> bool:
         if row[0] in self._suspects:
@@ -241,6 +263,13 @@ class AtLeastOnce:
         self._discard()
         self._dead = False
 
+    def _renew(self) -> None:
+        """Go on with another producer; what waits here goes on waiting."""
+        queue, self._queue = self._queue, deque()
+        self._replace()
+        self._queue = queue
+        self._producer = self._make_producer()
+
     def _discard(self) -> None:
         """Let nothing more leave; reports of what was outstanding are kept for the next poll."""
         producer, self._producer = self._producer, None
@@ -251,6 +280,7 @@ class AtLeastOnce:
             deadline = Deadline(_ABANDON_SECONDS)
             while self._flying and not deadline.passed:
                 self._serve(lambda: producer.poll(_ABANDON_POLL_SECONDS))
+                self._hear(producer)
             if self._flying:
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
             self._serve(producer.close)

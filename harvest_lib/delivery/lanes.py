@@ -24,6 +24,10 @@ class Lanes:
         for lane in self._lanes:
             lane.begin(leader_id)
 
+    @property
+    def takes(self) -> bool:
+        return any(lane.takes for lane in self._lanes)
+
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
         shares: list[deque[Row]] = [deque() for _ in self._lanes]
         for row in rows:

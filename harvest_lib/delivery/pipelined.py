@@ -8,20 +8,35 @@ Promises
   nothing is outstanding any more are the failures reported, all together. So all of them are marked again, in order.
 - A record that has not landed within the delivery timeout halts it as well; then what is on the wire is given up.
 
+Records go in *rounds*: all that is there is handed over, and it has landed when nothing is outstanding any more. That
+spares each record a callback, which costs as much as sending it. A round that fails, fails as a whole. Then records go
+one by one for a while, each with a callback, so that the one to blame is found.
+
 What it does not promise: after a failure, or under the next leader, a *run* of a key's records may come again, R0 R1 R2
 R0 R1 R2, where the barrier allows R0 R1 R1 R2 at most. And as nothing in its queue expires, a leader that thaws after a
 freeze may send what it had queued; see docs/operations.md, "Topics that refuse the late".
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from uuid import UUID
 
+from confluent_kafka import KafkaError, KafkaException
+
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.delivery.at_least_once import AtLeastOnce, LaneSettings
+from harvest_lib.delivery.at_least_once import ANY_PARTITION, AtLeastOnce, LaneSettings, Went
 from harvest_lib.delivery.protocol import Failure, Reports
 from harvest_lib.delivery.topics import Topics
+from harvest_lib.kafka_client import KafkaProducer
+from harvest_lib.provenance import HEADER_NAME
 from harvest_lib.record import Row
+
+_SLICE = 100
+"""So many records are handed over between two looks at whether that may go on."""
+
+_LEAST_SINGLY = 1_000
+"""So many records at least go one by one after a round that failed."""
 
 
 class Pipelined(AtLeastOnce):
@@ -30,11 +45,14 @@ class Pipelined(AtLeastOnce):
     _halts = True
 
     def __init__(self, settings: LaneSettings, topics: Topics | None = None) -> None:
-        super().__init__(settings, topics)
+        self._singly = 0  # so many records go one by one before the next round
+        self._by_rounds = True  # what the producer was made for
+        self._error: KafkaError | None = None  # of the round: the first
         self._failures: list[Failure] = []  # kept back until nothing is outstanding
         self._is_told = False  # that it halted
         self._give_up: Deadline | None = None
         """Set while halted: until then what is on the wire is waited for."""
+        super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> None:
         self._is_told = False
@@ -43,14 +61,24 @@ class Pipelined(AtLeastOnce):
             self._dead = True
         super().begin(leader_id)
 
+    @property
+    def takes(self) -> bool:
+        return self._give_up is None and not (self._by_rounds and self._flying)
+
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
-        if self._give_up is None:
-            super().send(rows, may_send)
+        if not self.takes:
+            return
+        if self._by_rounds is bool(self._singly):
+            if self._flying:
+                return  # the other way needs another producer; this one is replaced once it has nothing to do
+            self._renew()
+        super().send(rows, may_send)
 
     def poll(self, timeout_seconds: float) -> Reports:
         reports = super().poll(timeout_seconds)
+        self._singly = max(0, self._singly - len(reports.acknowledged))
         if self._give_up is None:
-            if not reports.failed and not self._is_overdue():
+            if not reports.failed and self._error is None and not self._is_overdue():
                 return reports
             self._halt()
             reports.failed.extend(self._reports.failed)
@@ -75,8 +103,80 @@ class Pipelined(AtLeastOnce):
         reports.halted = False  # it begins again, or not at all
         return reports
 
+    # -- by rounds
+
+    def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> Went:
+        if not self._by_rounds:
+            return super()._produce(rows, may_send)
+        assert self._producer is not None  # noqa: S101 - `send` has checked
+        # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
+        # timestamp, headers).
+        produce, stamped, flying, now = self._producer.produce, self._stamp, self._flying, boot_seconds()
+        large = self._large
+        while rows:
+            timestamp_ms = int(time.time() * 1000)
+            if not may_send():
+                return Went.UNTIL_TOLD
+            for _ in range(min(_SLICE, len(rows))):
+                row = rows[0]
+                record_id, topic, key, value, names, contents = row
+                if value is not None and len(value) > large and self._is_suspect(row):
+                    self._singly = max(self._singly, _LEAST_SINGLY)  # it has to travel alone
+                    return Went.UNTIL_TOLD
+                try:
+                    headers: list[tuple[str, str | bytes | None]]
+                    if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
+                        headers = [(names[0], contents[0])]
+                    else:
+                        headers = list(zip(names, contents, strict=True))
+                    if stamped is not None:
+                        headers.append((HEADER_NAME, stamped(record_id)))
+                    produce(topic, value, key, ANY_PARTITION, None, None, timestamp_ms, headers)
+                except BufferError:
+                    return Went.UNTIL_FULL
+                except (KafkaException, ValueError, TypeError):
+                    self._singly = max(self._singly, _LEAST_SINGLY)  # then it is reported
+                    return Went.UNTIL_TOLD
+                rows.popleft()
+                flying[record_id] = now, row
+        return Went.WHOLLY
+
+    def _listen(self, producer: KafkaProducer, timeout_seconds: float) -> int:
+        if self._by_rounds and self._flying and timeout_seconds > 0:
+            return producer.flush(timeout_seconds)
+        return super()._listen(producer, timeout_seconds)
+
+    def _hear(self, producer: KafkaProducer) -> None:
+        if not self._by_rounds or not self._flying or len(producer):
+            return
+        rows = [row for _, row in self._flying.values()]
+        self._flying.clear()
+        if self._error is None:
+            self._reports.acknowledged.extend(rows)
+        else:
+            reason = self._error.str()
+            self._reports.failed.extend(Failure(row=row, reason=reason) for row in rows)
+
+    def _hear_of_round(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            self._learn_from(error)
+
+    def _learn_from(self, error: KafkaError) -> None:
+        super()._learn_from(error)
+        if self._by_rounds and self._flying:
+            self._error = self._error or error
+            self._singly = max(self._singly, _LEAST_SINGLY, 2 * len(self._flying))
+
+    def _make_producer(self) -> KafkaProducer:
+        self._by_rounds = not self._singly
+        self._error = None
+        return super()._make_producer()
+
     def _own_settings(self) -> dict[str, object]:
-        return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
+        settings: dict[str, object] = {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
+        if self._by_rounds:
+            settings |= {"on_delivery": self._hear_of_round, "delivery.report.only.error": True}
+        return settings
 
     def _is_overdue(self) -> bool:
         oldest, _ = next(iter(self._flying.values()), (None, None))

@@ -37,6 +37,11 @@ class Delivery(Protocol):
         """Send under this leader id from now on."""
         ...
 
+    @property
+    def takes(self) -> bool:
+        """Tell whether `send` might take anything now."""
+        ...
+
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
         """Take rows from the left of `rows` and hand them to Kafka, in order per key, together with what earlier calls
         could not hand over. Rows stay when `may_send` says no, when there is no room for them, or once halted."""

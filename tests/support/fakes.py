@@ -157,6 +157,10 @@ class FakeDelivery:
     def begin(self, leader_id):
         self._leader = leader_id
 
+    @property
+    def takes(self):
+        return True
+
     def send(self, rows, may_send):
         while rows and may_send():
             if self.before_send is not None:

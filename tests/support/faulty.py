@@ -17,7 +17,7 @@ is in Kafka."""
 
 
 class FaultyProducer:
-    """`KafkaProducer` around confluent_kafka's. Of the messages that have a callback, `rate` fail, by the dice.
+    """`KafkaProducer` around confluent_kafka's. Of the messages somebody is told of, `rate` fail, by the dice.
 
     Each failure is logged with its kind, the outbox id and the leader id it was sent under; the kind of one that
     nobody injected is `real`.
@@ -26,6 +26,9 @@ class FaultyProducer:
     """
 
     def __init__(self, settings, *, rate, dice):
+        settings = dict(settings)
+        self._hear = settings.pop("on_delivery", None)
+        self._only_errors = settings.pop("delivery.report.only.error", False)
         self._producer = Producer(settings)
         self._rate = rate
         self._dice = dice
@@ -34,7 +37,7 @@ class FaultyProducer:
         self._unsent = deque()  # reports that are due
 
     def produce(self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, *rest, **named):
-        report = callback or on_delivery
+        report = callback or on_delivery or self._hear
         if report is None:
             self._producer.produce(topic, value, key, partition, None, None, *rest, **named)
             return
@@ -60,6 +63,9 @@ class FaultyProducer:
         self._serve()
         return self._producer.flush(timeout)
 
+    def __len__(self):
+        return len(self._unsent) + len(self._producer)
+
     def purge(self, in_queue=True, in_flight=True, blocking=True):  # noqa: FBT002 - confluent_kafka's signature
         self._producer.purge(in_queue, in_flight, blocking)
 
@@ -80,7 +86,8 @@ class FaultyProducer:
             self._broken = self._gapless
             _say("sent", origin)
             error = _error()
-        report(error, message)
+        if error is not None or not self._only_errors:
+            report(error, message)
 
 
 class FaultyProducers:

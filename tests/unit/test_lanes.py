@@ -21,10 +21,14 @@ class Slow:
 
     def poll(self, _seconds=0):
         while self.landing and self.callbacks:
-            self.callbacks.pop(0)(None, None)
+            if (callback := self.callbacks.pop(0)) is not None:
+                callback(None, None)
         return 0
 
     flush = poll
+
+    def __len__(self):
+        return len(self.callbacks)
 
     def purge(self, **_):
         pass

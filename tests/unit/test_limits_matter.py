@@ -223,8 +223,12 @@ class Producer:
     def poll(self, _timeout_seconds):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(None, None)
+            if callback is not None:
+                callback(None, None)
         return len(callbacks)
+
+    def __len__(self):
+        return len(self._callbacks)
 
 
 def lanes(producers, delivery="barrier", room=1_000, **limits):
