@@ -16,7 +16,7 @@ export UV_CACHE_DIR ?= $(HARVEST_HOME)/cache/uv
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE := 1
 
-EXTRAS := --extra local --extra spark --extra dev
+EXTRAS := --extra local --extra spark --extra quality --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
 .PHONY: help setup demo test test-long lint format bench docs clean
