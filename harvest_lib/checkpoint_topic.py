@@ -144,6 +144,7 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
         "auto.offset.reset": "earliest",
         "isolation.level": isolation,
         "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,  # or the answer that there is no more comes half a second late
     }
     with refused_settings():
         return provider(client_settings(settings, **own))
