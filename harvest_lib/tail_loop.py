@@ -15,6 +15,8 @@ Promises
 - A record that can never be sent is set aside, by itself or with what follows of its key (`harvest_lib.shelf`). Where
   Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone. What people want sent
   again goes in laps of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
+- Under the barrier a lap of which something may still arrive ends the term: what is on the wire has a session timeout
+  to arrive before the next one begins here.
 - A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
@@ -300,10 +302,15 @@ class TailLoop:
         """Start over from the last position that was committed, under a new leader id."""
         if self._is_open and not self._save():
             return
-        self._wiring.delivery.abandon()
+        may_arrive = self._wiring.delivery.abandon()
         self._in_doubt += self.in_flight.records
         self.in_flight.records = 0
         self._is_open = False
+        if may_arrive and self._wiring.one_per_key:
+            # Sent again now, and its next after it, a record of the old lap could arrive behind both.
+            _log.warning("records_on_the_wire", extra={"records": self._in_doubt})
+            self._term.end(TermEnd.FENCED)
+            return
         self._stopping.wait(self._wiring.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
         if self._term.is_live():
             self.leader_id = uuid.uuid4()

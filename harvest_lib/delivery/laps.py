@@ -32,6 +32,7 @@ _NOW = 0
 _FULL_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
+_WIRE_SECONDS = 1.0
 _WHY_SECONDS = 0.5
 
 
@@ -84,8 +85,8 @@ class LapDelivery(Protocol):
         """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes there."""
         ...
 
-    def abandon(self) -> None:
-        """Let nothing more leave."""
+    def abandon(self) -> bool:
+        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers."""
         ...
 
     def close(self) -> None:
@@ -95,6 +96,9 @@ class LapDelivery(Protocol):
 
 class PipelinedLaps:
     """`LapDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+
+    _wire_seconds = _WIRE_SECONDS
+    """How long what is on the wire is waited for when it is given up."""
 
     def __init__(self, settings: LapSettings, topics: Topics) -> None:
         self._settings = settings
@@ -147,8 +151,8 @@ class PipelinedLaps:
     def commit(self, _checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
         return self._land(may_send)
 
-    def abandon(self) -> None:
-        self._discard()
+    def abandon(self) -> bool:
+        return self._discard()
 
     def close(self) -> None:
         self._discard()
@@ -208,18 +212,23 @@ class PipelinedLaps:
             self._failed(raised(error))
             return 0
 
-    def _discard(self) -> None:
-        """Let nothing more leave, and nothing of it be heard."""
+    def _discard(self) -> bool:
+        """Let nothing more leave, and nothing of it be heard; tell whether what is on the wire may still arrive."""
         producer, self._producer = self._producer, None
+        may_arrive = False
         if producer is not None:
             # Only once the queue is empty: close() would send what is left.
-            purge = functools.partial(producer.purge, in_queue=True, in_flight=True, blocking=True)
-            self._serve(purge)
-            if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
+            self._serve(functools.partial(producer.purge, in_queue=True, in_flight=False, blocking=True))
+            self._serve(functools.partial(producer.flush, self._wire_seconds))
+            if may_arrive := len(producer) > 0:
+                purge = functools.partial(producer.purge, in_queue=True, in_flight=True, blocking=True)
                 self._serve(purge)
+                if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
+                    self._serve(purge)
             self._let_go(producer)
         if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
             self._topics.forget()
+        return may_arrive
 
     def _let_go(self, producer: KafkaProducer) -> None:
         """Close a producer whose queue is empty."""

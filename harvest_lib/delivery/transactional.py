@@ -52,6 +52,8 @@ class CheckpointPlace:
 class Transactional(PipelinedLaps):
     """`LapDelivery` by Kafka transactions, under one transactional id."""
 
+    _wire_seconds = 0.0
+
     def __init__(self, settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> None:
         self._transactional_id = transactional_id
         self._place = place
@@ -117,6 +119,10 @@ class Transactional(PipelinedLaps):
         if self._failure is not None and self._failure.code() in _DEPOSED:
             return Deposed(reason=self._failure.str())
         return failed
+
+    def abandon(self) -> bool:
+        self._discard()
+        return False  # it does, in a transaction that is aborted
 
     def _let_go(self, producer: KafkaProducer) -> None:
         """See `PipelinedLaps`. To close is to abort what is open: that waits for a broker for as long as it takes, and

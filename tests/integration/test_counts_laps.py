@@ -1,7 +1,10 @@
 """What harvesting by laps costs both ends, by count: a gate that the machine's mood does not move."""
 
+import json
+
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from support.native import Native
 from support.outbox import harvest_config
 
@@ -18,6 +21,36 @@ SELECT sum(n_tup_ins + n_tup_upd + n_tup_del),
 FROM pg_stat_user_tables
 """
 LOG = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+
+class Requests:
+    """A provider of producers that say, when they are closed, how many requests of each kind they made."""
+
+    def __init__(self):
+        self.made = {}
+
+    def __call__(self, settings):
+        return Counting(settings, self.made)
+
+
+class Counting:
+    def __init__(self, settings, made):
+        self._made = made
+        self._producer = Producer({**settings, "statistics.interval.ms": 50, "stats_cb": self._hear})
+
+    def __getattr__(self, name):
+        return getattr(self._producer, name)
+
+    def _hear(self, text):
+        stats = json.loads(text)
+        for broker in stats["brokers"].values():
+            for kind, number in broker["req"].items():
+                if number:
+                    self._made[stats["name"], broker["name"], kind] = number
+
+    def close(self):
+        self._producer.poll(0.2)  # what it has to say comes every 50 ms
+        return self._producer.close()
 
 
 def counts(dsn):
@@ -57,3 +90,16 @@ def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, de
     assert wal <= wal_bytes
     laps = outbox.connection.execute("SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions").fetchone()[0]
     assert laps <= 12, "Kafka transactions, or flushes: laps grow under a backlog"
+
+
+@pytest.mark.parametrize(("delivery", "produces", "others"), [("transactional", 100, 60), ("pipelined", 100, 20)])
+def test_what_a_drain_costs_kafka(outbox, bootstrap_servers, group_id, delivery, produces, others):
+    """Records travel by the hundred; a transaction costs one request that names partitions and one that ends it."""
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery)
+    requests = Requests()
+    assert Harvest(config, kafka_producer_provider=requests).drain(60).records == RECORDS
+    spent = {}
+    for (_, _, kind), number in requests.made.items():
+        spent[kind] = spent.get(kind, 0) + number
+    assert 4 <= spent.pop("Produce") <= produces
+    assert sum(spent.values()) <= others, spent

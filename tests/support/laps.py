@@ -38,6 +38,7 @@ class FakeLapDelivery:
     def __init__(self, kafka):
         self.kafka = kafka
         self.refused = {}
+        self.leaves_behind = False
         self._lap = []
 
     def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
@@ -69,6 +70,7 @@ class FakeLapDelivery:
 
     def abandon(self):
         self._lap = []
+        return self.leaves_behind
 
     def close(self):
         self._lap = []

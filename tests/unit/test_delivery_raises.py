@@ -28,6 +28,9 @@ class Raising:
     def produce(self, *_):
         pass
 
+    def __len__(self):
+        return 0
+
     def poll(self, _timeout):
         raise self._error
 

@@ -4,6 +4,10 @@ import threading
 from types import SimpleNamespace
 from uuid import uuid4
 
+import pytest
+from support.laps import Laps
+from support.rows import row
+
 from harvest_lib.delivery import Failed
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.tail_loop import TailLoop
@@ -44,3 +48,19 @@ def test_it_is_not_idle_for_a_look_that_was_not_made():
     term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle
+
+
+@pytest.mark.parametrize("one_per_key", [True, False])
+def test_under_the_barrier_nothing_is_sent_again_while_something_may_still_arrive(one_per_key):
+    """I4: behind a record and its successor the old one of the two would be a step back."""
+    laps = Laps(one_per_key=one_per_key)
+    laps.table.insert(*[row(number, "k") for number in range(1, 4)])
+    laps.kafka.broken, laps.delivery.leaves_behind = 1, True
+    loop = laps.loop()
+    for _ in range(20):
+        if loop._may_go_on():
+            loop.turn()
+    assert (loop._term.ended is TermEnd.FENCED) is one_per_key
+    assert laps.kafka.ids == ([] if one_per_key else [1, 2, 3])
+    loop._end()
+    assert loop.abandoned == (1 if one_per_key else 0)
