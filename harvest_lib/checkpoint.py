@@ -76,11 +76,12 @@ class Subscription:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Where a subscription stands: the `number`-th checkpoint of its generation, and the source's position, None before
-    the first. `seen` and `holds` are for retention."""
+    the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
 
     generation: int
     number: int = 0
     position: Position | None = None
+    delivered: int = 0
     seen: str = "1:1:"
     holds: int | None = None
     kept_in: str = "postgres"
@@ -91,6 +92,7 @@ class Checkpoint:
             "generation": self.generation,
             "number": self.number,
             "position": self.position,
+            "delivered": self.delivered,
             "kept_in": self.kept_in,
         }
 
@@ -100,6 +102,7 @@ class Checkpoint:
             generation=value["generation"],
             number=value["number"],
             position=value["position"],
+            delivered=value.get("delivered", 0),
             kept_in=value["kept_in"],
         )
 

@@ -339,6 +339,7 @@ class TailLoop:
             generation=self._checkpoint.generation,
             number=self._checkpoint.number + 1,
             position=position,
+            delivered=self._checkpoint.delivered + self.in_flight.records,
             seen=seen,
             holds=min(needed, default=None),
             kept_in=self._wiring.store.kept_in,

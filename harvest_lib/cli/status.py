@@ -34,8 +34,8 @@ _GROUP_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One look. `leader` is the client id and host of the group member that owns partition 0, or the session that holds
-    the lock; None when nobody does."""
+    """One look. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
+    session that holds its lock; None where nobody does. `leader` is the first of them."""
 
     table: str
     backlog_records: int
@@ -45,6 +45,7 @@ class Status:
     held_records: int | None
     """None, both of them, if there is no table of parked records, or none that may be read."""
     leader: str | None
+    leaders: list[str | None]
     members: int | None
     """How many processes are in the pool; None where nobody counts them."""
     records_per_second: float
@@ -94,24 +95,25 @@ def status(
 
 
 class _Look:
-    """Look at an outbox every second; the rate is what was purged since the last look."""
+    """Look at an outbox every second; the rate is what was purged since the last look, or delivered by the configured
+    subscription, if it purges nothing."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig) -> None:
         self._connection = connection
         self._table = table
         self._config = config
         self._subscriptions = _subscriptions(connection, table, config)
-        self._purged, self._at = self._count_purged(), time.monotonic()
+        self._done, self._at = self._count_done(), time.monotonic()
 
     def next(self) -> Status:
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
-        purged, at = self._count_purged(), time.monotonic()
-        rate, self._purged, self._at = (purged - self._purged) / (at - self._at), purged, at
+        done, at = self._count_done(), time.monotonic()
+        rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
         reading = self._subscriptions
         read = [(each, reading.lag(each)) for each in reading.shards()] if reading is not None else []
         backlog = self._backlog(read)
         counts = set_aside(self._connection, self._table, self._config).counts(self._connection)
-        leader, members, trouble = _leader(self._config, self._connection)
+        leaders, members, trouble = _leaders(self._config, self._connection)
         return Status(
             table=str(self._table),
             backlog_records=backlog.records,
@@ -119,7 +121,8 @@ class _Look:
             marked_records=backlog.marked,
             parked_records=counts.parked if counts is not None else None,
             held_records=counts.held if counts is not None else None,
-            leader=leader,
+            leader=leaders[0],
+            leaders=leaders,
             members=members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=trouble,
@@ -128,7 +131,7 @@ class _Look:
 
     def _backlog(self, read: Sequence[tuple[SubscriptionShard, Lag]]) -> Backlog:
         """Return what waits: for the configured subscription, if it is one; else everything that is there."""
-        lags = [lag for shard, lag in read if shard.name == self._config.subscription and shard.source != "mark"]
+        lags = [lag for shard, lag in read if self._is_ours(shard)]
         if not lags and self._config.columns is None:
             return self._table.backlog(self._connection)
         return Backlog(
@@ -137,10 +140,15 @@ class _Look:
             marked=0,
         )
 
-    def _count_purged(self) -> int:
+    def _is_ours(self, shard: SubscriptionShard) -> bool:
+        return shard.name == self._config.subscription and shard.source != "mark"
+
+    def _count_done(self) -> int:
         with translated():
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
-        return int(row[0]) if row is not None else 0
+        shards = self._subscriptions.shards() if self._subscriptions is not None else []
+        passed = sum(each.checkpoint.delivered for each in shards if self._is_ours(each) and each.checkpoint)
+        return passed + (int(row[0]) if row is not None else 0)
 
 
 def _subscriptions(
@@ -151,25 +159,30 @@ def _subscriptions(
     return Subscriptions(connection, table.placed(connection), make_selection(config, table))
 
 
-def _leader(config: HarvestConfig, connection: psycopg.Connection[Any]) -> tuple[str | None, int | None, str | None]:
-    """Ask the group's coordinator who owns partition 0 of the leader topic, and how many are in the pool; or Postgres
-    who holds the lock."""
+def _leaders(
+    config: HarvestConfig, connection: psycopg.Connection[Any]
+) -> tuple[list[str | None], int | None, str | None]:
+    """Ask the group's coordinator who owns each partition of the leader topic, and how many are in the pool; or
+    Postgres who holds the locks."""
+    nobody: list[str | None] = [None] * config.shards
     if config.leadership == "solo":
-        return None, None, None
+        return nobody, None, None
     if config.leadership == "postgres":
-        return lock_holder(connection, config.leader_group_id), None, None
+        return [lock_holder(connection, config.leader_group_id)] * config.shards, None, None  # one lock for all
     admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
     group = config.leader_group_id
     try:
         description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
     except KafkaException as error:
         failure = error.args[0]  # its text may be no more than the name of the request
-        return None, None, f"{failure.str().rstrip(': ')} ({failure.name()})"
-    for member in description.members:
-        for owned in member.assignment.topic_partitions:
-            if owned.topic == config.leader_topic and owned.partition == 0:
-                return f"{member.client_id}@{member.host.lstrip('/')}", len(description.members), None
-    return None, len(description.members), None
+        return nobody, None, f"{failure.str().rstrip(': ')} ({failure.name()})"
+    owners = {
+        owned.partition: f"{member.client_id}@{member.host.lstrip('/')}"
+        for member in description.members
+        for owned in member.assignment.topic_partitions
+        if owned.topic == config.leader_topic
+    }
+    return [owners.get(shard) for shard in range(config.shards)], len(description.members), None
 
 
 def _rendered(status: Status) -> Table:
@@ -181,15 +194,17 @@ def _rendered(status: Status) -> Table:
             "parked", f"[{style}]{_records(status.parked_records)}, {status.held_records:,} held behind them[/]"
         )
     grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
-    leader = escape(status.leader) if status.leader else "[yellow]nobody[/]"
-    grid.add_row("leader", f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
+    for shard, each in enumerate(status.leaders):
+        leader = escape(each) if each else "[yellow]nobody[/]"
+        name = "leader" if len(status.leaders) == 1 else f"leader {shard}"
+        grid.add_row(name, f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
     if status.members is not None:
         grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
-    for each in status.subscriptions:
-        more = "+" if each["lag_is_estimate"] else ""
-        led = "" if each["is_led"] else ", [yellow]nobody leads it[/]"
-        name = f"{escape(each['name'])} {each['shard']}/{each['shards']}"
-        grid.add_row("subscription", f"{name}: {each['lag_records']:,}{more} behind{led}")
+    for reader in status.subscriptions:
+        more = "+" if reader["lag_is_estimate"] else ""
+        led = "" if reader["is_led"] else ", [yellow]nobody leads it[/]"
+        name = f"{escape(reader['name'])} {reader['shard']}/{reader['shards']}"
+        grid.add_row("subscription", f"{name}: {reader['lag_records']:,}{more} behind{led}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid
 

@@ -14,6 +14,7 @@ from tests.benchmarks.drain import drain, drain_laps
 from tests.benchmarks.report import Result, show, write
 from tests.benchmarks.scenarios import ONLY_WHEN_NAMED, SCENARIOS, Size
 
+_WIDTH = 110
 _WARM_UP_RECORDS = 100_000
 """A broker just started compiles its code meanwhile: the first drains are three times as slow."""
 
@@ -21,6 +22,7 @@ _WARM_UP_RECORDS = 100_000
 def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
     """Run the scenarios named, or if none is all that need not be named, and return what they found."""
     console, folder = Console(), default_state() / "bench"
+    console = console if console.is_terminal else Console(width=_WIDTH)  # a file has room for all of the table
     tune_interpreter()  # as `harvest run` does
     results: list[Result] = []
     with console.status("starting Postgres and Kafka"), Stack(folder, fresh=True, parts=default_state()) as stack:

@@ -54,6 +54,9 @@ class Doomed:
     def __getattr__(self, name):
         return getattr(self._producer, name)
 
+    def __len__(self):
+        return len(self._producer)
+
     def commit_transaction(self, timeout):
         self._commits += 1
         if self._commits == 3:

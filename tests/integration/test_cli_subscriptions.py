@@ -2,8 +2,12 @@
 
 import json
 
+import psycopg
 import pytest
 from support.subscribed import Subscribed
+
+from harvest_lib.cli.status import _Look
+from harvest_lib.outbox import OutboxTable
 
 
 @pytest.fixture
@@ -92,3 +96,17 @@ def test_status_shows_who_reads_the_table(outbox, subscriptions, harvest, reaper
     (audit,) = status["subscriptions"]
     assert (audit["name"], audit["lag_records"]) == ("audit", 3)
     assert "audit" in harvest("status", "-f", str(reaper)).stdout
+
+
+def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_each_shard(outbox, harvest, reaper):
+    config = outbox.harvest(shards=2)._config
+    outbox.fill(1)
+    outbox.harvest(shards=2).drain(60)  # the subscription is there
+    with psycopg.connect(outbox.dsn, autocommit=True) as connection:
+        look = _Look(connection, OutboxTable.parse("outbox"), config)
+        outbox.fill(400)
+        outbox.harvest(shards=2).drain(60)
+        seen = look.next()
+        assert seen.records_per_second > 0
+        assert look.next().records_per_second == 0
+    assert seen.leaders == [None, None]

@@ -41,6 +41,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._producer, name)
 
+    def __len__(self):
+        return len(self._producer)
+
     def _hear(self, text):
         stats = json.loads(text)
         for broker in stats["brokers"].values():

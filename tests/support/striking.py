@@ -72,6 +72,9 @@ class StrikingProducer(Wrapped):
 
     _outstanding = False
 
+    def __len__(self):
+        return len(self._inner)
+
     def produce(self, topic, *rest, **named):
         if not topic.endswith((".neli", ".checkpoint")):
             self._strike.at("produce")
