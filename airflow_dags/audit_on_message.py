@@ -1,0 +1,49 @@
+"""A DAG that audits when a harvested message arrives.
+
+The watcher reads the topic from its end and takes no message for consumed: what arrives while it is not looking is in
+the next audit anyhow, and a backlog of messages starts one audit, not one each. Messages that came while an audit ran
+start one more after it. Connection `harvest_kafka_watch`: `auto.offset.reset=latest`, `enable.auto.commit=false`.
+"""
+
+import os
+
+from airflow.providers.apache.kafka.triggers.msg_queue import KafkaMessageQueueTrigger
+from airflow.sdk import Asset, AssetWatcher, dag
+
+from airflow_dags.audit_tasks import audit_and_report
+
+_TOPIC = os.environ.get("HARVEST_TOPIC", "flights")
+
+harvested_messages = Asset(
+    name=f"harvested_{_TOPIC}",
+    uri=f"harvest://topics/{_TOPIC}",
+    watchers=[
+        AssetWatcher(
+            name=f"harvested_{_TOPIC}",
+            trigger=KafkaMessageQueueTrigger(
+                topics=[_TOPIC],
+                kafka_config_id="harvest_kafka_watch",
+                apply_function="airflow_dags.messages.harvested",
+                poll_timeout=1,
+                poll_interval=0,  # it is waited after each message that is not ours, not at the end of the log
+                commit_offset=False,
+            ),
+        )
+    ],
+)
+
+
+@dag(
+    dag_id="harvest_audit_on_message",
+    schedule=[harvested_messages],
+    catchup=False,
+    max_active_runs=1,
+    tags=["harvest"],
+    doc_md=__doc__,
+)
+def audit_on_message() -> None:
+    """Audit and report."""
+    audit_and_report()
+
+
+audit_on_message()

@@ -1,0 +1,77 @@
+"""What is asked of Dagster, in its own words (GraphQL of Dagster 1.13), by name."""
+
+_RUN = "runId status creationTime tags { key value }"
+
+JOBS = """
+query HarvestJobs {
+  workspaceOrError {
+    __typename
+    ... on Workspace {
+      locationEntries {
+        name
+        locationOrLoadError {
+          ... on RepositoryLocation { repositories { name jobs { name } } }
+          ... on PythonError { message }
+        }
+      }
+    }
+    ... on PythonError { message }
+  }
+}
+"""
+
+RUNS = f"""
+query HarvestRuns($filter: RunsFilter!) {{
+  runsOrError(filter: $filter, limit: 100) {{
+    __typename
+    ... on Runs {{ results {{ {_RUN} }} }}
+    ... on InvalidPipelineRunsFilterError {{ message }}
+    ... on PythonError {{ message }}
+  }}
+}}
+"""
+
+RUN = f"""
+query HarvestRun($runId: ID!) {{
+  runOrError(runId: $runId) {{
+    __typename
+    ... on Run {{ {_RUN} }}
+    ... on PythonError {{ message }}
+  }}
+}}
+"""
+
+LAUNCH = f"""
+mutation HarvestLaunch($executionParams: ExecutionParams!) {{
+  launchRun(executionParams: $executionParams) {{
+    __typename
+    ... on LaunchRunSuccess {{ run {{ {_RUN} }} }}
+    ... on RunConfigValidationInvalid {{ errors {{ message }} }}
+    ... on Error {{ message }}
+  }}
+}}
+"""
+
+FAILURES = """
+query HarvestFailures($runId: ID!) {
+  runOrError(runId: $runId) {
+    __typename
+    ... on Run {
+      stepStats { stepKey status }
+      eventConnection(limit: 1000) {
+        events {
+          ... on ExecutionStepFailureEvent { stepKey error { message causes { message } } }
+          ... on RunFailureEvent { error { message causes { message } } }
+        }
+      }
+    }
+    ... on PythonError { message }
+  }
+}
+"""
+
+TERMINATE = """
+mutation HarvestTerminate($runId: String!) {
+  terminateRun(runId: $runId) { __typename }
+}
+"""

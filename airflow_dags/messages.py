@@ -1,0 +1,52 @@
+"""What the DAGs do with single Kafka messages. Airflow's Kafka provider calls these by their names."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import Message
+
+from harvest_lib.errors import KafkaError
+from harvest_lib.provenance import HEADER_NAME, unpack
+
+
+def harvested(message: Message) -> dict[str, Any] | None:
+    """Say where a harvested message came from; None when it is not ours, or says so in a way we cannot read."""
+    headers: list[tuple[str, Any]] = list(message.headers() or ())  # type: ignore[arg-type]  # as read, always a list
+    for name, value in headers:
+        if name == HEADER_NAME and isinstance(value, bytes):
+            try:
+                leader, outbox_id = unpack(value)
+            except ValueError:
+                return None
+            return {
+                "topic": message.topic(),
+                "partition": message.partition(),
+                "offset": message.offset(),
+                "outbox_id": outbox_id,
+                "leader_id": str(leader),
+            }
+    return None
+
+
+def smoke_message(mark: str) -> Iterator[tuple[str, str]]:
+    """Make the one message of a smoke test."""
+    yield mark, json.dumps({"smoke_test": mark})
+
+
+def smoke_answer(mark: str, message: Message) -> dict[str, Any] | None:
+    """Return the coordinates of the message when it is the one of this smoke test."""
+    if message.error() is not None or message.key() != mark.encode():
+        return None
+    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
+
+
+def delivered(error: ClientError | None, message: Message) -> None:
+    """Raise KafkaError when a message was not delivered: the provider by itself would only log that."""
+    if error is not None:
+        raise KafkaError(
+            f"topic {message.topic()} did not take the message",
+            evidence=error.str(),
+            next_step="check that the topic exists (`harvest` never has one created by mention) and takes writes",
+        )

@@ -1,0 +1,118 @@
+"""A real HTTP server that speaks as much of Dagster's GraphQL as we use, with runs that a test moves along."""
+
+import base64
+import json
+import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class DagsterStub:
+    """Runs by id, in the order they were started, and what was asked. `after_launch` is called with each new run."""
+
+    def __init__(self):
+        self.jobs = {"place": ["flights_job"]}
+        self.broken = {}  # code location: its error
+        self.runs = {}
+        self.asked = []
+        self.next_status = "STARTED"
+        self.failure = ""
+        self.password = ""
+        self.http_status = 200
+        self.drop_launch_answers = 0
+        self.before_launch = lambda: None
+        self.url = ""
+
+    def add(self, status, **tags):
+        run = {
+            "runId": f"run-{len(self.runs) + 1}",
+            "status": status,
+            "creationTime": float(len(self.runs)),
+            "tags": [{"key": key, "value": value} for key, value in tags.items()],
+        }
+        self.runs[run["runId"]] = run
+        return run
+
+    def launched(self):
+        return self.asked.count("HarvestLaunch")
+
+    def answer(self, name, variables):
+        return getattr(self, name.replace("Harvest", "_").lower())(variables)
+
+    def _jobs(self, _):
+        good = {
+            place: {"repositories": [{"name": "__repository__", "jobs": [{"name": job} for job in jobs]}]}
+            for place, jobs in self.jobs.items()
+        }
+        bad = {place: {"message": message} for place, message in self.broken.items()}
+        entries = [{"name": place, "locationOrLoadError": content} for place, content in {**good, **bad}.items()]
+        return {"workspaceOrError": {"__typename": "Workspace", "locationEntries": entries}}
+
+    def _runs(self, variables):
+        wanted = variables["filter"]["tags"]
+        found = [run for run in self.runs.values() if all(tag in run["tags"] for tag in wanted)]
+        return {"runsOrError": {"__typename": "Runs", "results": list(reversed(found))}}
+
+    def _run(self, variables):
+        run = self.runs.get(variables["runId"])
+        return {"runOrError": {"__typename": "Run", **run} if run else {"__typename": "RunNotFoundError"}}
+
+    def _launch(self, variables):
+        self.before_launch()
+        run = self.add(self.next_status)
+        parameters = variables["executionParams"]
+        run["tags"] = parameters["executionMetadata"]["tags"]
+        run["selector"], run["config"] = parameters["selector"], parameters["runConfigData"]
+        return {"launchRun": {"__typename": "LaunchRunSuccess", "run": run}}
+
+    def _failures(self, _):
+        error = {"message": "outer", "causes": [{"message": self.failure}]}
+        events = [{"stepKey": "flights", "error": error}] if self.failure else []
+        content = {"__typename": "Run", "stepStats": [], "eventConnection": {"events": [{}, *events]}}
+        return {"runOrError": content}
+
+    def _terminate(self, variables):
+        self.runs[variables["runId"]]["status"] = "CANCELED"
+        return {"terminateRun": {"__typename": "TerminateRunSuccess"}}
+
+
+@contextmanager
+def dagster_stub():
+    """Serve a stub on a port of 127.0.0.1."""
+    stub = DagsterStub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = re.search(r"(?:query|mutation) (\w+)", body["query"])[1]
+            stub.asked.append(name)
+            expected = "Basic " + base64.b64encode(f"user:{stub.password}".encode()).decode()
+            status = stub.http_status
+            if stub.password and self.headers.get("Authorization") != expected:
+                status = 401
+            content = (
+                {"data": stub.answer(name, body["variables"])} if status == 200 else {"errors": [{"message": "no"}]}
+            )
+            if name == "HarvestLaunch" and stub.drop_launch_answers:
+                stub.drop_launch_answers -= 1
+                self.connection.close()
+                return
+            answer = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        stub.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="dagster-stub")
+        thread.start()
+        try:
+            yield stub
+        finally:
+            server.shutdown()
+            thread.join()

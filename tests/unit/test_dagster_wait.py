@@ -1,0 +1,217 @@
+"""A Dagster run is started once, found again after any restart, and what went wrong is said with cause and evidence.
+
+Against a real HTTP server that speaks Dagster's GraphQL; that the questions are Dagster's is checked with its schema.
+"""
+
+import asyncio
+import time
+
+import pytest
+from support.dagster_stub import dagster_stub
+from support.waiting import eventually
+
+from airflow_dags import dagster_queries
+from airflow_dags.dagster_client import DagsterClient
+from airflow_dags.dagster_wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
+
+TASK = "dag/run/task/0"
+
+
+@pytest.fixture
+def dagster():
+    with dagster_stub() as stub:
+        yield stub
+
+
+def request(number=1, **changes):
+    values = {
+        "job_name": "flights_job",
+        "location": "",
+        "run_config": {"ops": {}},
+        "attempt": Attempt(task=TASK, number=number),
+        "deadline": time.time() + 30,
+        "poll_seconds": 0.01,
+        "patience_seconds": 10,
+    }
+    return Request(**{**values, **changes})
+
+
+async def waited(stub, asked, url=""):
+    async with DagsterClient(url or stub.url) as client:
+        return await outcome(client, asked)
+
+
+def wait(stub, asked=None, url=""):
+    return asyncio.run(waited(stub, asked or request(), url))
+
+
+def tags(number=1):
+    return {TASK_TAG: TASK, TRY_TAG: str(number)}
+
+
+def test_a_run_is_started_where_its_job_is_and_waited_for(dagster):
+    async def both():
+        waiting = asyncio.create_task(waited(dagster, request()))
+        while "HarvestRun" not in dagster.asked:
+            await asyncio.sleep(0.005)
+        assert not waiting.done()
+        dagster.runs["run-1"]["status"] = "SUCCESS"
+        return await waiting
+
+    assert asyncio.run(both()) == {"outcome": "succeeded", "run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
+    run = dagster.runs["run-1"]
+    assert {tag["key"]: tag["value"] for tag in run["tags"]} == tags()
+    assert run["selector"]["repositoryLocationName"] == "place"
+    assert run["config"] == {"ops": {}}
+
+
+def test_a_wait_begun_anew_finds_the_run_and_starts_no_second(dagster):
+    async def cut_short():
+        waiting = asyncio.create_task(waited(dagster, request()))
+        while "HarvestRun" not in dagster.asked:
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+
+    asyncio.run(cut_short())
+    dagster.runs["run-1"]["status"] = "SUCCESS"
+    assert wait(dagster)["run_id"] == "run-1"
+    assert dagster.launched() == 1
+
+
+@pytest.mark.parametrize("status", ["SUCCESS", "FAILURE"])
+def test_a_wait_begun_anew_after_the_runs_end_takes_its_end(status, dagster):
+    dagster.add(status, **tags())
+    assert wait(dagster)["outcome"] == ("succeeded" if status == "SUCCESS" else "failed")
+    assert dagster.launched() == 0
+
+
+def test_a_retried_task_takes_the_run_of_an_earlier_try_unless_it_failed(dagster):
+    dagster.next_status = "SUCCESS"
+    dagster.add("SUCCESS", **tags(1))
+    assert wait(dagster, request(2))["run_id"] == "run-1"
+    dagster.runs["run-1"]["status"] = "FAILURE"
+    assert wait(dagster, request(2))["run_id"] == "run-2"
+    assert dagster.launched() == 1
+
+
+def test_an_answer_lost_on_the_way_starts_nothing_twice(dagster):
+    dagster.drop_launch_answers = 1
+    dagster.next_status = "SUCCESS"
+    assert wait(dagster)["run_id"] == "run-1"
+    assert dagster.launched() == 1
+
+
+def test_of_two_runs_started_at_once_the_older_counts_and_the_newer_is_ended(dagster):
+    dagster.before_launch = lambda: dagster.add("SUCCESS", **tags())
+    assert wait(dagster)["run_id"] == "run-1"
+    assert dagster.runs["run-2"]["status"] == "CANCELED"
+    assert wait(dagster)["run_id"] == "run-1"
+
+
+def test_a_failed_run_is_told_with_its_first_cause(dagster):
+    dagster.next_status, dagster.failure = "FAILURE", "column delay is of type text"
+    event = wait(dagster)
+    assert event["outcome"] == "failed"
+    assert event["cause"] == "the Dagster job flights_job failed"
+    assert event["evidence"] == "flights: column delay is of type text"
+    assert event["next_step"] == f"look at {dagster.url}/runs/run-1"
+
+
+def test_an_unknown_job_is_refused_with_those_there_are(dagster):
+    event = wait(dagster, request(job_name="flight_job"))
+    assert event["outcome"] == "refused"
+    assert "no job 'flight_job'" in event["cause"]
+    assert event["evidence"] == "its jobs: flights_job"
+
+
+def test_a_job_in_two_places_wants_the_place(dagster):
+    dagster.jobs["other"] = ["flights_job"]
+    dagster.next_status = "SUCCESS"
+    assert wait(dagster)["evidence"] == "place, other"
+    assert wait(dagster, request(location="other"))["outcome"] == "succeeded"
+    assert dagster.runs["run-1"]["selector"]["repositoryLocationName"] == "other"
+
+
+def test_a_code_location_that_does_not_load_may_still_do_so(dagster):
+    jobs, dagster.jobs, dagster.broken = dagster.jobs, {}, {"place": "no module named flights"}
+    event = wait(dagster, request(patience_seconds=0.05))
+    assert (event["outcome"], "no module named flights" in event["evidence"]) == ("failed", True)
+
+    async def comes_back():
+        waiting = asyncio.create_task(waited(dagster, request()))
+        before = len(dagster.asked)
+        while len(dagster.asked) < before + 4:
+            await asyncio.sleep(0.005)
+        dagster.jobs, dagster.broken, dagster.next_status = jobs, {}, "SUCCESS"
+        return await waiting
+
+    assert asyncio.run(comes_back())["outcome"] == "succeeded"
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_dagster_that_does_not_answer_is_borne_for_a_while(status, dagster):
+    dagster.http_status = status or 200
+    url = "http://user:canary@127.0.0.1:1" if not status else ""
+    began = time.monotonic()
+    event = wait(dagster, request(patience_seconds=0.2), url)
+    assert time.monotonic() - began > 0.2
+    assert event["outcome"] == "failed"
+    assert "answer" in event["cause"]
+    assert "DAGSTER_URL" in event["next_step"] or status
+    assert "canary" not in str(event)
+
+
+def test_wrong_credentials_are_refused_at_once_and_right_ones_are_sent(dagster):
+    dagster.password = "canary"
+    dagster.next_status = "SUCCESS"
+    event = wait(dagster, url=dagster.url.replace("//", "//user:wrong-canary@"))
+    assert (event["outcome"], "credentials" in event["next_step"]) == ("refused", True)
+    assert "canary" not in str(event)
+    event = wait(dagster, url=dagster.url.replace("//", "//user:canary@"))
+    assert (event["outcome"], event["url"]) == ("succeeded", f"{dagster.url}/runs/run-1")
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "ftp://host"])
+def test_no_address_is_refused(url):
+    event = asyncio.run(waited(None, request(), url or " "))
+    assert (event["outcome"], "DAGSTER_URL" in event["evidence"]) == ("refused", True)
+
+
+def test_the_time_given_ends_the_wait_and_not_the_run(dagster):
+    event = wait(dagster, request(deadline=time.time() + 0.1))
+    assert (event["outcome"], event["evidence"]) == ("failed", "its status is STARTED")
+    assert dagster.runs["run-1"]["status"] == "STARTED"
+
+
+def test_a_run_that_was_deleted_is_not_waited_for(dagster):
+    dagster.add("STARTED", **tags())
+
+    async def deleted():
+        waiting = asyncio.create_task(waited(dagster, request()))
+        while "HarvestRun" not in dagster.asked:
+            await asyncio.sleep(0.005)
+        dagster.runs.clear()
+        return await waiting
+
+    assert "deleted" in asyncio.run(deleted())["cause"]
+
+
+def test_ending_the_task_ends_its_run_and_no_other(dagster):
+    dagster.add("STARTED", **tags())
+    dagster.add("SUCCESS", **tags())
+    dagster.add("STARTED", **{TASK_TAG: "another"})
+
+    async def ended():
+        async with DagsterClient(dagster.url) as client:
+            await end(client, Attempt(task=TASK, number=1))
+
+    asyncio.run(ended())
+    assert [run["status"] for run in dagster.runs.values()] == ["CANCELED", "SUCCESS", "STARTED"]
+    eventually(lambda: dagster.asked.count("HarvestTerminate") == 1)
+
+
+def test_the_questions_are_dagsters():
+    graphql = pytest.importorskip("graphql")
+    schema = pytest.importorskip("dagster_graphql.schema").create_schema().graphql_schema
+    for name in ("JOBS", "RUNS", "RUN", "LAUNCH", "FAILURES", "TERMINATE"):
+        assert graphql.validate(schema, graphql.parse(getattr(dagster_queries, name))) == []
