@@ -28,32 +28,39 @@ _FOLLOW_SECONDS = 0.2
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@app.command(epilog="Example: harvest up · harvest up --brokers 3 --fresh · harvest up --json")
+@app.command(epilog="Example: harvest up · harvest up --all · harvest up --brokers 3 --fresh · harvest up --json")
 def up(
     *,
     brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
     postgres: Annotated[str, typer.Option(help="Version of Postgres: 18 or 16.")] = "18",
     kafka: Annotated[str, typer.Option(help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
+    all_: Annotated[bool, typer.Option("--all", help="Start Dagster and Airflow as well.")] = False,
+    definitions: Annotated[
+        str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
+    ] = "dagster_harvest.definitions",
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the stack at Ctrl-C.")] = False,
     as_json: _JsonOption = False,
 ) -> None:
-    """Start Postgres and Kafka on this machine and return once both answer.
+    """Start Postgres and Kafka on this machine, with --all Dagster and Airflow too, and return once all of it answers.
 
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder). HARVEST_DSN and
     HARVEST_BOOTSTRAP_SERVERS name servers to use instead. Exits with 7 when the stack does not come up.
     """
     supervisor = _part("supervisor")
     state = _state()
+    served = definitions if all_ else ""
     if foreground:
         supervisor.stop_on_signals()
         try:
-            with _part("stack").Stack(state, postgres, kafka, brokers, fresh=fresh) as stack:
+            with _part("stack").Stack(state, postgres, kafka, brokers, fresh=fresh, definitions=served) as stack:
                 _show_up(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
         except supervisor.Stopped:
             return
-    description, already = supervisor.up(state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh)
+    description, already = supervisor.up(
+        state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh, definitions=served
+    )
     _show_up(description, "already running" if already else "up", as_json=as_json)
 
 
@@ -74,21 +81,30 @@ def ps(*, as_json: _JsonOption = False) -> None:
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
         raise typer.Exit(1)
-    rows = [_row(server.name, server.version, server.pid, server.port) for server in description.servers]
+    rows = [_row(server.name, server.version, server.pid, server.port or None) for server in description.servers]
     rows.append(_row("supervisor", "", description.pid, None))
+    addresses = {server.name: server.url for server in description.servers if server.url}
+    rows = [{**row, "url": addresses.get(row["server"], "")} for row in rows]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("server", "version", "pid", "port", "state", "memory", box=None, pad_edge=False)
+    columns = ["server", "version", "pid", "port", "state", "memory", *(["url"] if addresses else [])]
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         memory = f"{row['memory_bytes'] // _MEBIBYTE} MB"
-        table.add_row(row["server"], row["version"], str(row["pid"]), str(row["port"] or ""), row["state"], memory)
-    Console().print(table)
+        cells = [row["server"], row["version"], str(row["pid"]), str(row["port"] or ""), row["state"], memory]
+        table.add_row(*cells, *([row["url"]] if addresses else []))
+    console = Console(soft_wrap=True)
+    console.print(table)
+    if description.airflow_login:
+        console.print(f"Airflow's login: {description.airflow_login}")
 
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
-    server: Annotated[str, typer.Argument(help="postgres, kafka or supervisor; all of them by default.")] = "",
+    server: Annotated[
+        str, typer.Argument(help="postgres, kafka, dagster, airflow or supervisor; all of them by default.")
+    ] = "",
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end, of each log.")] = 20,
@@ -98,7 +114,7 @@ def logs(
     if not files:
         raise StackError(
             f"there is no log of {server or 'the stack'}",
-            next_step="name postgres, kafka or supervisor, after `harvest up` has run once",
+            next_step="name postgres, kafka, dagster, airflow or supervisor, after `harvest up` has run once",
         )
     prefix = len(files) > 1
     ends = {}
@@ -145,10 +161,16 @@ def _show_up(description: "Description", state: str, *, as_json: bool) -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for server in description.servers:
-        table.add_row(server.name, f"{server.version}, port {server.port}, pid {server.pid}")
+        place = f"port {server.port}, " if server.port else ""
+        table.add_row(server.name, f"{server.version}, {place}pid {server.pid}")
     content = json.loads(description.to_json())
     table.add_row("DSN", content["dsn"])
     table.add_row("bootstrap", content["bootstrap_servers"])
+    for server in description.servers:
+        if server.url:
+            table.add_row(server.name.partition("-")[0].capitalize(), server.url)
+    if description.airflow_login:
+        table.add_row("Airflow login", description.airflow_login)
     console = Console(soft_wrap=True)
     console.print(f"[bold green]{state}[/]")
     console.print(table)
@@ -160,7 +182,7 @@ def _row(name: str, version: str, pid: int, port: int | None) -> dict[str, Any]:
         process = psutil.Process(pid)
         status = process.status()
         state = {psutil.STATUS_ZOMBIE: "ended", psutil.STATUS_STOPPED: "frozen"}.get(status, "running")
-        family = [process, *(process.children(recursive=True) if name == "postgres" else [])]
+        family = [process, *([] if name == "supervisor" else process.children(recursive=True))]
         memory = sum(_memory(member, psutil) for member in family)
     except psutil.NoSuchProcess:
         state, memory = "ended", 0

@@ -20,6 +20,7 @@ class Server:
     version: str
     pid: int
     port: int
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Description:
     servers: tuple[Server, ...]
     pid: int
     started: float
+    airflow_login: str = ""
 
     def to_json(self, *, with_password: bool = False) -> str:
         """Write it as JSON, the password in the DSN hidden unless asked for."""

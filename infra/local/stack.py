@@ -1,4 +1,4 @@
-"""The local stack as one thing: a Postgres and a Kafka cluster that start and end together.
+"""The local stack as one thing: a Postgres and a Kafka cluster, and a platform on them, that start and end together.
 
     with Stack() as stack:
         connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.errors import StackError
 from infra.local.description import Description, Server, hide_password, process_started
 from infra.local.kafka import KafkaCluster
+from infra.local.platform import Platform
 from infra.local.postgres import PostgresServer
 from infra.local.state import default_state, locked, make_folder
 
@@ -41,12 +42,13 @@ class Stack:
         fresh: bool = False,
         durable: bool = True,
         parts: Path | None = None,
+        definitions: str = "",
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
-        Postgres does not wait for the disk.
+        Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -57,6 +59,7 @@ class Stack:
             self.postgres = PostgresServer(self.state, version=postgres, durable=durable)
         if not self._outside_servers:
             self.kafka = KafkaCluster(self.state, version=kafka, brokers=brokers, parts=parts)
+        self.platform = Platform(self.state, definitions=definitions, parts=parts) if definitions else None
         self._fresh = fresh
         self._held = ExitStack()
 
@@ -88,6 +91,8 @@ class Stack:
             if self._fresh:
                 self._wipe()
             self._start_servers()
+            if self.platform:
+                self.platform.start(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers)
             self.describe().save(self.state)
         except OSError as error:
             self.stop()
@@ -103,6 +108,8 @@ class Stack:
     def stop(self) -> None:
         """Stop the servers we started, in order and then by force; does nothing when they do not run."""
         try:
+            if self.platform:
+                self.platform.stop()
             if self.kafka:
                 self.kafka.begin_stop()
             if self.postgres:
@@ -127,6 +134,8 @@ class Stack:
             if ended:
                 self.kafka.await_ready()
             names += [f"kafka-{number}" for number in ended]
+        if self.platform:
+            names += self.platform.revive()
         if names:
             self.describe().save(self.state)
         return names
@@ -145,9 +154,10 @@ class Stack:
         return Description(
             dsn=self.dsn,
             bootstrap_servers=self.bootstrap_servers,
-            servers=tuple(servers),
+            servers=(*servers, *(self.platform.describe() if self.platform else ())),
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
+            airflow_login=self.platform.login() if self.platform else "",
         )
 
     def to_json(self) -> str:
@@ -186,7 +196,7 @@ class Stack:
             _check_kafka(self._outside_servers)
 
     def _wipe(self) -> None:
-        for pattern in ("postgres-*", "kafka-*"):
+        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "passwords"):
             for path in self.state.glob(pattern):
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -27,7 +27,7 @@ from infra.local.state import locked, make_folder
 
 _WATCH_SECONDS = 0.5
 _REVIVALS, _REVIVALS_SECONDS = 3, 60
-_DOWN_SECONDS = 45
+_DOWN_SECONDS = 120
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +58,9 @@ def stop_on_signals() -> None:
         signal.signal(number, _raise_stopped)
 
 
-def up(state: Path, *, postgres: str, kafka: str, brokers: int, fresh: bool) -> tuple[Description, bool]:
+def up(
+    state: Path, *, postgres: str, kafka: str, brokers: int, fresh: bool, definitions: str = ""
+) -> tuple[Description, bool]:
     """Bring the stack up in the background; returns it, and whether it was up already.
 
     Raises StackError when it does not come up, or is up with other versions or another number of brokers.
@@ -67,9 +69,11 @@ def up(state: Path, *, postgres: str, kafka: str, brokers: int, fresh: bool) -> 
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
         if found := running(state):
             _check_same(found, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh)
+            _check_platform(found, wanted=bool(definitions))
             return found, True
         command = [sys.executable, "-m", "infra.local.supervisor", "--state", str(state)]
         command += ["--postgres", postgres, "--kafka", kafka, "--brokers", str(brokers)]
+        command += ["--definitions", definitions]
         _launch([*command, *(["--fresh"] if fresh else [])], make_folder(state / "logs") / "supervisor.log")
         found = running(state)
     if found is None:
@@ -101,7 +105,7 @@ def down(state: Path) -> bool:
 
 def _check_same(found: Description, *, postgres: str, kafka: str, brokers: int, fresh: bool) -> None:
     databases = [server.version for server in found.servers if server.name == "postgres"]
-    clusters = [server.version for server in found.servers if server.name != "postgres"]
+    clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
     same = databases in ([], [postgres]) and clusters in ([], [kafka] * brokers)
     if fresh or not same:
         versions = ", ".join(f"{server.name} {server.version}" for server in found.servers)
@@ -109,6 +113,15 @@ def _check_same(found: Description, *, postgres: str, kafka: str, brokers: int, 
             "a stack is up already, and what was asked for needs another one",
             evidence=f"up: {versions}",
             next_step="end it with `harvest down` first",
+        )
+
+
+def _check_platform(found: Description, *, wanted: bool) -> None:
+    if wanted and not found.airflow_login:
+        raise StackError(
+            "a stack is up already, without Dagster and Airflow",
+            evidence=f"up: {', '.join(server.name for server in found.servers)}",
+            next_step="end it with `harvest down` first; its data stays",
         )
 
 
@@ -157,13 +170,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--postgres", required=True)
     parser.add_argument("--kafka", required=True)
     parser.add_argument("--brokers", type=int, required=True)
+    parser.add_argument("--definitions", default="")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--report", type=int, required=True)
     options = parser.parse_args(arguments)
     stop_on_signals()
     report = os.fdopen(options.report, "w")
     try:
-        with Stack(options.state, options.postgres, options.kafka, options.brokers, fresh=options.fresh) as stack:
+        with Stack(
+            options.state,
+            options.postgres,
+            options.kafka,
+            options.brokers,
+            fresh=options.fresh,
+            definitions=options.definitions,
+        ) as stack:
             report.write("{}")
             report.close()
             _log.info("stack is up", state=str(options.state))

@@ -1,0 +1,80 @@
+"""Sessions of processes: everything a service started, and everything that started in turn, wherever it hangs.
+
+A service is the leader of a session of its own. What it starts may outlive it and change parents and process groups,
+but stays in the session: a Dagster run, an Airflow task, whatever they run. So a service is over when its session has
+no member left.
+
+    python -m infra.local.sessions
+
+guards the sessions named on its standard input, one id a line (`-` before it when the session is over), and ends them
+once that is closed: however the process that holds the platform dies, nothing of it stays.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
+
+import psutil
+
+_POLL_SECONDS = 0.05
+_GUARD_SECONDS = 10
+
+
+def members(sessions: Iterable[int]) -> list[int]:
+    """Return the ids of the living processes of the sessions."""
+    wanted = set(sessions)
+    return [pid for pid in psutil.pids() if _session(pid) in wanted and _lives(pid)]
+
+
+def signal_all(sessions: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to every process of the sessions."""
+    for pid in members(sessions):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end(sessions: Iterable[int], *, seconds: float) -> None:
+    """Ask every process of the sessions to end, and end by force what has not done so within the time."""
+    wanted = set(sessions)
+    signal_all(wanted, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while members(wanted):
+        if time.monotonic() > deadline:
+            signal_all(wanted, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def guard(told: TextIO) -> None:
+    """Learn sessions until nobody is left to tell of any, then end them."""
+    sessions: set[int] = set()
+    for line in told:
+        if line.startswith("-"):
+            sessions.discard(int(line[1:]))  # by and by its id may be that of somebody else's
+        else:
+            sessions.add(int(line))
+    end(sessions, seconds=_GUARD_SECONDS)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+if __name__ == "__main__":
+    # The holder ends us when all is over; a signal to everybody must not make us leave before.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    guard(sys.stdin)

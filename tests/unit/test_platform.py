@@ -1,0 +1,196 @@
+"""What the platform's services are started with, and that nothing of them stays: without a server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from psycopg.conninfo import make_conninfo
+from support.waiting import eventually
+
+from harvest_lib.errors import StackError
+from infra.local import sessions
+from infra.local.airflow import Airflow, kafka_connections
+from infra.local.dagster import Dagster
+from infra.local.databases import kept_secret, sqlalchemy_url
+from infra.local.platform import Platform
+from infra.local.service import Plan, Service, ask
+
+DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
+
+
+def dagster(folder):
+    made = Dagster(folder, definitions="json")
+    made.prepare()
+    return made
+
+
+def airflow(folder):
+    made = Airflow(folder)
+    made.prepare()
+    return made
+
+
+def test_dagster_gets_its_own_database_and_the_password_only_by_environment(tmp_path):
+    plans = dagster(tmp_path).plans(DSN, {"HARVEST_DSN": "x"})
+    assert [plan.name for plan in plans] == ["dagster-code", "dagster-webserver", "dagster-daemon"]
+    instance = (tmp_path / "dagster" / "dagster.yaml").read_text()
+    assert "ca/na@ry" not in instance
+    content = yaml.safe_load(instance)
+    assert content["telemetry"] == {"enabled": False}
+    assert content["storage"]["postgres"]["postgres_db"]["params"] == {"sslmode": "disable"}
+    for plan in plans:
+        assert plan.environment["DAGSTER_POSTGRES_PASSWORD"] == "ca/na@ry"
+        assert plan.environment["HARVEST_DSN"] == "x"
+        assert "ca/na@ry" not in repr(plan)
+        assert "ca/na@ry" not in " ".join(plan.command)
+    code, webserver, _ = plans
+    assert code.command[code.command.index("json") - 1] == "-m"
+    server = yaml.safe_load((tmp_path / "dagster" / "workspace.yaml").read_text())["load_from"][0]["grpc_server"]
+    assert (server["port"], webserver.url) == (code.port, f"http://127.0.0.1:{webserver.port}")
+
+
+def test_what_dagster_keeps_is_understood_by_dagster(tmp_path):
+    dagster(tmp_path).plans(DSN, {})
+    check = (
+        "from dagster._core.instance.config import dagster_instance_config as read\n"
+        f"config = read({str(tmp_path / 'dagster')!r}); print(sorted(config[0]))"
+    )
+    environment = {**os.environ, "DAGSTER_POSTGRES_PASSWORD": "p"}
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "storage" in done.stdout, done.stderr
+
+
+def test_airflow_is_told_everything_by_environment_and_keeps_its_secrets(tmp_path):
+    made = airflow(tmp_path)
+    variables = made.environment(DSN, {"HARVEST_DSN": "x"})
+    assert variables["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("postgresql+psycopg://u:ca%2Fna%40ry@127.0.0.1")
+    assert variables["AIRFLOW__CORE__LOAD_EXAMPLES"] == "False"
+    assert Path(variables["AIRFLOW__CORE__DAGS_FOLDER"]).name == "airflow_dags"
+    assert airflow(tmp_path).environment(DSN, {"HARVEST_DSN": "x"}) == variables
+    password = json.loads(made.password_file.read_text())["admin"]
+    assert len(password) > 20
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "airflow").iterdir() if file.is_file())
+    plans = made.plans(variables)
+    assert [plan.name for plan in plans] == [
+        f"airflow-{name}" for name in ("api-server", "scheduler", "dag-processor", "triggerer")
+    ]
+    shown = repr(plans) + " ".join(word for plan in plans for word in plan.command)
+    secret = [variables["AIRFLOW__API_AUTH__JWT_SECRET"], variables["AIRFLOW__CORE__FERNET_KEY"], password]
+    assert not [each for each in secret if each in shown]
+
+
+def test_the_options_we_set_are_airflows(tmp_path):
+    known = yaml.safe_load((Path(find_spec("airflow").origin).parent / "config_templates" / "config.yml").read_text())
+    made = airflow(tmp_path)
+    for variable in made.environment(DSN, {}):
+        if variable.startswith("AIRFLOW__"):
+            _, section, option = variable.lower().split("__")
+            assert option in known[section]["options"], variable
+
+
+def test_the_kafka_connections_differ_in_where_they_begin():
+    made = {name: json.loads(value)["extra"] for name, value in kafka_connections("k:1").items()}
+    assert made["AIRFLOW_CONN_HARVEST_KAFKA"]["auto.offset.reset"] == "earliest"
+    assert made["AIRFLOW_CONN_HARVEST_KAFKA_WATCH"]["auto.offset.reset"] == "latest"
+    assert {extra["enable.auto.commit"] for extra in made.values()} == {"false"}
+    assert len({extra["group.id"] for extra in made.values()}) == 2
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StackError, match=r"no module nowhere_at\.all") as raised:
+        Platform(tmp_path, definitions="nowhere_at.all")
+    assert "--definitions" in raised.value.next_step
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_secret_is_made_once(tmp_path):
+    assert kept_secret(tmp_path / "one") == kept_secret(tmp_path / "one") != kept_secret(tmp_path / "two")
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_connection_string_becomes_sqlalchemys():
+    url = sqlalchemy_url("host=h port=1 user=u password='a/b' dbname=d sslmode=disable", "postgresql+psycopg")
+    assert url == "postgresql+psycopg://u:a%2Fb@h:1/d?sslmode=disable"
+
+
+def service(folder, command, serves=lambda _: True):
+    plan = Plan(name="some", version="1", command=tuple(command), environment=os.environ, serves=serves)
+    return Service(plan, logs=folder)
+
+
+@LINUX
+def test_a_service_ends_with_all_it_started_whatever_group_it_is_in(tmp_path):
+    # A task of Airflow has a process group of its own, and its parent may be gone before it.
+    script = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'], process_group=0)\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    made = service(tmp_path, [sys.executable, "-c", script])
+    made.spawn()
+    log = tmp_path / "some.log"
+    child = int(eventually(lambda: log.exists() and log.read_text().strip()))
+    os.kill(made.pid, signal.SIGKILL)
+    eventually(lambda: made.pid is None)
+    assert psutil.pid_exists(child)
+    made.stop()
+    eventually(lambda: not psutil.pid_exists(child))
+    made.stop()
+
+
+@LINUX
+def test_what_ignores_the_end_is_ended_by_force(tmp_path):
+    with subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600"], start_new_session=True) as process:
+        eventually(lambda: len(sessions.members([process.pid])) == 2)
+        sessions.end([process.pid], seconds=0.1)
+        assert sessions.members([process.pid]) == []
+
+
+@LINUX
+def test_the_guard_ends_what_it_was_told_of_once_nobody_tells_it_more():
+    started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
+    ended, kept = started
+    guard = subprocess.Popen([sys.executable, "-m", "infra.local.sessions"], stdin=subprocess.PIPE, text=True)
+    guard.stdin.write(f"{ended.pid}\n{kept.pid}\n-{kept.pid}\n")
+    guard.stdin.flush()
+
+    assert ended.poll() is None
+    guard.communicate(timeout=20)
+    assert ended.wait(10) == -signal.SIGTERM
+    assert kept.poll() is None
+    kept.kill()
+    kept.wait()
+
+
+def test_a_service_that_ends_names_its_log(tmp_path):
+    made = service(tmp_path, [sys.executable, "-c", "raise SystemExit('no port')"], serves=lambda _: False)
+    made.spawn()
+    with pytest.raises(StackError, match="no port") as raised:
+        made.await_ready()
+    assert str(tmp_path / "some.log") in raised.value.next_step
+    made.stop()
+
+
+def test_a_service_is_asked_about_the_time_since_its_start(tmp_path):
+    asked = []
+    made = service(tmp_path, ["sleep", "600"], serves=lambda since: asked.append(since) or True)
+    before = time.time()
+    made.spawn()
+    made.await_ready()
+    made.stop()
+    assert before <= asked[0] <= time.time()
+
+
+def test_an_address_where_nothing_answers_says_nothing():
+    assert ask("http://127.0.0.1:1/server_info") is None
