@@ -1,7 +1,8 @@
 """The audit and its report, as tasks that several DAGs use.
 
-The audit is Spark's (`python -m spark_jobs.audit`) and leaves one row of numbers in `harvest_audit.summary`. The report
-reads that row, shows it, and fails when the numbers say that something is wrong: lost, reordered, or never committed.
+The audit is Spark's (`python -m spark_jobs.audit`) and leaves one row of numbers in `harvest_audit.summary`, under an
+id that is this task's own, so that a retry replaces it. The report reads that row, shows it, and fails when a number
+says that something is wrong.
 """
 
 import os
@@ -18,42 +19,36 @@ from psycopg.rows import dict_row
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError, HarvestError
 
-_WRONG = {
-    "lost": "committed, and not in Kafka",
-    "reordered": "in Kafka in another order than their key's records were committed",
-    "unknown": "in Kafka, and never committed",
-}
-"""Columns of the summary that must be zero, and what a number in them means."""
+AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
 
-_SUMMARY = """
-    SELECT * FROM harvest_audit.summary
-    WHERE at >= %(since)s
-    ORDER BY at DESC
-    LIMIT 1
-"""
+_WRONG = {
+    "lost": ("committed, and not in Kafka", "lost"),
+    "reordered": ("in Kafka in another order than their key's records were committed", "reorderings"),
+    "unknown": ("in Kafka, and never committed", "unknown"),
+    "duplicates_adjacent": ("sent twice by one term, one after the other", "duplicates"),
+    "duplicates_separated": ("sent twice by one term, with others of their key between", "duplicates"),
+}
+"""Columns of the summary that must be zero: what a number in them means, and the table that names each record."""
+
+_FOUND = 1
+"""What the audit exits with when it found something, which is for the report to say."""
 
 
 class AuditFailed(HarvestError):
-    """The audit found records that were lost, reordered or never committed: its tables name each of them."""
+    """The audit found records that were lost, reordered, repeated or never committed: its tables name each of them."""
 
 
 class AuditMissing(HarvestError):
-    """There is no summary of the audit that just ran: its own log says why."""
-
-
-@task(task_id="begin", retries=2, retry_delay=timedelta(seconds=10))
-def begin() -> str:
-    """Ask Postgres for the time, which also shows, before Spark starts, that it answers."""
-    with connect(_dsn()) as connection:
-        row = connection.execute("SELECT clock_timestamp()::text").fetchone()
-    return str(row[0]) if row else ""
+    """There is no summary of the audit that just ran: the log of the task `audit` says why."""
 
 
 def run_audit() -> BashOperator:
     """Compare Kafka with what was committed, in a Spark of its own that ends with the task."""
+    command = f'{shlex.quote(sys.executable)} -m spark_jobs.audit --audit-id "$HARVEST_AUDIT_ID"'
     return BashOperator(
         task_id="audit",
-        bash_command=f"exec {shlex.quote(sys.executable)} -m spark_jobs.audit",
+        bash_command=f"{command} || test $? -eq {_FOUND}",
+        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id is anybody's text
         append_env=True,
         execution_timeout=timedelta(hours=2),
         retries=1,
@@ -62,40 +57,44 @@ def run_audit() -> BashOperator:
 
 
 @task(task_id="report")
-def report(since: str) -> dict[str, Any]:
-    """Show the numbers of the audit that ran since then. Raises AuditFailed when they are wrong, naming them."""
-    numbers = _summary(since)
+def report(audit_id: str) -> dict[str, Any]:
+    """Show the numbers of an audit. Raises AuditFailed when they are wrong, naming them."""
+    numbers = _summary(audit_id)
     print(_page(numbers))  # noqa: T201 - a task's output is its log
     wrong = {column: numbers[column] for column in _WRONG if numbers[column]}
     if wrong:
+        counts = ", ".join(f"{count} {column}" for column, count in wrong.items())
+        meanings = "; ".join(f"{column}: {_WRONG[column][0]}" for column in wrong)
+        tables = dict.fromkeys(_WRONG[column][1] for column in wrong)
         raise AuditFailed(
-            "the audit found " + ", ".join(f"{count} {column}" for column, count in wrong.items()),
-            evidence="; ".join(f"{column}: {_WRONG[column]}" for column in wrong)
-            + f"; of {numbers['committed']} committed and {numbers['records']} in Kafka, audit {numbers['audit_id']}",
-            next_step=f"read harvest_audit.{next(iter(wrong)) if 'reordered' not in wrong else 'reorderings'}"
+            f"the audit found {counts}",
+            evidence=f"{meanings}; of {numbers['committed']} committed, with {numbers['records']} in Kafka",
+            next_step=f"look at {', '.join(f'harvest_audit.{table}' for table in tables)}"
             f" WHERE audit_id = '{numbers['audit_id']}'",
         )
-    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in numbers.items()}
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in numbers.items()}
 
 
 def audit_and_report() -> None:
     """Put the tasks in order, inside a DAG."""
-    since = begin()
-    audit = run_audit()
-    numbers = report(since)  # type: ignore[arg-type]  # what a task returns stands for its value
-    since >> audit >> numbers
+    run_audit() >> report(AUDIT_ID)
 
 
-def _summary(since: str) -> dict[str, Any]:
-    with connect(_dsn()) as connection, connection.cursor(row_factory=dict_row) as cursor:
+def _summary(audit_id: str) -> dict[str, Any]:
+    dsn = os.environ.get("HARVEST_DSN", "")
+    if not dsn:
+        raise ConfigError(
+            "it is not known where the outbox is", field="HARVEST_DSN", next_step="set it where Airflow's tasks run"
+        )
+    with connect(dsn) as connection, connection.cursor(row_factory=dict_row) as cursor:
         try:
-            row = cursor.execute(_SUMMARY, {"since": since}).fetchone()
+            row = cursor.execute("SELECT * FROM harvest_audit.summary WHERE audit_id = %s", (audit_id,)).fetchone()
         except psycopg.errors.UndefinedTable:
             row = None
     if row is None:
         raise AuditMissing(
             "the audit left no summary",
-            evidence=f"harvest_audit.summary has no row since {since}",
+            evidence=f"harvest_audit.summary has no row of {audit_id}",
             next_step="read the log of the task `audit`",
         )
     return row
@@ -103,17 +102,10 @@ def _summary(since: str) -> dict[str, Any]:
 
 def _page(numbers: dict[str, Any]) -> str:
     width = max(map(len, numbers))
-    return "\n".join(["audit", *(f"  {name:<{width}}  {_shown(value)}" for name, value in numbers.items())])
+    return "\n".join(
+        ["the audit's numbers", *(f"  {name:<{width}}  {_shown(value)}" for name, value in numbers.items())]
+    )
 
 
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)
-
-
-def _dsn() -> str:
-    dsn = os.environ.get("HARVEST_DSN", "")
-    if not dsn:
-        raise ConfigError(
-            "it is not known where the outbox is", field="HARVEST_DSN", next_step="set it where Airflow's tasks run"
-        )
-    return dsn

@@ -63,7 +63,7 @@ class DagsterJobOperator(BaseOperator):
     Dagster has no such job or refuses the run.
     """
 
-    template_fields: Sequence[str] = ("job_name", "location", "run_config")
+    template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config")
     template_fields_renderers = {"run_config": "json"}  # noqa: RUF012 - Airflow reads a plain class attribute
 
     def __init__(
@@ -71,16 +71,21 @@ class DagsterJobOperator(BaseOperator):
         *,
         job_name: str,
         location: str = "",
+        partition: str = "",
         run_config: Mapping[str, Any] | str | None = None,
         wait: timedelta = timedelta(hours=1),
         patience: timedelta = timedelta(minutes=5),
         poll: timedelta = timedelta(seconds=5),
         **arguments: Any,
     ) -> None:
-        """Prepare. `location` is needed only when several code locations have a job of this name."""
+        """Prepare. `location` is needed only when several code locations have a job of this name.
+
+        `partition` is the one to run of a partitioned job.
+        """
         super().__init__(**arguments)
         self.job_name = job_name
         self.location = location
+        self.partition = partition
         self.run_config = run_config or {}
         self.wait = wait
         self.patience = patience
@@ -91,6 +96,7 @@ class DagsterJobOperator(BaseOperator):
         trigger = DagsterRunTrigger(
             job_name=self.job_name,
             location=self.location,
+            partition=self.partition,
             run_config=json.loads(self.run_config) if isinstance(self.run_config, str) else self.run_config,
             attempt=asdict(_attempt(context)),
             deadline=time.time() + self.wait.total_seconds(),

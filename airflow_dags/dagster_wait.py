@@ -18,6 +18,7 @@ from airflow_dags.dagster_client import DagsterClient, DagsterError, DagsterRefu
 
 TASK_TAG = "airflow/task"
 TRY_TAG = "airflow/try"
+PARTITION_TAG = "dagster/partition"
 
 _log = logging.getLogger(__name__)
 
@@ -56,17 +57,24 @@ class Attempt:
 class Request:
     """What to run, for whom, and how long to wait.
 
-    `deadline` is Unix time, so that beginning anew does not move it; `patience_seconds` is how long Dagster may be
-    unreachable without a break.
+    `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
+    Unix time, so that beginning anew does not move it; `patience_seconds` is how long Dagster may be unreachable at a
+    time.
     """
 
     job_name: str
     location: str
+    partition: str
     run_config: Mapping[str, Any]
     attempt: Attempt
     deadline: float
     poll_seconds: float
     patience_seconds: float
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags a run carries that is started for this."""
+        return {**self.attempt.tags, **({PARTITION_TAG: self.partition} if self.partition else {})}
 
 
 async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
@@ -115,7 +123,7 @@ async def _found_or_launched(client: DagsterClient, request: Request) -> Run:
         _log.info("found the Dagster run of this task: %s", client.run_url(found.run_id))
         return found
     job = await client.find_job(request.job_name, request.location)
-    started = await client.launch(job, run_config=request.run_config, tags=request.attempt.tags)
+    started = await client.launch(job, run_config=request.run_config, tags=request.tags)
     _log.info("started the Dagster run %s", client.run_url(started.run_id))
     found = request.attempt.choose(await client.runs_with(mine)) or started
     if found.run_id != started.run_id:

@@ -15,9 +15,10 @@ from airflow_dags.dagster_trigger import DagsterJobOperator
     max_active_runs=4,
     params={
         "job": Param(
-            os.environ.get("HARVEST_DAGSTER_JOB", "flights_job"), type="string", minLength=1, title="Dagster job"
+            os.environ.get("HARVEST_DAGSTER_JOB", "flights_audit"), type="string", minLength=1, title="Dagster job"
         ),
         "location": Param("", type="string", title="Code location, when several have such a job"),
+        "partition": Param("", type="string", title="Partition, of a job that has them, such as 2013-01-31"),
         "run_config": Param({}, type="object", title="The run's configuration"),
     },
     render_template_as_native_obj=True,
@@ -30,6 +31,7 @@ def run_dagster_job() -> None:
         task_id="dagster_job",
         job_name="{{ params.job }}",
         location="{{ params.location }}",
+        partition="{{ params.partition }}",
         run_config="{{ params.run_config }}",
         wait=timedelta(hours=2),
         retries=2,

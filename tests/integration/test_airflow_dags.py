@@ -29,17 +29,20 @@ NUMBERS = """
     delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
     backlog_age_seconds double precision
 """
-# Stands for `spark_jobs.audit`: it leaves the summary that its variables say.
+# Stands for `spark_jobs.audit`: it leaves the summary that its variables say, and exits as that does.
 AUDIT = """
 import os, sys, psycopg
+_, option, audit_id = sys.argv
+assert option == "--audit-id"
 with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
     connection.execute("CREATE SCHEMA IF NOT EXISTS harvest_audit")
     connection.execute('''CREATE TABLE IF NOT EXISTS harvest_audit.summary (NUMBERS)''')
     if "LOST" in os.environ:
         connection.execute(
             "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, reordered, unknown,"
-            " delay_p99_ms) VALUES ('night', clock_timestamp(), 8, 10, %s, 0, 0, 12.5)", [os.environ["LOST"]]
+            " delay_p99_ms) VALUES (%s, clock_timestamp(), 8, 10, %s, 0, 0, 12.5)", [audit_id, os.environ["LOST"]]
         )
+sys.exit(os.environ.get("LOST", "0") != "0")
 """
 
 
@@ -139,16 +142,16 @@ def test_a_topic_that_is_not_there_is_named(airflow, unique):
 @pytest.mark.parametrize("dag_id", ["harvest_nightly_audit", "harvest_audit_on_message"])
 def test_an_audit_that_finds_nothing_wrong_is_reported(dag_id, airflow, audited):
     answer, log = run_airflow({**airflow, **audited, "LOST": "0"}, dag_id, "{}")
-    assert answer["tasks"] == dict.fromkeys(("begin", "audit", "report"), "success"), log[-4000:]
+    assert answer["tasks"] == dict.fromkeys(("audit", "report"), "success"), log[-4000:]
     assert answer["returned"]["report"]["committed"] == 10
     assert "delay_p99_ms" in log
 
 
 def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(airflow, audited):
     answer, log = run_airflow({**airflow, **audited, "LOST": "2"}, "harvest_nightly_audit", "{}")
-    assert answer["tasks"] == {"begin": "success", "audit": "success", "report": "failed"}
+    assert answer["tasks"] == {"audit": "success", "report": "failed"}
     assert "the audit found 2 lost" in log
-    assert "harvest_audit.lost WHERE audit_id = 'night'" in log
+    assert f"harvest_audit.lost WHERE audit_id = 'harvest_nightly_audit/{answer['run_id']}'" in log
 
 
 def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(airflow, audited):
@@ -158,9 +161,8 @@ def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(airflow, audited
     assert "the audit left no summary" in log
 
 
-def test_a_postgres_that_does_not_answer_fails_before_spark_starts(airflow):
+def test_an_audit_that_fails_is_not_reported(airflow, audited):
     nowhere = {"HARVEST_DSN": "host=127.0.0.1 port=1 user=u password=canary dbname=d"}
-    answer, log = run_airflow({**airflow, **nowhere}, "harvest_nightly_audit", "{}")
-    assert answer["tasks"]["audit"] != "success"
-    assert "Postgres" in log
+    answer, log = run_airflow({**airflow, **audited, **nowhere, "LOST": "0"}, "harvest_nightly_audit", "{}")
+    assert "success" not in answer["tasks"].values()
     assert "canary" not in log

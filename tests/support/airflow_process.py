@@ -1,7 +1,7 @@
 """Airflow in a process of its own, since importing it seizes logging and a home folder.
 
-    python airflow_process.py import              print the errors of importing the DAGs, and their ids
-    python airflow_process.py DAG_ID CONF         run a DAG as `dag.test()` does, and print what became of its tasks
+    python airflow_process.py import          print the errors of importing the DAGs, and their ids
+    python airflow_process.py DAG_ID CONF     run a DAG as `dag.test()` does, with retries at once, and print its end
 
 The answer is the last line of the output, in JSON; the lines before it are Airflow's log.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 
 def run_airflow(environment, *arguments):
@@ -38,7 +39,10 @@ def main(arguments):
         return
     assert not bag.import_errors, bag.import_errors
     dag_id, conf = arguments
-    run = bag.get_dag(dag_id).test(run_conf=json.loads(conf))
+    dag = bag.get_dag(dag_id)
+    for task in dag.tasks:
+        task.retry_delay = timedelta(0)
+    run = dag.test(run_conf=json.loads(conf))
     instances = run.get_task_instances()
     answer(
         {

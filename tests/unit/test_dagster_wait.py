@@ -27,6 +27,7 @@ def request(number=1, **changes):
     values = {
         "job_name": "flights_job",
         "location": "",
+        "partition": "",
         "run_config": {"ops": {}},
         "attempt": Attempt(task=TASK, number=number),
         "deadline": time.time() + 30,
@@ -63,6 +64,12 @@ def test_a_run_is_started_where_its_job_is_and_waited_for(dagster):
     assert {tag["key"]: tag["value"] for tag in run["tags"]} == tags()
     assert run["selector"]["repositoryLocationName"] == "place"
     assert run["config"] == {"ops": {}}
+
+
+def test_a_partition_is_named_by_dagsters_tag(dagster):
+    dagster.next_status = "SUCCESS"
+    wait(dagster, request(partition="2013-01-31"))
+    assert {"key": "dagster/partition", "value": "2013-01-31"} in dagster.runs["run-1"]["tags"]
 
 
 def test_a_wait_begun_anew_finds_the_run_and_starts_no_second(dagster):

@@ -1,0 +1,217 @@
+"""The compose file and the Helm values, held against what their tools document: no engine is needed for that."""
+
+import json
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+INFRA = Path(__file__).parents[2] / "infra"
+NAME = "^[a-zA-Z0-9._-]+$"
+WORDS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+MAPPING = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def closed(required=(), **properties):
+    return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
+
+
+def named(content):
+    return {"type": "object", "additionalProperties": False, "patternProperties": {NAME: content}}
+
+
+# The part of the Compose Specification's own schema that the file makes use of; stricter where we can be: lists and not
+# strings for what would be split, mappings and not lists for the environment, health checks whole.
+COMPOSE = {
+    **closed(
+        ["name", "services"],
+        name={"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        services=named(
+            closed(
+                ["image"],
+                image={"type": "string", "pattern": "^[a-z0-9/._-]+:[a-zA-Z0-9._-]+$"},
+                build=closed(["context", "dockerfile"], context={"type": "string"}, dockerfile={"type": "string"}),
+                command=WORDS,
+                environment=MAPPING,
+                configs={
+                    "type": "array",
+                    "items": closed(
+                        ["source", "target"],
+                        source={"type": "string"},
+                        target={"type": "string", "pattern": "^/"},
+                    ),
+                },
+                ports=WORDS,
+                volumes=WORDS,
+                init={"type": "boolean"},
+                restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                depends_on=named(
+                    closed(
+                        ["condition"],
+                        condition={"enum": ["service_started", "service_healthy", "service_completed_successfully"]},
+                    )
+                ),
+                healthcheck=closed(
+                    ["test", "interval", "timeout", "retries"],
+                    test=WORDS,
+                    interval={"type": "string", "pattern": "^[0-9]+s$"},
+                    timeout={"type": "string", "pattern": "^[0-9]+s$"},
+                    retries={"type": "integer"},
+                ),
+            )
+        ),
+        configs=named(closed(["content"], content={"type": "string"})),
+        volumes=named(closed()),
+    ),
+    "patternProperties": {"^x-": {}},
+}
+
+# The keys of the charts that we set, as their documented values have them.
+IMAGE = closed(
+    ["repository", "tag"], repository={"type": "string"}, tag={"type": "string"}, pullPolicy={"type": "string"}
+)
+SECRETS = {"type": "array", "items": closed(["name"], name={"type": "string"})}
+DAGSTER_CHART = closed(
+    **{
+        "global": closed(postgresqlSecretName={"type": "string"}),
+        "dagsterWebserver": closed(replicaCount={"type": "integer"}),
+        "dagsterDaemon": closed(enabled={"type": "boolean"}),
+        "runLauncher": closed(
+            ["type", "config"],
+            type={"enum": ["K8sRunLauncher"]},
+            config=closed(k8sRunLauncher=closed(envSecrets=SECRETS)),
+        ),
+        "dagster-user-deployments": closed(
+            enabled={"type": "boolean"},
+            deployments={
+                "type": "array",
+                "items": closed(
+                    ["name", "image", "dagsterApiGrpcArgs", "port"],
+                    name={"type": "string"},
+                    image=IMAGE,
+                    dagsterApiGrpcArgs=WORDS,
+                    port={"type": "integer"},
+                    envSecrets=SECRETS,
+                ),
+            },
+        ),
+        "generatePostgresqlPasswordSecret": {"type": "boolean"},
+        "postgresql": closed(
+            enabled={"type": "boolean"},
+            postgresqlHost={"type": "string"},
+            postgresqlUsername={"type": "string"},
+            postgresqlDatabase={"type": "string"},
+        ),
+        "telemetry": closed(enabled={"type": "boolean"}),
+    }
+)
+SWITCH = closed(["enabled"], enabled={"type": "boolean"})
+AIRFLOW_CHART = closed(
+    airflowVersion={"type": "string"},
+    executor={"enum": ["LocalExecutor"]},
+    uid={"type": "integer"},
+    images=closed(airflow=IMAGE),
+    config=closed(core=MAPPING),
+    extraEnvFrom={"type": "string"},
+    data=closed(metadataSecretName={"type": "string"}),
+    fernetKeySecretName={"type": "string"},
+    apiSecretKeySecretName={"type": "string"},
+    jwtSecretName={"type": "string"},
+    postgresql=SWITCH,
+    redis=SWITCH,
+    statsd=SWITCH,
+    triggerer=closed(enabled={"type": "boolean"}, replicas={"type": "integer"}),
+)
+
+
+def content(name):
+    return yaml.safe_load((INFRA / name).read_text())
+
+
+def complaints(schema, document):
+    return [f"{error.json_path}: {error.message}" for error in Draft7Validator(schema).iter_errors(document)]
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return content("compose.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("compose.yaml", COMPOSE),
+        ("helm/values-dagster.yaml", DAGSTER_CHART),
+        ("helm/values-airflow.yaml", AIRFLOW_CHART),
+    ],
+)
+def test_the_files_hold_only_what_their_tools_know(name, schema):
+    assert complaints(schema, content(name)) == []
+
+
+def test_a_misspelt_key_is_found(compose):
+    wrong = json.loads(json.dumps(compose))
+    wrong["services"]["kafka"]["enviroment"] = {}
+    assert complaints(COMPOSE, wrong)
+
+
+def test_what_is_named_is_there(compose):
+    services = compose["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert {each["source"] for each in service.get("configs", ())} <= set(compose["configs"])
+        assert {volume.split(":")[0] for volume in service.get("volumes", ())} <= set(compose["volumes"])
+        for name, condition in service.get("depends_on", {}).items():
+            if condition["condition"] == "service_healthy":
+                assert "healthcheck" in services[name]
+    built = [service["build"] for service in services.values() if "build" in service]
+    assert [(INFRA / build["context"] / build["dockerfile"]).exists() for build in built] == [True]
+
+
+def test_nothing_is_open_to_the_network_and_no_password_stands_there(compose):
+    text = (INFRA / "compose.yaml").read_text()
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    asked = set(re.findall(r"\$\{(\w+):\?\}", text))
+    example = (INFRA / "compose.env.example").read_text()
+    assert asked == set(re.findall(r"^(\w+)=$", example, re.MULTILINE))
+    for service in compose["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|SECRET|KEY|CONN(_ASYNC)?$", name):
+                assert "${" in value or name.startswith("AIRFLOW_CONN"), name
+
+
+def test_everything_of_harvest_up_all_is_there(compose):
+    assert set(compose["services"]) == {
+        *("postgres", "kafka", "dagster-code", "dagster-webserver", "dagster-daemon", "airflow-migrate"),
+        *("airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
+    }
+
+
+def test_airflow_is_told_by_options_it_has(compose):
+    known = yaml.safe_load((Path(find_spec("airflow").origin).parent / "config_templates" / "config.yml").read_text())
+    options = compose["services"]["airflow-scheduler"]["environment"]
+    for name in options:
+        if name.startswith("AIRFLOW__"):
+            _, section, option = name.lower().split("__")
+            assert option in known[section]["options"], name
+    values = content("helm/values-airflow.yaml")
+    assert set(values["config"]["core"]) <= set(known["core"]["options"])
+
+
+def test_the_versions_are_those_of_the_environment():
+    assert content("helm/values-airflow.yaml")["airflowVersion"] == version("apache-airflow-core")
+    assert f"--version {version('dagster')} " in (INFRA / "helm" / "values-dagster.yaml").read_text()
+
+
+def test_what_containers_are_told_is_yaml(compose):
+    for name in ("dagster", "workspace"):
+        assert yaml.safe_load(compose["configs"][name]["content"])
+    for name, value in compose["services"]["airflow-triggerer"]["environment"].items():
+        if name.startswith("AIRFLOW_CONN"):
+            assert json.loads(value)["conn_type"] == "kafka"
