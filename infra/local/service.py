@@ -60,6 +60,7 @@ class Service:
             end_signal=signal.SIGTERM,
         )
         self._session = 0
+        self._reach: set[int] = set()
         self._started = 0.0
 
     @property
@@ -92,14 +93,16 @@ class Service:
     def begin_stop(self) -> None:
         """Ask the service and all it started to end, without waiting."""
         if self._session:
-            sessions.signal_all([self._session], signal.SIGTERM)
+            self._reach = sessions.reach([self._session])  # looked up now: whoever ends is a parent no more
+            sessions.signal_all(self._reach, signal.SIGTERM)
 
     def stop(self) -> None:
         """End the service and all it started, in order and then by force; does nothing when it does not run."""
+        if self._session and not self._reach:
+            self._reach = sessions.reach([self._session])
         self._process.stop()
-        if self._session:
-            sessions.end([self._session], seconds=_STOP_SECONDS)
-        self._session = 0
+        sessions.end(self._reach, seconds=_STOP_SECONDS)
+        self._session, self._reach = 0, set()
 
     def describe(self) -> Server:
         """Say what runs and where."""

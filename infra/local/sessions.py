@@ -1,8 +1,8 @@
 """Sessions of processes: everything a service started, and everything that started in turn, wherever it hangs.
 
 A service is the leader of a session of its own. What it starts may outlive it and change parents and process groups,
-but stays in the session: a Dagster run, an Airflow task, whatever they run. So a service is over when its session has
-no member left.
+but stays in the session (a Dagster run, an Airflow task), unless it opens one of its own (a command that such a task
+runs), which is found as long as its parent lives. So a service is over when these sessions have no member left.
 
     python -m infra.local.sessions
 
@@ -30,6 +30,15 @@ def members(sessions: Iterable[int]) -> list[int]:
     return [pid for pid in psutil.pids() if _session(pid) in wanted and _lives(pid)]
 
 
+def reach(sessions: Iterable[int]) -> set[int]:
+    """Return the sessions and those that their processes, or their children, have opened."""
+    found = set(sessions)
+    for pid in members(found):
+        with suppress(psutil.NoSuchProcess):
+            found |= {_session(child.pid) for child in psutil.Process(pid).children(recursive=True)}
+    return found - {0}
+
+
 def signal_all(sessions: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to every process of the sessions."""
     for pid in members(sessions):
@@ -38,8 +47,8 @@ def signal_all(sessions: Iterable[int], number: signal.Signals) -> None:
 
 
 def end(sessions: Iterable[int], *, seconds: float) -> None:
-    """Ask every process of the sessions to end, and end by force what has not done so within the time."""
-    wanted = set(sessions)
+    """Ask every process within reach to end, and end by force what has not done so within the time."""
+    wanted = reach(sessions)
     signal_all(wanted, signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while members(wanted):

@@ -134,8 +134,8 @@ def test_a_service_ends_with_all_it_started_whatever_group_it_is_in(tmp_path):
     # A task of Airflow has a process group of its own, and its parent may be gone before it.
     script = (
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen(['sleep', '600'], process_group=0)\n"
-        "print(child.pid, flush=True); time.sleep(600)"
+        "one = subprocess.Popen(['sleep', '600'], process_group=0)\n"
+        "print(one.pid, flush=True); time.sleep(600)"
     )
     made = service(tmp_path, [sys.executable, "-c", script])
     made.spawn()
@@ -147,6 +147,22 @@ def test_a_service_ends_with_all_it_started_whatever_group_it_is_in(tmp_path):
     made.stop()
     eventually(lambda: not psutil.pid_exists(child))
     made.stop()
+
+
+@LINUX
+def test_a_command_in_a_session_of_its_own_ends_with_its_service(tmp_path):
+    script = (
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True); time.sleep(600)"
+    )
+    made = service(tmp_path, [sys.executable, "-c", script])
+    made.spawn()
+    log = tmp_path / "some.log"
+    child = int(eventually(lambda: log.exists() and log.read_text().strip()))
+    made.begin_stop()
+    eventually(lambda: made.pid is None)
+    made.stop()
+    assert sessions.members([child]) == []
 
 
 @LINUX
