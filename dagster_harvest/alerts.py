@@ -1,0 +1,75 @@
+"""What failed, why, and the next step, in one line where it is looked for; and what has recovered.
+
+A sensor, not a hook: a hook runs inside the run, and one whose process was killed has nobody to call it. `tell` may be
+replaced by whatever wakes people; the default is the log of the code location, and the sensor's own.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import dagster as dg
+
+from dagster_harvest.settings import OutboxSettings
+
+Tell = Callable[[str], None]
+
+_log = logging.getLogger(__name__)
+
+
+def log_alert(text: str) -> None:
+    """Say it in the log of the code location."""
+    _log.error("dagster_alert", extra={"reason": text})
+
+
+def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[dg.SensorDefinition]:
+    """Return the sensor of failures and that of recoveries, over the outbox's jobs, both on by default."""
+    jobs = [settings.daemon_job_name, settings.audit_job_name]
+
+    @dg.run_failure_sensor(
+        name=f"{settings.name}_failures",
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=10,
+        description="Says of a failed run what failed, why, and what to do next.",
+    )
+    def failures(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
+        if context.dagster_run.job_name not in jobs:
+            return dg.SkipReason("a run of another job")
+        text = told_failure(context)
+        context.log.error(text)
+        tell(text)
+        return None
+
+    @dg.run_status_sensor(
+        run_status=dg.DagsterRunStatus.STARTED,
+        name=f"{settings.name}_recoveries",
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=10,
+        description="Says that a job whose last run failed runs again.",
+    )
+    def recoveries(context: dg.RunStatusSensorContext) -> dg.SkipReason | None:
+        run = context.dagster_run
+        if run.job_name not in jobs:
+            return dg.SkipReason("a run of another job")
+        earlier = context.instance.get_runs(dg.RunsFilter(job_name=run.job_name), limit=10)
+        before = next((each for each in earlier if each.run_id != run.run_id and each.is_finished), None)
+        if before is None or before.status is not dg.DagsterRunStatus.FAILURE:
+            return dg.SkipReason("the run before it had not failed")
+        text = f"{run.job_name} runs again as {run.run_id}, after {before.run_id} had failed"
+        context.log.info(text)
+        tell(text)
+        return None
+
+    return [failures, recoveries]
+
+
+def told_failure(context: dg.RunFailureSensorContext) -> str:
+    """Return what is said of a failed run: of each step that failed its own words, else the run's."""
+    run = context.dagster_run
+    causes = [
+        data.user_failure_data.description
+        for event in context.get_step_failure_events()
+        if (data := event.step_failure_data).user_failure_data is not None and data.user_failure_data.description
+    ]
+    cause = "; ".join(causes) or context.failure_event.message or "Dagster does not say why"
+    step = "it is started again by its supervisor" if "daemon" in run.job_name else "correct it, then launch it again"
+    return f"{run.job_name} failed, run {run.run_id}: {cause}\n  then: {step}"

@@ -1,0 +1,228 @@
+"""The assets of an outbox: source data, business table and outbox, topics, audit tables.
+
+    source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic> ──Spark──► audit/<name>/…
+
+What Spark writes has daily partitions, and a backfill of many days is one run and one Spark. Topics are external: the
+harvester fills them, and tells of it by observations.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster import AssetExecutionContext
+from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dagster_harvest.daemon import as_failure
+from dagster_harvest.piped import SAID_VARIABLE
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings, WriterSettings
+from dagster_harvest.summary import TABLES, AuditMissing, Summary, details, last_summary
+from harvest_lib.errors import HarvestError
+
+PIPES_KEY = "spark_pipes"
+
+_LONGEST_SAID = 2000
+_WHAT_AUDITS_FIND = {
+    "summary": "One row per audit: every number.",
+    "lost": "Records that were committed and are not in Kafka.",
+    "duplicates": "Records that are in Kafka more than once: adjacent, separated, across epochs.",
+    "reorderings": "Records that stand after one of their key that was written later.",
+    "unknown": "Records in Kafka that nobody committed.",
+}
+
+
+def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
+    """Return what is filled by others than Dagster's assets: source, topics, and the outbox if nobody here writes."""
+    group = settings.name
+    specs = [
+        dg.AssetSpec(
+            key,
+            deps=[settings.outbox_key],
+            group_name=group,
+            kinds={"kafka"},
+            description=f"Topic of the outbox {settings.name}; {settings.daemon_job_name} fills and observes it.",
+        )
+        for key in settings.topic_keys
+    ]
+    if settings.writer is None:
+        about = f"The table {settings.table}, which applications write."
+        return [*specs, dg.AssetSpec(settings.outbox_key, group_name=group, kinds={"postgres"}, description=about)]
+    source = dg.AssetSpec(
+        dg.AssetKey(["source", settings.writer.source]), group_name=group, description="Where the rows come from."
+    )
+    return [*specs, source]
+
+
+def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.AssetsDefinition:
+    """Return business table and outbox, which one Spark job fills in one transaction per day."""
+    business = settings.business_key
+    assert business is not None  # noqa: S101 - there is a writer
+
+    @dg.multi_asset(
+        name=f"{settings.name}_written",
+        specs=[
+            dg.AssetSpec(
+                business,
+                deps=[dg.AssetKey(["source", writer.source])],
+                kinds={"spark", "postgres"},
+                description="Business rows.",
+            ),
+            dg.AssetSpec(
+                settings.outbox_key,
+                deps=[business],
+                kinds={"spark", "postgres"},
+                description="A record for each business row, committed with it.",
+            ),
+        ],
+        group_name=settings.name,
+        partitions_def=dg.DailyPartitionsDefinition(start_date=writer.first_day, end_date=writer.end_day),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        required_resource_keys={settings.resource_key, PIPES_KEY},
+    )
+    def written(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        days = context.partition_key_range
+        arguments = ["--first-day", days.start, "--last-day", days.end]
+        arguments += ["--table", writer.table, "--topic", settings.topics[0]]
+        arguments += ["--source", writer.file] if writer.file else []
+        told = run_piped(context, settings, writer.module, arguments, outbox_option="--outbox")
+        reports = [each for each in told if "batch" in each]
+        summary: Mapping[str, Any] = next((each["summary"] for each in told if "summary" in each), {})
+        metadata = {
+            "rows": sum(each["rows"] for each in reports),
+            "promoted_rows": sum(each["rows"] for each in reports if each["status"] == "promoted"),
+            "days": len(reports),
+            "days_promoted_before": sum(each["status"] == "already-promoted" for each in reports),
+            "staging_rows_per_second": summary.get("staging_rows_per_second", 0),
+            "promotion_rows_per_second": summary.get("promotion_rows_per_second", 0),
+            "seconds": summary.get("seconds", 0.0),
+        }
+        yield dg.MaterializeResult(asset_key=business, metadata=metadata)
+        yield dg.MaterializeResult(asset_key=settings.outbox_key, metadata=metadata)
+
+    return written
+
+
+def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
+    """Return the audit's result tables, which one Spark job fills."""
+
+    @dg.multi_asset(
+        name=f"{settings.name}_audit_tables",
+        specs=[
+            dg.AssetSpec(
+                settings.audit_key(table),
+                deps=[settings.outbox_key, *settings.topic_keys],
+                kinds={"spark", "postgres"},
+                description=_WHAT_AUDITS_FIND[table],
+                freshness_policy=dg.FreshnessPolicy.time_window(
+                    fail_window=timedelta(hours=settings.audit.fail_after_hours),
+                    warn_window=timedelta(hours=settings.audit.warn_after_hours),
+                ),
+            )
+            for table in TABLES
+        ],
+        group_name=settings.name,
+        required_resource_keys={settings.resource_key, PIPES_KEY},
+    )
+    def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        failure: dg.Failure | None = None
+        try:
+            before = _summary_or_none(context, settings)
+            run_piped(context, settings, settings.audit.module, settings.audit.arguments)
+            with _resource(context, settings).connect() as connection:
+                summary = last_summary(connection)
+                counts = details(connection, summary.audit_id)
+        except HarvestError as error:
+            failure = as_failure(error)
+        if failure is not None:
+            raise failure
+        if before is not None and before.audit_id == summary.audit_id:
+            raise dg.Failure(
+                description=f"{settings.audit.module} ended well and left no summary of its own",
+                metadata={"last_audit": summary.audit_id, "next_step": "read its log above; is it the same database?"},
+                allow_retries=False,
+            )
+        numbers = _numbers(summary)
+        yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata=numbers)
+        for table, count in counts.items():
+            found: dict[str, Any] = {"rows": count, "audit_id": summary.audit_id}
+            yield dg.MaterializeResult[Any](asset_key=settings.audit_key(table), metadata=found)
+
+    return audited
+
+
+def run_piped(
+    context: AssetExecutionContext,
+    settings: OutboxSettings,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    outbox_option: str | None = None,
+) -> Sequence[Mapping[str, Any]]:
+    """Run a module under Dagster Pipes with the harvester's connection; return its messages, its log is the run's.
+
+    The password travels in the process's environment alone. Raises Failure with what the module said of its end.
+    """
+    resource = _resource(context, settings)
+    config = resource.config()
+    parameters = {name: str(value) for name, value in conninfo_to_dict(config.data_source.conninfo()).items() if value}
+    password = parameters.pop("password", "")
+    environment = {
+        "HARVEST_DSN": config.data_source.conninfo(),
+        "HARVEST_OUTBOX_TABLE": config.outbox_table,
+        "HARVEST_BOOTSTRAP_SERVERS": str(config.base_kafka_config.get("bootstrap.servers", "")),
+        "PYTHONPATH": _search_path(),
+        **({"PGPASSWORD": password} if password else {}),
+    }
+    command = [sys.executable, "-m", "dagster_harvest.piped", module, *arguments]
+    if outbox_option is not None:
+        command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
+    client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
+    failed: str | None = None
+    with tempfile.TemporaryDirectory(prefix="harvest-piped-") as folder:
+        said = Path(folder) / "said"
+        environment[SAID_VARIABLE] = str(said)
+        try:
+            done = client.run(context=context, command=command, env=environment)
+        except DagsterPipesExecutionError as error:
+            words = said.read_text()[-_LONGEST_SAID:].strip() if said.exists() else ""
+            failed = f"{module} failed: {words or error}"
+    if failed is not None:
+        raise dg.Failure(
+            description=failed,
+            metadata={
+                "module": module,
+                "next_step": "do what its last words say, and run this again: nothing is twice",
+            },
+            allow_retries=False,
+        )
+    return list(done.get_custom_messages())
+
+
+def _summary_or_none(context: AssetExecutionContext, settings: OutboxSettings) -> Summary | None:
+    with _resource(context, settings).connect() as connection:
+        try:
+            return last_summary(connection)
+        except AuditMissing:
+            return None
+
+
+def _numbers(summary: Summary) -> dict[str, Any]:
+    names = [name for name in Summary.__slots__ if name not in {"audit_id", "at"}]
+    numbers = {name: getattr(summary, name) for name in names if getattr(summary, name) is not None}
+    return {"audit_id": summary.audit_id, "audited_at": dg.MetadataValue.timestamp(summary.at), **numbers}
+
+
+def _search_path() -> str:
+    # As Dagster found this code, so the process does, installed or not.
+    return ":".join(path for path in sys.path if path)
+
+
+def _resource(context: AssetExecutionContext, settings: OutboxSettings) -> HarvesterResource:
+    resource: HarvesterResource = getattr(context.resources, settings.resource_key)
+    return resource

@@ -1,0 +1,205 @@
+"""What is asserted of an outbox, its topics and its audits, with the numbers that say so.
+
+backlog_age, backlog_size     of the outbox; the supervisor evaluates them as it ticks, a person whenever they like
+schema                        of the business rows, the outbox rows and the audit's result (pandera)
+lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block what is made from it, because
+ordering                      data downstream would be wrong; duplicates warn under deliveries that may repeat
+expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
+
+A number that is not known is no zero: a check that cannot read what it judges fails and says why.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from dagster_harvest.look import Waiting, look
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings, Thresholds
+from dagster_harvest.summary import Summary, last_summary
+from harvest_lib.errors import HarvestError
+
+BACKLOG_CHECKS = ("backlog_age", "backlog_size")
+
+Verdict = dg.AssetCheckResult
+
+_WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
+
+
+# -- judging: numbers in, a verdict out
+
+
+def judged_backlog(waiting: Waiting, thresholds: Thresholds) -> tuple[Verdict, Verdict]:
+    """Judge how old and how long the backlog is. A threshold that is reached counts as crossed."""
+    age = _graded(
+        waiting.age_seconds,
+        thresholds.backlog_age_warn_seconds,
+        thresholds.backlog_age_error_seconds,
+        what="the oldest record that waits is",
+        unit="s old",
+    )
+    size = _graded(
+        waiting.records,
+        thresholds.backlog_warn_records,
+        thresholds.backlog_error_records,
+        what="waiting:",
+        unit="records, or more" if waiting.is_estimate else "records",
+    )
+    return age, size
+
+
+def judged_lost(summary: Summary) -> Verdict:
+    """Fail if a record that was committed is not in Kafka."""
+    return _none(summary, "lost", "committed and not in Kafka", lost=summary.lost, committed=summary.committed)
+
+
+def judged_unknown(summary: Summary) -> Verdict:
+    """Fail if Kafka has a record of ours that was never committed."""
+    return _none(
+        summary,
+        "unknown",
+        "in Kafka and never committed",
+        unknown=summary.unknown,
+        foreign_messages=summary.foreign_messages,
+    )
+
+
+def judged_ordering(summary: Summary) -> Verdict:
+    """Fail if a key's records came in another order than they were written."""
+    return _none(summary, "reordered", "before one of their key that was written earlier", reordered=summary.reordered)
+
+
+def judged_duplicates(summary: Summary) -> Verdict:
+    """Warn of records that came more than once; fail if they came apart from each other or across terms' epochs.
+
+    An adjacent repeat is what at-least-once promises; a separated one puts an old value after a new one.
+    """
+    apart = summary.duplicates_separated + summary.duplicates_cross_epoch
+    total = summary.duplicates_adjacent + apart
+    return Verdict(
+        passed=total == 0,
+        severity=_ERROR if apart else _WARN,
+        description=f"{total:,} of {summary.records:,} records came more than once, {apart:,} of them apart",
+        metadata={
+            "duplicates_adjacent": summary.duplicates_adjacent,
+            "duplicates_separated": summary.duplicates_separated,
+            "duplicates_cross_epoch": summary.duplicates_cross_epoch,
+            **_of(summary),
+        },
+    )
+
+
+def _graded(value: float, warn: float, error: float | None, *, what: str, unit: str) -> Verdict:
+    is_error = error is not None and value >= error
+    metadata = {"value": float(value), "warn_at": float(warn)}
+    if error is not None:
+        metadata["error_at"] = float(error)
+    return Verdict(
+        passed=value < warn and not is_error,
+        severity=_ERROR if is_error else _WARN,
+        description=f"{what} {value:,.0f} {unit}",
+        metadata=metadata,
+    )
+
+
+def _none(summary: Summary, what: str, meaning: str, **numbers: int) -> Verdict:
+    count = numbers[what]
+    return Verdict(
+        passed=count == 0,
+        severity=_ERROR,
+        description=f"{count:,} of {summary.records:,} records are {meaning}",
+        metadata={**numbers, **_of(summary)},
+    )
+
+
+def _of(summary: Summary) -> dict[str, Any]:
+    return {
+        "audit_id": summary.audit_id,
+        "audited_at": dg.MetadataValue.timestamp(summary.at),
+        "records": summary.records,
+    }
+
+
+_JUDGES: Mapping[str, Callable[[Summary], Verdict]] = {
+    "lost": judged_lost,
+    "unknown": judged_unknown,
+    "ordering": judged_ordering,
+    "duplicates": judged_duplicates,
+}
+"""All but `duplicates` block: an at-least-once delivery that repeats harms nobody who was told of it."""
+
+
+# -- the checks as Dagster runs them
+
+
+def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
+    """Return the checks of what waits."""
+
+    @dg.multi_asset_check(
+        name=f"{settings.name}_backlog",
+        specs=[
+            dg.AssetCheckSpec(
+                "backlog_age", asset=settings.outbox_key, description="How long the oldest record has waited."
+            ),
+            dg.AssetCheckSpec("backlog_size", asset=settings.outbox_key, description="How many records wait."),
+        ],
+        required_resource_keys={settings.resource_key},
+    )
+    def backlog(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
+        resource = _resource(context, settings)
+        try:
+            with resource.connect() as connection:
+                verdicts = judged_backlog(look(connection, resource.config()), settings.thresholds)
+        except HarvestError as error:
+            verdicts = (unreadable(error), unreadable(error))
+        for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True):
+            yield named(verdict, name, settings.outbox_key)
+
+    return backlog
+
+
+def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
+    """Return the checks of the last audit's summary."""
+    key = settings.audit_key("summary")
+
+    @dg.multi_asset_check(
+        name=f"{settings.name}_audit_checks",
+        specs=[
+            dg.AssetCheckSpec(name, asset=key, blocking=name != "duplicates", description=judge.__doc__)
+            for name, judge in _JUDGES.items()
+        ],
+        required_resource_keys={settings.resource_key},
+    )
+    def audit(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
+        try:
+            with _resource(context, settings).connect() as connection:
+                summary = last_summary(connection)
+        except HarvestError as error:
+            for name in _JUDGES:
+                yield named(unreadable(error), name, key)
+            return
+        for name, judge in _JUDGES.items():
+            yield named(judge(summary), name, key)
+
+    return audit
+
+
+def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:
+    """Return a verdict as that of a check."""
+    return verdict._replace(check_name=name, asset_key=key)
+
+
+def unreadable(error: HarvestError) -> Verdict:
+    """Return the verdict on what could not be read."""
+    return Verdict(
+        passed=False,
+        severity=_ERROR,
+        description=str(error),
+        metadata={"cause": error.cause, "evidence": error.evidence or "none", "next_step": error.next_step},
+    )
+
+
+def _resource(context: dg.AssetCheckExecutionContext, settings: OutboxSettings) -> HarvesterResource:
+    resource: HarvesterResource = getattr(context.resources, settings.resource_key)
+    return resource

@@ -1,0 +1,62 @@
+"""The component "an outbox": what a `defs.yaml` of a few lines becomes."""
+
+import dagster as dg
+
+from dagster_harvest.alerts import alert_sensors
+from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, written_assets
+from dagster_harvest.checks import audit_checks, backlog_checks
+from dagster_harvest.daemon import daemon_job
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.supervisor import supervisor_sensor
+
+
+class OutboxComponent(OutboxSettings, dg.Component):
+    """An outbox: the run that harvests it and its supervisor, its assets, its checks, its nightly audit.
+
+    type: dagster_harvest.components.OutboxComponent
+    attributes:
+      name: shop
+      topics: [orders]
+    """
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Return all of it; the key of each resource holds the outbox's name, so that there may be many."""
+        del context
+        return outbox_definitions(self)
+
+
+def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
+    """Return the definitions of an outbox, for those who have no use for YAML."""
+    daemon = daemon_job(settings)
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*outside_specs(settings), audit_assets(settings)]
+    if settings.writer is not None:
+        assets.append(written_assets(settings, settings.writer))
+    audit_job = dg.define_asset_job(
+        settings.audit_job_name,
+        selection=dg.AssetSelection.groups(settings.name) & dg.AssetSelection.key_prefixes(["audit", settings.name]),
+        executor_def=dg.in_process_executor,
+        description="Audits, and judges what it found.",
+    )
+    nightly = dg.ScheduleDefinition(
+        name=f"{settings.name}_nightly_audit",
+        job=audit_job,
+        cron_schedule=settings.audit.cron,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    return dg.Definitions(
+        assets=assets,
+        asset_checks=[backlog_checks(settings), audit_checks(settings)],
+        jobs=[daemon, audit_job] if settings.daemon.mode == "run" else [audit_job],
+        schedules=[nightly],
+        sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],
+        resources={
+            settings.resource_key: HarvesterResource(
+                config_file=settings.config_file,
+                dsn=dg.EnvVar(settings.dsn_variable) if settings.dsn_variable else None,
+                outbox_table=settings.table,
+            ),
+            PIPES_KEY: dg.PipesSubprocessClient(),
+        },
+    )

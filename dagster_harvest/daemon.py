@@ -1,0 +1,256 @@
+"""The run that harvests: a job of one op that starts the harvester and stays with it.
+
+What it does, in order
+1. take the row by which it is known to live (`dagster_harvest.heartbeat`); refused if another run has it and lives
+2. start the harvester; stand by or lead, as the election says
+3. every few seconds tell the numbers: a log line, and an observation of each topic that the UI plots
+4. end by an interrupt (the run is terminated), by what killed the harvester, or because another run was given its row:
+   the harvester stops and hands leadership over, and the row says that it was in order
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from dagster_harvest.beating import Beating
+from dagster_harvest.heartbeat import Place
+from dagster_harvest.look import Waiting, look
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings
+from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError
+from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
+from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.tuning import tune_interpreter
+
+DAEMON_TAG = "harvest/daemon"
+GENERATION_TAG = "harvest/generation"
+SLOT_TAG = "harvest/slot"
+
+_STEP_SECONDS = 0.2
+"""How long the interpreter is kept from running a signal handler at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a run tells. `rate` is in records per second since it last told; `waiting` None while Postgres is away."""
+
+    delivered: int
+    rate: float
+    in_flight: int
+    leader_id: str | None
+    generation: int
+    waiting: Waiting | None
+
+    def metadata(self) -> dict[str, dg.MetadataValue]:
+        """Return them as the UI plots them."""
+        told: dict[str, dg.MetadataValue] = {
+            "delivered_records": dg.MetadataValue.int(self.delivered),
+            "records_per_second": dg.MetadataValue.float(round(self.rate, 1)),
+            "in_flight_records": dg.MetadataValue.int(self.in_flight),
+            "is_leader": dg.MetadataValue.bool(self.leader_id is not None),
+            "leader_id": dg.MetadataValue.text(self.leader_id or "standby"),
+            "generation": dg.MetadataValue.int(self.generation),
+        }
+        if self.waiting is not None:
+            told["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
+            told["backlog_age_seconds"] = dg.MetadataValue.float(round(self.waiting.age_seconds, 3))
+            if self.waiting.epoch is not None:
+                told["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
+        return told
+
+    def line(self) -> str:
+        """Return them for the log."""
+        role = f"leader {self.leader_id[:8]}" if self.leader_id else "standby"
+        waiting = (
+            f"backlog {self.waiting.records:,} records, the oldest {self.waiting.age_seconds:.1f} s"
+            if self.waiting is not None
+            else "backlog unknown"
+        )
+        return f"{role}: delivered {self.delivered:,}, {self.rate:,.0f} records/s, {waiting}"
+
+
+def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
+    """Return the job of which the supervisor keeps a run."""
+
+    @dg.op(
+        name=f"harvest_{settings.name}",
+        required_resource_keys={settings.resource_key},
+        tags={"kind": "kafka"},
+    )
+    def harvest(context: dg.OpExecutionContext) -> None:
+        """Harvest until the run is terminated, or something that will not pass ends it."""
+        failure: dg.Failure | None = None
+        try:
+            _Daemon(context, settings).run()
+        except HarvestError as error:
+            failure = as_failure(error)
+        if failure is not None:  # outside the handler: the causes of ours may quote a row, and Dagster stores them
+            raise failure
+
+    @dg.job(
+        name=settings.daemon_job_name,
+        description=f"Moves the outbox {settings.table!r} to Kafka; kept alive by {settings.name}_supervisor.",
+        executor_def=dg.in_process_executor,
+        # Dagster's own retries know nothing of beats: the supervisor alone starts the next run.
+        tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},
+    )
+    def job() -> None:
+        harvest()
+
+    return job
+
+
+def as_failure(error: HarvestError) -> dg.Failure:
+    """Return what a person reads in the run: cause, evidence and the next step."""
+    return dg.Failure(
+        description=str(error),
+        metadata={"cause": error.cause, "evidence": error.evidence or "none", "next_step": error.next_step},
+        allow_retries=False,
+    )
+
+
+def location_of(run: dg.DagsterRun) -> str:
+    """Return the code location that a run is of."""
+    origin = run.remote_job_origin
+    return origin.location_name if origin is not None else "in-process"
+
+
+class _Daemon:
+    """One run's life."""
+
+    def __init__(self, context: dg.OpExecutionContext, settings: OutboxSettings) -> None:
+        self._context = context
+        self._settings = settings
+        self._resource: HarvesterResource = getattr(context.resources, settings.resource_key)
+        self._config = self._resource.config()
+        self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._generation = 0
+        self._last = (time.monotonic(), 0)
+
+    def run(self) -> None:
+        run, daemon = self._context.run, self._settings.daemon
+        place = Place(name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0")))
+        outbox = OutboxTable.parse(self._config.outbox_table)
+        beating = Beating(
+            self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.beat_every_seconds
+        )
+        given = run.tags.get(GENERATION_TAG)
+        try:
+            self._generation = beating.start(
+                generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
+            )
+            with _overheard(self._told):
+                self._harvest(beating)
+        finally:
+            beating.close()
+
+    def _harvest(self, beating: Beating) -> None:
+        tune_interpreter()  # the process is this run's alone, in Dagster's launchers
+        harvest = Harvest(self._config)
+        harvest.set_event_handler(self._hear)
+        harvest.start()
+        self._say(f"harvests as generation {self._generation}, or stands by for who leads")
+        try:
+            due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
+            while not harvest.await_stopped(_STEP_SECONDS):
+                self._pass_on()
+                if beating.was_succeeded.is_set():
+                    raise LifecycleError(
+                        "another run was given this one's place",
+                        evidence=f"the row of {self._settings.name!r} in harvest_daemons names another run",
+                        next_step="nothing: the other run harvests; look at why this one was taken for dead",
+                    )
+                if time.monotonic() >= due:
+                    self._report(harvest)
+                    due = time.monotonic() + self._settings.daemon.report_every_seconds
+        finally:  # an interrupt is a BaseException
+            self._stop(harvest)
+
+    def _stop(self, harvest: Harvest) -> None:
+        began = time.monotonic()
+        harvest.stop()
+        with suppress(Exception):  # what killed it is on its way up already
+            if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
+                self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
+        self._pass_on()
+        self._say(f"stopped after {harvest.delivered_records:,} records, in {time.monotonic() - began:.2f} s")
+
+    def _report(self, harvest: Harvest) -> None:
+        now, delivered = time.monotonic(), harvest.delivered_records
+        then, before = self._last
+        self._last = now, delivered
+        leader_id = harvest.leader_id
+        numbers = Numbers(
+            delivered=delivered,
+            rate=(delivered - before) / (now - then),
+            in_flight=harvest.in_flight_records,
+            leader_id=str(leader_id) if leader_id is not None else None,
+            generation=self._generation,
+            waiting=self._waiting(),
+        )
+        self._say(numbers.line())
+        for key in self._settings.topic_keys:
+            self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
+
+    def _waiting(self) -> Waiting | None:
+        try:
+            with self._resource.connect() as connection:
+                return look(connection, self._config)
+        except DatabaseError as error:  # the harvester waits it out, and so do we
+            self._say(f"the backlog could not be read: {error}", logging.WARNING)
+            return None
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case LeaderAcquired():
+                self._told.put((logging.INFO, f"leads shard {event.shard} as {event.leader_id}"))
+            case LeaderRefreshed():
+                self._told.put((logging.WARNING, f"leads shard {event.shard} under a new id, {event.leader_id}"))
+            case LeaderRevoked():
+                self._told.put((logging.INFO, f"leads shard {event.shard} no longer: leadership was handed over"))
+            case LeaderFenced():
+                self._told.put((logging.WARNING, f"fenced itself off shard {event.shard}: it could not prove to lead"))
+            case MeterRead():
+                pass
+
+    def _pass_on(self) -> None:
+        """Log what other threads had to say; Dagster's event log is written from this one only."""
+        with suppress(queue.Empty):
+            while True:
+                level, text = self._told.get_nowait()
+                self._say(text, level)
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        self._context.log.log(level, text)
+
+
+class _Ear(logging.Handler):
+    def __init__(self, told: "queue.SimpleQueue[tuple[int, str]]") -> None:
+        super().__init__(logging.WARNING)
+        self._told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: Mapping[str, Any] = record.__dict__
+        reason = fields.get("reason")
+        self._told.put((record.levelno, f"{record.getMessage()}: {reason}" if reason else record.getMessage()))
+
+
+@contextmanager
+def _overheard(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
+    """Put what the library and the beats complain of into the queue."""
+    ear = _Ear(told)
+    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest")]
+    for logger in loggers:
+        logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(ear)

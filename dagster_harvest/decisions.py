@@ -1,0 +1,145 @@
+"""What has to be done so that exactly one run harvests. Pure: runs, the last beat and the time in, one step out.
+
+A run is alive as long as it beats, whatever Dagster believes: the default launcher never notices that a run's process
+is gone, and the run stays STARTED for ever. So a run that Dagster believes STARTED and that has not beaten for
+`stale_after_seconds` is given up, and the next generation begins, the later the more runs have failed in a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dagster_harvest.heartbeat import Beat
+from dagster_harvest.settings import DaemonSettings
+
+Phase = Literal["queued", "starting", "started", "canceling", "failed", "canceled", "succeeded"]
+
+_PENDING = ("queued", "starting")
+_ACTIVE = ("queued", "starting", "started", "canceling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRun:
+    """A run as Dagster believes it to be. `changed_at`: when it came into its phase, in Unix seconds."""
+
+    run_id: str
+    generation: int
+    phase: Phase
+    changed_at: float
+    began_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """The database of the beats could not be asked."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """One run is alive, or may be: nothing to do."""
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """None is alive, and it is not time for the next."""
+
+    seconds: float
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The next generation has to begin now."""
+
+    generation: int
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """A run is dead, and Dagster has to be told; then decide again."""
+
+    run_id: str
+    was_canceled: bool
+    reason: str
+
+
+Decision = Keep | Wait | Start | GiveUp
+
+
+def decide(runs: Sequence[DaemonRun], beat: Beat | Unknown | None, *, now: float, settings: DaemonSettings) -> Decision:
+    """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds."""
+    newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
+    for run in newest_first:
+        if run.phase in _ACTIVE:
+            return _of_active(run, beat, now, settings)
+    known = beat if isinstance(beat, Beat) else None
+    generation = 1 + max([*(run.generation for run in runs), known.generation if known else 0])
+    finished = {run.run_id for run in runs}
+    if known and not known.is_stopped and known.age_seconds < settings.stale_after_seconds:
+        # Reported failed or canceled from outside while its process lives; or of a run that Dagster has forgotten.
+        whose = "which Dagster believes ended" if known.run_id in finished else "which Dagster does not know"
+        return Wait(
+            seconds=settings.stale_after_seconds - known.age_seconds,
+            failures=failures_in_a_row(newest_first, settings),
+            reason=f"run {known.run_id}, {whose}, still beats",
+        )
+    failures = failures_in_a_row(newest_first, settings)
+    if failures:
+        delay = backoff_seconds(failures, settings)
+        # What was found dead had died at its last beat; the backoff counts from there.
+        died = now - known.age_seconds if known and known.run_id == newest_first[0].run_id else now
+        waited = now - min(newest_first[0].changed_at, died)
+        if waited < delay:
+            return Wait(
+                seconds=delay - waited, failures=failures, reason=f"{failures} failed in a row, backing off {delay:g} s"
+            )
+        return Start(generation=generation, failures=failures, reason=f"after {failures} failed in a row")
+    reason = "none has run yet" if not runs else f"the last one has {newest_first[0].phase}"
+    return Start(generation=generation, failures=0, reason=reason)
+
+
+def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
+    """Return how long after the last of so many failures in a row the next run may begin."""
+    doubled: float = settings.first_backoff_seconds * 2.0 ** min(failures - 1, 64)
+    return min(doubled, settings.longest_backoff_seconds)
+
+
+def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings) -> int:
+    """Count the failures since a run last lived long enough, or ended in order."""
+    count = 0
+    for run in newest_first:
+        if run.phase != "failed":
+            break
+        count += 1
+        if run.began_at is not None and run.changed_at - run.began_at >= settings.healthy_after_seconds:
+            break
+    return count
+
+
+def _of_active(run: DaemonRun, beat: Beat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
+    since = now - run.changed_at
+    if run.phase in _PENDING:
+        # A queue may be long, and that is for its owner to say; what was launched has to come.
+        if run.phase == "starting" and since >= settings.start_within_seconds:
+            return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
+        return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")
+    if isinstance(beat, Unknown):
+        return Keep(run_id=run.run_id, reason=f"believed {run.phase}; nobody can say whether it lives: {beat.reason}")
+    own = beat if beat is not None and beat.run_id == run.run_id else None
+    was_canceled = run.phase == "canceling"
+    if own is None:
+        if since >= 2 * settings.stale_after_seconds:
+            return GiveUp(run_id=run.run_id, was_canceled=was_canceled, reason=f"has not beaten in {since:.0f} s")
+        return Keep(run_id=run.run_id, reason=f"{run.phase}, no beat yet")
+    if own.age_seconds < settings.stale_after_seconds:
+        return Keep(run_id=run.run_id, reason=f"alive: last beat {own.age_seconds:.1f} s ago")
+    silence = f"last beat {own.age_seconds:.1f} s ago on {own.host}, process {own.pid}"
+    return GiveUp(run_id=run.run_id, was_canceled=was_canceled or own.is_stopped, reason=silence)

@@ -1,0 +1,180 @@
+"""The rows by which a living run is known, in the outbox's own database: Postgres's clock, one row per daemon.
+
+Promises
+- Of two runs that claim one row, one has it: the other is refused while the first is alive, unless it is of a later
+  generation, as the supervisor gives it to a successor of the dead.
+- A run that was succeeded learns it at its next beat, however long it was frozen.
+- A run that stopped in order says so.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.errors import LifecycleError
+from harvest_lib.outbox import OutboxTable
+
+TABLE = "harvest_daemons"
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+  name          text NOT NULL,
+  code_location text NOT NULL,
+  slot          integer NOT NULL,
+  run_id        text NOT NULL,
+  generation    bigint NOT NULL,
+  host          text NOT NULL,
+  pid           integer NOT NULL,
+  started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  beat_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  stopped_at    timestamptz,
+  PRIMARY KEY (name, code_location, slot)
+)"""
+
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one then fails.
+_LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_daemons ddl', 0))"
+
+_CLAIM = """
+INSERT INTO {table} AS daemon (name, code_location, slot, run_id, generation, host, pid)
+VALUES (%(name)s, %(location)s, %(slot)s, %(run_id)s, coalesce(%(generation)s, 1), %(host)s, %(pid)s)
+ON CONFLICT (name, code_location, slot) DO UPDATE SET
+  run_id = excluded.run_id, generation = coalesce(%(generation)s, daemon.generation + 1), host = excluded.host,
+  pid = excluded.pid, started_at = clock_timestamp(), beat_at = clock_timestamp(), stopped_at = NULL
+WHERE daemon.generation < %(generation)s
+   OR daemon.run_id = excluded.run_id
+   OR (coalesce(%(generation)s >= daemon.generation, true) AND (daemon.stopped_at IS NOT NULL
+       OR daemon.beat_at < clock_timestamp() - make_interval(secs => %(stale)s)))
+RETURNING generation
+"""
+
+_BEAT = """
+UPDATE {table} SET beat_at = clock_timestamp()
+WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND run_id = %(run_id)s
+"""
+
+_STOP = """
+UPDATE {table} SET stopped_at = clock_timestamp()
+WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND run_id = %(run_id)s
+"""
+
+_READ = """
+SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - beat_at)::float8,
+       extract(epoch FROM clock_timestamp() - started_at)::float8, stopped_at IS NOT NULL
+FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which row: a daemon's name, the code location it is defined in, and its number among the runs kept there."""
+
+    name: str
+    location: str
+    slot: int = 0
+
+    def values(self) -> dict[str, Any]:
+        return {"name": self.name, "location": self.location, "slot": self.slot}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The last sign of a run. Ages are in seconds, by Postgres's clock."""
+
+    run_id: str
+    generation: int
+    host: str
+    pid: int
+    age_seconds: float
+    lived_seconds: float
+    is_stopped: bool
+
+
+class Heartbeats:
+    """The table, on a connection of the caller's, in autocommit. Calls raise DatabaseError."""
+
+    def __init__(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> None:
+        self._connection = connection
+        self._table = table
+
+    @classmethod
+    def beside(cls, connection: psycopg.Connection[Any], outbox: OutboxTable) -> Self:
+        """Name the table in the schema of the outbox."""
+        return cls(connection, OutboxTable((*outbox.parts[:-1], TABLE)).identifier)
+
+    def create(self) -> None:
+        """Make the table unless it is there."""
+        if self._exists():
+            return
+        with translated(), self._connection.transaction():
+            self._connection.execute(_LOCK_DDL)
+            self._connection.execute(self._fill(_CREATE))
+
+    def claim(self, place: Place, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
+        """Take the row for a run and return its generation; None stands for the next one.
+
+        Raises LifecycleError if another run has it and lives.
+        """
+        values = {
+            **place.values(),
+            "run_id": run_id,
+            "generation": generation,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "stale": stale_after_seconds,
+        }
+        with translated():
+            row = self._connection.execute(self._fill(_CLAIM), values).fetchone()
+        if row is not None:
+            return int(row[0])
+        other = self.read(place)
+        raise LifecycleError(
+            f"another run harvests {place.name!r} in the code location {place.location!r} already",
+            evidence=f"run {other.run_id}, generation {other.generation}, has beaten {other.age_seconds:.1f} s ago "
+            f"on {other.host}"
+            if other is not None
+            else "its row was taken meanwhile",
+            next_step="leave the starting to the supervisor, or terminate the other run first",
+        )
+
+    def beat(self, place: Place, run_id: str) -> bool:
+        """Say that a run lives; tell whether the row is still its own."""
+        with translated():
+            return self._connection.execute(self._fill(_BEAT), {**place.values(), "run_id": run_id}).rowcount == 1
+
+    def stop(self, place: Place, run_id: str) -> None:
+        """Say that a run has stopped in order."""
+        with translated():
+            self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
+
+    def read(self, place: Place) -> Beat | None:
+        """Return the last sign of whoever has the row, if anybody ever had it."""
+        if not self._exists():
+            return None
+        with translated():
+            row = self._connection.execute(self._fill(_READ), place.values()).fetchone()
+        if row is None:
+            return None
+        run_id, generation, host, pid, age, lived, is_stopped = row
+        return Beat(
+            run_id=run_id,
+            generation=generation,
+            host=host,
+            pid=pid,
+            age_seconds=max(0.0, age),
+            lived_seconds=max(0.0, lived - age),
+            is_stopped=is_stopped,
+        )
+
+    def _exists(self) -> bool:
+        with translated():
+            name = self._table.as_string(self._connection)
+            row = self._connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
+        return row is not None and bool(row[0])
+
+    def _fill(self, statement: LiteralString) -> sql.Composed:
+        return sql.SQL(statement).format(table=self._table)

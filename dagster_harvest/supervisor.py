@@ -1,0 +1,228 @@
+"""The sensor that keeps exactly one run of a daemon per code location and slot, or watches one that runs elsewhere.
+
+A tick reads the runs of the job, the last beat, and the outbox; what it does is decided in `dagster_harvest.decisions`.
+It asks no broker unless the harvester runs elsewhere, gives no statement more than some seconds, and never harvests.
+The cursor is what the last tick saw, as JSON; the tick's message says it in words.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import dagster as dg
+
+from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
+from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, location_of
+from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, Keep, Phase, Start, Unknown, Wait, decide
+from dagster_harvest.heartbeat import Beat, Heartbeats, Place
+from dagster_harvest.look import Waiting, leader, look
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings
+from harvest_lib.errors import HarvestError
+from harvest_lib.outbox import OutboxTable
+
+_RUNS_LOOKED_AT = 25
+_TELL_AGAIN_SECONDS = 300.0
+
+_PHASES: dict[dg.DagsterRunStatus, Phase] = {
+    dg.DagsterRunStatus.QUEUED: "queued",
+    dg.DagsterRunStatus.NOT_STARTED: "starting",
+    dg.DagsterRunStatus.MANAGED: "started",
+    dg.DagsterRunStatus.STARTING: "starting",
+    dg.DagsterRunStatus.STARTED: "started",
+    dg.DagsterRunStatus.CANCELING: "canceling",
+    dg.DagsterRunStatus.CANCELED: "canceled",
+    dg.DagsterRunStatus.FAILURE: "failed",
+    dg.DagsterRunStatus.SUCCESS: "succeeded",
+}
+
+
+def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """Return the sensor; it is on by default: whoever adds an outbox wants it harvested."""
+
+    @dg.sensor(
+        name=f"{settings.name}_supervisor",
+        job=job,
+        minimum_interval_seconds=settings.daemon.look_every_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={settings.resource_key},
+        description=(
+            f"Keeps {settings.daemon.runs} run(s) of {settings.daemon_job_name} alive and evaluates the backlog's "
+            "checks. Turn it off before you terminate a run that shall stay stopped."
+            if settings.daemon.mode == "run"
+            else "Watches a harvester that runs elsewhere and evaluates the backlog's checks."
+        ),
+    )
+    def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _Tick(context, settings).result()
+
+    return supervise
+
+
+class _Tick:
+    def __init__(self, context: dg.SensorEvaluationContext, settings: OutboxSettings) -> None:
+        self._context = context
+        self._settings = settings
+        self._resource: HarvesterResource = getattr(context.resources, settings.resource_key)
+        origin = context.code_location_origin
+        self._location = origin.location_name if origin is not None else "in-process"
+        self._seen: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
+
+    def result(self) -> dg.SensorResult:
+        requests: list[dg.RunRequest] = []
+        said: list[str] = []
+        state: dict[str, Any] = {}
+        if self._settings.daemon.mode == "run":
+            for slot in range(self._settings.daemon.runs):
+                request, words, seen = self._keep(slot)
+                requests += [request] if request is not None else []
+                said.append(words)
+                state[f"slot {slot}"] = seen
+        events, words = self._outlook(state)
+        said.append(words)
+        message = "; ".join(said)
+        self._context.log.info(message)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=message if not requests else None,
+            cursor=json.dumps(state),
+            asset_events=events,
+        )
+
+    # -- the run
+
+    def _keep(self, slot: int) -> tuple[dg.RunRequest | None, str, dict[str, Any]]:
+        place = Place(name=self._settings.name, location=self._location, slot=slot)
+        beat = self._beat(place)
+        decision = self._decide(slot, beat)
+        if isinstance(decision, GiveUp):
+            # After an outage of Postgres every beat is old for a moment: those who live get the time for one.
+            time.sleep(2 * self._settings.daemon.beat_every_seconds)
+            beat = self._beat(place)
+            decision = self._decide(slot, beat)
+        given_up: list[str] = []
+        while isinstance(decision, GiveUp) and decision.run_id not in given_up:
+            given_up.append(decision.run_id)
+            self._give_up(decision)
+            decision = self._decide(slot, beat)
+        before = f"gave up {', '.join(given_up)}; " if given_up else ""
+        seen: dict[str, Any] = {"decision": type(decision).__name__.lower(), "reason": decision.reason}
+        if isinstance(beat, Beat):
+            seen |= {"generation": beat.generation, "run": beat.run_id, "beat_age_seconds": round(beat.age_seconds, 1)}
+        match decision:
+            case Keep() | GiveUp():
+                return None, f"{before}run {decision.run_id}: {decision.reason}", seen
+            case Wait():
+                seen["failures"] = decision.failures
+                return None, f"{before}none started for {decision.seconds:.0f} s: {decision.reason}", seen
+            case Start():
+                seen |= {"generation": decision.generation, "failures": decision.failures}
+                return self._request(slot, decision), f"{before}starts generation {decision.generation}", seen
+            case other:
+                assert_never(other)
+
+    def _decide(self, slot: int, beat: Beat | Unknown | None) -> Decision:
+        return decide(self._runs(slot), beat, now=time.time(), settings=self._settings.daemon)
+
+    def _request(self, slot: int, decision: Start) -> dg.RunRequest:
+        key = f"{self._settings.name}:{slot}:{decision.generation}"
+        tags = {GENERATION_TAG: str(decision.generation), SLOT_TAG: str(slot)}
+        return dg.RunRequest(run_key=key, tags=tags)
+
+    def _give_up(self, decision: GiveUp) -> None:
+        run = self._context.instance.get_run_by_id(decision.run_id)
+        if run is None or run.is_finished:
+            return
+        text = f"The supervisor gave this run up: {decision.reason}. Its process is gone, or cannot reach Postgres."
+        if decision.was_canceled:
+            self._context.instance.report_run_canceled(run, text)
+        else:
+            self._context.instance.report_run_failed(run, text)
+
+    def _beat(self, place: Place) -> Beat | Unknown | None:
+        try:
+            with self._resource.connect() as connection:
+                outbox = OutboxTable.parse(self._resource.config().outbox_table)
+                return Heartbeats.beside(connection, outbox).read(place)
+        except HarvestError as error:
+            return Unknown(reason=error.cause)
+
+    def _runs(self, slot: int) -> Sequence[DaemonRun]:
+        found = self._context.instance.get_run_records(
+            dg.RunsFilter(job_name=self._settings.daemon_job_name, tags={DAEMON_TAG: self._settings.name}),
+            limit=_RUNS_LOOKED_AT * self._settings.daemon.runs,
+        )
+        return [
+            _seen(record)
+            for record in found
+            if location_of(record.dagster_run) == self._location
+            and int(record.dagster_run.tags.get(SLOT_TAG, "0")) == slot
+            and record.dagster_run.status in _PHASES
+        ]
+
+    # -- the outbox
+
+    def _outlook(self, state: dict[str, Any]) -> tuple[list[Any], str]:
+        """Return the events of the backlog's checks (of an external harvester also what is seen of it), and words."""
+        try:
+            with self._resource.connect() as connection:
+                config = self._resource.config()
+                waiting = look(connection, config)
+                leads = leader(connection, config) if self._settings.daemon.mode == "external" else None
+        except HarvestError as error:
+            self._context.log.warning(str(error))
+            return [], f"the outbox cannot be read: {error.cause}"
+        verdicts = judged_backlog(waiting, self._settings.thresholds)
+        told = {
+            "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
+            "at": time.time(),
+            "leader": leads,
+        }
+        before = self._seen.get("told", {})
+        words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
+        if self._settings.daemon.mode == "external":
+            words += f", led by {leads or 'nobody that Kafka knows'}"
+        is_news = any(told[each] != before.get(each) for each in ("verdicts", "leader"))
+        if not is_news and told["at"] - before.get("at", 0.0) < _TELL_AGAIN_SECONDS:
+            state["told"] = before
+            return [], words
+        state["told"] = told
+        events: list[Any] = [
+            dg.AssetCheckEvaluation(
+                asset_key=self._settings.outbox_key,
+                check_name=name,
+                passed=verdict.passed,
+                severity=verdict.severity,
+                metadata=verdict.metadata,
+                description=verdict.description,
+            )
+            for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True)
+        ]
+        if self._settings.daemon.mode == "external":
+            events += [
+                dg.AssetObservation(asset_key=key, metadata=_seen_outside(waiting, leads))
+                for key in self._settings.topic_keys
+            ]
+        return events, words
+
+
+def _seen_outside(waiting: Waiting, leads: str | None) -> dict[str, Any]:
+    return {
+        "backlog_records": waiting.records,
+        "backlog_age_seconds": round(waiting.age_seconds, 3),
+        "leader": leads or "nobody",
+        **({"epoch": waiting.epoch} if waiting.epoch is not None else {}),
+    }
+
+
+def _seen(record: dg.RunRecord) -> DaemonRun:
+    run = record.dagster_run
+    changed = record.end_time or record.update_timestamp.timestamp()
+    return DaemonRun(
+        run_id=run.run_id,
+        generation=int(run.tags.get(GENERATION_TAG, "0")),
+        phase=_PHASES[run.status],
+        changed_at=changed,
+        began_at=record.start_time,
+    )
