@@ -10,6 +10,9 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
+_PIPES = dg.PipesSubprocessClient()
+"""One for all: definitions of several outboxes merge only if what they share is the same."""
+
 
 class OutboxComponent(OutboxSettings, dg.Component):
     """An outbox: the run that harvests it and its supervisor, its assets, its checks, its nightly audit.
@@ -28,7 +31,7 @@ class OutboxComponent(OutboxSettings, dg.Component):
 
 def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     """Return the definitions of an outbox, for those who have no use for YAML."""
-    daemon = daemon_job(settings)
+    daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*outside_specs(settings), audit_assets(settings)]
     if settings.writer is not None:
         assets.append(written_assets(settings, settings.writer))
@@ -48,7 +51,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     return dg.Definitions(
         assets=assets,
         asset_checks=[backlog_checks(settings), audit_checks(settings)],
-        jobs=[daemon, audit_job] if settings.daemon.mode == "run" else [audit_job],
+        jobs=[audit_job] if daemon is None else [daemon, audit_job],
         schedules=[nightly],
         sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],
         resources={
@@ -57,6 +60,6 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
                 dsn=dg.EnvVar(settings.dsn_variable) if settings.dsn_variable else None,
                 outbox_table=settings.table,
             ),
-            PIPES_KEY: dg.PipesSubprocessClient(),
+            PIPES_KEY: _PIPES,
         },
     )

@@ -16,9 +16,7 @@ def defs() -> dg.Definitions:
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
         # From the module, not from a project's file: an installed package has none.
-        tree = dg.ComponentTree.from_module(
-            defs_module=dagster_harvest.defs, project_root=Path(__file__).parent.parent
-        )
+        tree = dg.ComponentTree.from_module(defs_module=dagster_harvest.defs, project_root=Path(__file__).parent.parent)
         folders = tree.build_defs()
     # A run is one process: the work is Spark's, or librdkafka's.
     return dg.Definitions.merge(folders, dg.Definitions(executor=dg.in_process_executor))

@@ -38,8 +38,8 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 }
 
 
-def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """Return the sensor; it is on by default: whoever adds an outbox wants it harvested."""
+def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
+    """Return the sensor; it is on by default: whoever adds an outbox wants it harvested. `external` needs no job."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",

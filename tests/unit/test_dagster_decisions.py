@@ -1,0 +1,145 @@
+"""What the supervisor decides: exactly one run, whatever Dagster believes."""
+
+import pytest
+
+from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, Wait, backoff_seconds, decide
+from dagster_harvest.heartbeat import Beat
+from dagster_harvest.settings import DaemonSettings
+
+NOW = 1_000_000.0
+SETTINGS = DaemonSettings(
+    stale_after_seconds=15,
+    first_backoff_seconds=5,
+    longest_backoff_seconds=60,
+    start_within_seconds=100,
+    healthy_after_seconds=300,
+)
+
+
+def run(generation, phase, ago=0.0, lived=None, run_id=None):
+    began = None if lived is None else NOW - ago - lived
+    return DaemonRun(
+        run_id=run_id or f"run-{generation}", generation=generation, phase=phase, changed_at=NOW - ago, began_at=began
+    )
+
+
+def beat(generation, *, age=1.0, run_id=None, is_stopped=False):
+    return Beat(
+        run_id=run_id or f"run-{generation}",
+        generation=generation,
+        host="here",
+        pid=7,
+        age_seconds=age,
+        lived_seconds=100.0,
+        is_stopped=is_stopped,
+    )
+
+
+def decided(runs, last_beat=None):
+    return decide(runs, last_beat, now=NOW, settings=SETTINGS)
+
+
+def test_the_first_generation_starts_at_once():
+    assert decided([]) == Start(generation=1, failures=0, reason="none has run yet")
+
+
+def test_a_living_run_is_kept_and_no_second_one_begins():
+    assert isinstance(decided([run(1, "started", 3600)], beat(1, age=14.9)), Keep)
+
+
+def test_a_run_that_does_not_beat_is_given_up_though_dagster_believes_it_started():
+    decision = decided([run(1, "started", 3600)], beat(1, age=15.0))
+    assert isinstance(decision, GiveUp)
+    assert decision.run_id == "run-1"
+    assert not decision.was_canceled
+    assert "15.0 s ago" in decision.reason
+
+
+def test_after_a_run_was_given_up_the_next_generation_begins_at_once():
+    """It died at its last beat: the first backoff has passed since."""
+    decision = decided([run(1, "failed", 0.0, lived=3600)], beat(1, age=16.0))
+    assert isinstance(decision, Start)
+    assert (decision.generation, decision.failures) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("failed", "delay"), [(1, 5.0), (2, 10.0), (3, 20.0), (4, 40.0), (5, 60.0), (6, 60.0), (2000, 60.0)]
+)
+def test_the_backoff_doubles_up_to_its_limit(failed, delay):
+    assert backoff_seconds(failed, SETTINGS) == delay
+
+
+@pytest.mark.parametrize(("ago", "kind"), [(9.9, Wait), (10.0, Start)])
+def test_after_two_failures_the_second_backoff_is_kept(ago, kind):
+    runs = [run(1, "failed", ago + 20, lived=1), run(2, "failed", ago, lived=1)]
+    decision = decided(runs, beat(2, age=ago, is_stopped=True))
+    assert isinstance(decision, kind)
+    assert decision.failures == 2
+
+
+def test_the_order_in_which_runs_are_listed_is_nothing():
+    runs = [run(1, "failed", 60), run(3, "failed", 2), run(2, "canceled", 30)]
+    assert decided(runs) == decided(runs[::-1])
+    assert decided(runs).failures == 1
+
+
+def test_a_long_life_ends_a_row_of_failures():
+    runs = [run(1, "failed", 900, lived=1), run(2, "failed", 6, lived=300), run(3, "failed", 5, lived=1)]
+    assert decided(runs).failures == 2
+
+
+def test_a_run_that_was_terminated_is_followed_at_once():
+    decision = decided([run(1, "failed", 9), run(2, "canceled", 0.1)], beat(2, is_stopped=True))
+    assert decision == Start(generation=3, failures=0, reason="the last one has canceled")
+
+
+def test_a_run_that_was_reported_failed_while_its_process_lives_is_not_joined_by_a_second():
+    decision = decided([run(1, "failed", 60)], beat(1, age=3.0))
+    assert isinstance(decision, Wait)
+    assert decision.seconds == 12.0
+    assert "still beats" in decision.reason
+
+
+def test_a_living_run_that_dagster_has_forgotten_is_not_joined_by_a_second():
+    decision = decided([], beat(8, age=3.0))
+    assert isinstance(decision, Wait)
+    assert decided([], beat(8, age=20.0)).generation == 9
+
+
+@pytest.mark.parametrize("phase", ["queued", "starting"])
+def test_a_run_on_its_way_is_waited_for(phase):
+    assert isinstance(decided([run(1, "failed", 500), run(2, phase, 99)], beat(1, age=500)), Keep)
+
+
+def test_a_run_that_was_launched_and_never_came_is_given_up():
+    assert isinstance(decided([run(2, "starting", 100)]), GiveUp)
+    assert isinstance(decided([run(2, "queued", 100)]), Keep), "a queue is its owner's"
+
+
+def test_a_run_that_began_gets_time_for_its_first_beat():
+    """The row still names its predecessor."""
+    assert isinstance(decided([run(2, "started", 29.9)], beat(1, age=500)), Keep)
+    assert isinstance(decided([run(2, "started", 30.0)], beat(1, age=500)), GiveUp)
+
+
+def test_a_run_that_died_while_it_was_canceled_is_reported_canceled():
+    decision = decided([run(2, "canceling", 60)], beat(2, age=20))
+    assert isinstance(decision, GiveUp)
+    assert decision.was_canceled
+    assert isinstance(decided([run(2, "canceling", 5)], beat(2, age=2)), Keep)
+
+
+def test_while_nobody_can_ask_postgres_nothing_is_given_up():
+    unknown = Unknown(reason="Postgres does not answer")
+    decision = decided([run(1, "started", 3600)], unknown)
+    assert isinstance(decision, Keep)
+    assert "Postgres does not answer" in decision.reason
+
+
+def test_while_nobody_can_ask_postgres_a_run_is_tried_so_that_it_says_what_is_wrong():
+    assert isinstance(decided([], Unknown(reason="Postgres refused us")), Start)
+
+
+def test_a_generation_is_never_used_again():
+    assert decided([run(4, "canceled", 1)], beat(9, age=100)).generation == 10
+    assert decided([run(12, "canceled", 1)], beat(9, age=100)).generation == 13

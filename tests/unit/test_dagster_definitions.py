@@ -1,0 +1,155 @@
+"""What Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
+
+import dagster as dg
+import pytest
+from dagster.components.resolved.errors import ResolutionException
+
+from dagster_harvest.components import OutboxComponent, outbox_definitions
+from dagster_harvest.definitions import defs
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import DaemonSettings, OutboxSettings
+from harvest_lib.errors import ConfigError
+
+SHOP = """
+name: shop
+table: sales.outbox
+topics: [orders, refunds]
+dsn_variable: SHOP_DSN
+thresholds:
+  backlog_age_warn_seconds: 5
+daemon:
+  mode: external
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("HARVEST_CONFIG", "HARVEST_DSN", "HARVEST_OUTBOX_TABLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def keys(definitions):
+    return {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
+
+
+def checks(definitions):
+    return {(key.asset_key.to_user_string(), key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
+
+
+def test_the_example_loads_whole():
+    loaded = defs()
+    assert keys(loaded) == {
+        "source/nycflights13",
+        "postgres/flights",
+        "outbox/flights",
+        "kafka/flights",
+        *(f"audit/flights/{table}" for table in ("summary", "lost", "duplicates", "reorderings", "unknown")),
+    }
+    assert {
+        *(("outbox/flights", name) for name in ("backlog_age", "backlog_size")),
+        *(("audit/flights/summary", name) for name in ("lost", "unknown", "ordering", "duplicates")),
+    } <= checks(loaded)
+    repository = loaded.get_repository_def()
+    assert {sensor.name for sensor in repository.sensor_defs} == {
+        "flights_supervisor",
+        "flights_failures",
+        "flights_recoveries",
+    }
+    assert [schedule.name for schedule in repository.schedule_defs] == ["flights_nightly_audit"]
+
+
+def test_what_is_wrong_downstream_is_blocked():
+    graph = defs().resolve_asset_graph()
+    blocking = {key.name for key in graph.asset_check_keys if graph.get(key).blocking}
+    assert {"lost", "unknown", "ordering"} <= blocking
+    assert "duplicates" not in blocking
+
+
+def test_data_flows_from_the_source_to_the_audit():
+    graph = defs().resolve_asset_graph()
+    summary = dg.AssetKey(["audit", "flights", "summary"])
+    upstream = {summary}
+    while more := {key for each in upstream for key in graph.get(each).parent_keys} - upstream:
+        upstream |= more
+    assert dg.AssetKey(["source", "nycflights13"]) in upstream
+    assert dg.AssetKey(["kafka", "flights"]) in upstream
+
+
+def test_a_day_is_a_partition_and_a_backfill_is_one_run():
+    written = defs().resolve_asset_graph().get(dg.AssetKey(["postgres", "flights"]))
+    days = written.partitions_def.get_partition_keys()
+    assert (days[0], days[-1], len(days)) == ("2013-01-01", "2013-12-31", 365)
+    assert written.backfill_policy == dg.BackfillPolicy.single_run()
+
+
+def test_a_few_lines_of_yaml_are_an_outbox():
+    shop = OutboxComponent.resolve_from_yaml(SHOP)
+    loaded = outbox_definitions(shop)
+    assert {"outbox/shop", "kafka/orders", "kafka/refunds", "audit/shop/summary"} <= keys(loaded)
+    assert not any(key.startswith("postgres/") for key in keys(loaded)), "nobody here writes its business rows"
+    assert shop.thresholds.backlog_age_warn_seconds == 5
+    names = {job.name for job in loaded.get_repository_def().get_all_jobs()}
+    assert "shop_harvester_daemon" not in names, "it runs elsewhere"
+
+
+def test_outboxes_live_side_by_side():
+    others = outbox_definitions(OutboxSettings(name="other", topics=["else"]))
+    both = dg.Definitions.merge(defs(), outbox_definitions(OutboxComponent.resolve_from_yaml(SHOP)), others)
+    assert {"outbox/flights", "outbox/shop", "outbox/other"} <= keys(both)
+    assert both.get_repository_def()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("name: shop", "topics"),
+        ("name: shop\ntopics: []", "topics"),
+        ("name: a shop\ntopics: [orders]", "name"),
+        ("name: shop\ntopics: [orders]\ntables: x", "tables"),
+        ("name: shop\ntopics: [orders]\ndaemon: {runs: 0}", "runs"),
+        ("name: shop\ntopics: [orders]\ndsn_variable: host=db password=x", "dsn_variable"),
+    ],
+)
+def test_a_wrong_line_is_named(line, named):
+    with pytest.raises((ResolutionException, ValueError), match=named):
+        OutboxComponent.resolve_from_yaml(line)
+
+
+def test_a_run_may_not_be_taken_for_dead_between_two_beats():
+    with pytest.raises(ValueError, match="three times"):
+        DaemonSettings(beat_every_seconds=10)
+
+
+def test_a_password_in_the_clear_is_refused_before_dagster_stores_it():
+    for dsn in ("host=db password=canary-7f", "postgresql://u:canary-7f@db/x", "host=db 'canary-7f"):
+        with pytest.raises(ConfigError, match="EnvVar") as caught:
+            dg.Definitions(resources={"harvester": HarvesterResource(dsn=dsn)}).get_repository_def()
+        assert "canary" not in str(caught.value)
+
+
+def test_of_a_variable_only_the_name_is_stored(monkeypatch):
+    monkeypatch.setenv("SHOP_DSN", "host=db dbname=shop user=u password=canary-7f")
+    shop = OutboxComponent.resolve_from_yaml(SHOP)
+    resource = outbox_definitions(shop).resources["shop_harvester"]
+    assert "canary" not in repr(resource) + str(resource.get_resource_definition().config_schema.default_value)
+    read = resource.process_config_and_initialize()
+    config = read.config(leadership="solo")
+    assert "canary-7f" in config.data_source.conninfo()
+    assert config.outbox_table == "sales.outbox"
+    assert "canary" not in repr(config)
+
+
+def test_a_configuration_file_that_is_not_there_is_named(monkeypatch):
+    with pytest.raises(ConfigError, match=r"no configuration file /nowhere/reaper\.yaml"):
+        HarvesterResource(config_file="/nowhere/reaper.yaml").config()
+    monkeypatch.setenv("HARVEST_CONFIG", "/nowhere/else.yaml")
+    with pytest.raises(ConfigError, match="HARVEST_CONFIG"):
+        HarvesterResource().config()
+
+
+def test_the_file_is_read_when_it_is_needed(tmp_path, monkeypatch):
+    file = tmp_path / "reaper.yaml"
+    file.write_text("leaderGroupID: shop\noutboxTable: sales\n")
+    monkeypatch.setenv("HARVEST_CONFIG", str(file))
+    assert HarvesterResource().config().outbox_table == "sales"
+    assert HarvesterResource(outbox_table="outbox").config().outbox_table == "outbox"
