@@ -11,6 +11,7 @@ supervisor   the sensor that does it
 look         what waits in the outbox, and who leads
 assets       source data, outbox, topics, audit tables
 checks       what is asserted of them, with the numbers
+quality      contracts and expectations, imported when they are asked for
 alerts       what failed, why, and the next step; what has recovered
 piped        a Spark job under Dagster Pipes: its log and its numbers come back
 """

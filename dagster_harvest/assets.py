@@ -1,6 +1,7 @@
 """The assets of an outbox: source data, business table and outbox, topics, audit tables.
 
-    source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic> ──Spark──► audit/<name>/…
+    source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic>
+          ──Spark──► audit/<name>/summary, lost, duplicates, … ──► audit/<name>/verified
 
 What Spark writes has daily partitions, and a backfill of many days is one run and one Spark. Topics are external: the
 harvester fills them, and tells of it by observations.
@@ -19,8 +20,8 @@ from dagster._core.errors import DagsterPipesExecutionError  # what the subproce
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dagster_harvest.daemon import as_failure
-from dagster_harvest.piped import SAID_VARIABLE
-from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.piped import SAID_VARIABLE, WELL_VARIABLE
+from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
 from dagster_harvest.summary import TABLES, AuditMissing, Summary, details, last_summary
 from harvest_lib.errors import HarvestError
@@ -28,6 +29,8 @@ from harvest_lib.errors import HarvestError
 PIPES_KEY = "spark_pipes"
 
 _LONGEST_SAID = 2000
+_FOUND_SOMETHING = (1,)
+"""The audit's exit code for anomalies: that they are there is for the checks to say."""
 _WHAT_AUDITS_FIND = {
     "summary": "One row per audit: every number.",
     "lost": "Records that were committed and are not in Kafka.",
@@ -130,23 +133,25 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         required_resource_keys={settings.resource_key, PIPES_KEY},
     )
     def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        audit_id = f"{settings.audit.id_prefix or settings.name}-{context.run.run_id}"
+        arguments = ["--audit-id", audit_id, "--json"]
+        arguments += [word for topic in settings.topics for word in ("--topic", topic)]
+        arguments += ["--table", settings.writer.table] if settings.writer is not None else []
+        arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
-            before = _summary_or_none(context, settings)
-            run_piped(context, settings, settings.audit.module, settings.audit.arguments)
+            run_piped(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
             with _resource(context, settings).connect() as connection:
-                summary = last_summary(connection)
+                summary = last_summary(connection, audit_id)
                 counts = details(connection, summary.audit_id)
+        except AuditMissing as error:
+            failure = as_failure(error)
+            left_none = f"{settings.audit.module} ended well and left no summary {audit_id!r}: is it the same database?"
+            failure.description = left_none
         except HarvestError as error:
             failure = as_failure(error)
         if failure is not None:
             raise failure
-        if before is not None and before.audit_id == summary.audit_id:
-            raise dg.Failure(
-                description=f"{settings.audit.module} ended well and left no summary of its own",
-                metadata={"last_audit": summary.audit_id, "next_step": "read its log above; is it the same database?"},
-                allow_retries=False,
-            )
         numbers = _numbers(summary)
         yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata=numbers)
         for table, count in counts.items():
@@ -156,6 +161,26 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
     return audited
 
 
+def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
+    """Return what consumers may build on: that all that was committed came, in order, up to the last audit.
+
+    Blocking checks of the summary stand before it: while one of them fails, it stays where it was.
+    """
+
+    @dg.asset(
+        key=settings.audit_key("verified"),
+        deps=[settings.audit_key("summary")],
+        group_name=settings.name,
+        description="Up to when delivery is proved. Not renewed while a record is lost, unknown or out of order.",
+        required_resource_keys={settings.resource_key},
+    )
+    def verified(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        with _resource(context, settings).connect() as connection:
+            return dg.MaterializeResult(metadata=_numbers(last_summary(connection, settings.audit.id_prefix)))
+
+    return verified
+
+
 def run_piped(
     context: AssetExecutionContext,
     settings: OutboxSettings,
@@ -163,10 +188,12 @@ def run_piped(
     arguments: Sequence[str],
     *,
     outbox_option: str | None = None,
+    well: Sequence[int] = (),
 ) -> Sequence[Mapping[str, Any]]:
     """Run a module under Dagster Pipes with the harvester's connection; return its messages, its log is the run's.
 
-    The password travels in the process's environment alone. Raises Failure with what the module said of its end.
+    `well` are exit codes beside 0 that are no failure. The password travels in the process's environment alone.
+    Raises Failure with what the module said of its end.
     """
     resource = _resource(context, settings)
     config = resource.config()
@@ -177,6 +204,8 @@ def run_piped(
         "HARVEST_OUTBOX_TABLE": config.outbox_table,
         "HARVEST_BOOTSTRAP_SERVERS": str(config.base_kafka_config.get("bootstrap.servers", "")),
         "PYTHONPATH": _search_path(),
+        WELL_VARIABLE: ",".join(map(str, well)),
+        **({CONFIG_VARIABLE: resource.config_file} if resource.config_file else {}),
         **({"PGPASSWORD": password} if password else {}),
     }
     command = [sys.executable, "-m", "dagster_harvest.piped", module, *arguments]
@@ -202,14 +231,6 @@ def run_piped(
             allow_retries=False,
         )
     return list(done.get_custom_messages())
-
-
-def _summary_or_none(context: AssetExecutionContext, settings: OutboxSettings) -> Summary | None:
-    with _resource(context, settings).connect() as connection:
-        try:
-            return last_summary(connection)
-        except AuditMissing:
-            return None
 
 
 def _numbers(summary: Summary) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import dagster as dg
 
 from dagster_harvest.alerts import alert_sensors
-from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, written_assets
+from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
+from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
@@ -32,7 +33,11 @@ class OutboxComponent(OutboxSettings, dg.Component):
 def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     """Return the definitions of an outbox, for those who have no use for YAML."""
     daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*outside_specs(settings), audit_assets(settings)]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
+        *outside_specs(settings),
+        audit_assets(settings),
+        verified_asset(settings),
+    ]
     if settings.writer is not None:
         assets.append(written_assets(settings, settings.writer))
     audit_job = dg.define_asset_job(
@@ -50,7 +55,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     )
     return dg.Definitions(
         assets=assets,
-        asset_checks=[backlog_checks(settings), audit_checks(settings)],
+        asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
         jobs=[audit_job] if daemon is None else [daemon, audit_job],
         schedules=[nightly],
         sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],

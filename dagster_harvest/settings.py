@@ -14,6 +14,8 @@ class WriterSettings(dg.Model, dg.Resolvable):
     """Run as `python -m`, under Dagster Pipes; what it is given: `dagster_harvest.assets`."""
     table: str = "flights"
     """The business table. Default `flights`."""
+    contract: str = "FLIGHTS"
+    """The contract of its rows in `spark_jobs.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None
@@ -85,7 +87,12 @@ class AuditSettings(dg.Model, dg.Resolvable):
     module: str = "spark_jobs.audit"
     """Run as `python -m`, under Dagster Pipes' subprocess client."""
     arguments: Sequence[str] = ()
-    """Its command line. Default none: it has its configuration by HARVEST_* variables."""
+    """More of its command line, such as `--id-column`. Default none."""
+    id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    """Where several outboxes of a database are audited: what the ids of this one's audits begin with, and only those
+    count. Default none: the last audit counts, whoever ran it."""
+    docs_folder: str | None = None
+    """Where Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"
     """When, in UTC. Default at 3 every night."""
     warn_after_hours: float = Field(default=26.0, gt=0)

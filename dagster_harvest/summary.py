@@ -20,7 +20,10 @@ _COLUMNS = """
 SELECT a.attname FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass('harvest_audit.summary') AND a.attnum > 0 AND NOT a.attisdropped
 """
-_LAST = "SELECT {columns} FROM harvest_audit.summary ORDER BY at DESC, audit_id DESC LIMIT 1"
+_LAST = """
+SELECT {columns} FROM harvest_audit.summary WHERE starts_with(audit_id, %(prefix)s)
+ORDER BY at DESC, audit_id DESC LIMIT 1
+"""
 _COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
 
 
@@ -51,8 +54,11 @@ class Summary:
     backlog_age_seconds: float | None
 
 
-def last_summary(connection: psycopg.Connection[Any]) -> Summary:
-    """Return the row of the last audit. Raises AuditMissing if there is none, OutboxTableError for another table."""
+def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None) -> Summary:
+    """Return the row of the last audit, of those whose id begins so.
+
+    Raises AuditMissing if there is none, OutboxTableError for another table.
+    """
     next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
     wanted = [field.name for field in fields(Summary)]
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
@@ -68,9 +74,10 @@ def last_summary(connection: psycopg.Connection[Any]) -> Summary:
                 next_step="let the audit of this version make it: move the old one away",
             )
         columns = sql.SQL(", ").join(map(sql.Identifier, wanted))
-        row = cursor.execute(sql.SQL(_LAST).format(columns=columns)).fetchone()
+        row = cursor.execute(sql.SQL(_LAST).format(columns=columns), {"prefix": prefix or ""}).fetchone()
     if row is None:
-        raise AuditMissing("nothing was audited yet", evidence="harvest_audit.summary is empty", next_step=next_step)
+        evidence = f"harvest_audit.summary has no row of {prefix!r}" if prefix else "harvest_audit.summary is empty"
+        raise AuditMissing("nothing was audited yet", evidence=evidence, next_step=next_step)
     return Summary(**row)
 
 

@@ -80,9 +80,9 @@ def test_each_finding_fails_its_own_check_and_no_other():
 
 @pytest.mark.parametrize(
     ("found", "severity"),
-    [("duplicates_adjacent", WARN), ("duplicates_separated", ERROR), ("duplicates_cross_epoch", ERROR)],
+    [("duplicates_adjacent", ERROR), ("duplicates_separated", ERROR), ("duplicates_cross_epoch", WARN)],
 )
-def test_a_repeat_warns_and_one_apart_fails(found, severity):
+def test_a_copy_by_the_next_term_warns_and_one_by_the_same_fails(found, severity):
     verdict = judged_duplicates(summary(**{found: 2}))
     assert (verdict.passed, verdict.severity) == (False, severity)
     assert numbers(verdict)[found] == 2

@@ -43,12 +43,19 @@ def test_the_example_loads_whole():
         "postgres/flights",
         "outbox/flights",
         "kafka/flights",
-        *(f"audit/flights/{table}" for table in ("summary", "lost", "duplicates", "reorderings", "unknown")),
+        *(
+            f"audit/flights/{table}"
+            for table in ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
+        ),
     }
-    assert {
-        *(("outbox/flights", name) for name in ("backlog_age", "backlog_size")),
-        *(("audit/flights/summary", name) for name in ("lost", "unknown", "ordering", "duplicates")),
-    } <= checks(loaded)
+    assert checks(loaded) == {
+        ("postgres/flights", "schema"),
+        *(("outbox/flights", name) for name in ("backlog_age", "backlog_size", "schema")),
+        *(
+            ("audit/flights/summary", name)
+            for name in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations")
+        ),
+    }
     repository = loaded.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {
         "flights_supervisor",
@@ -61,8 +68,7 @@ def test_the_example_loads_whole():
 def test_what_is_wrong_downstream_is_blocked():
     graph = defs().resolve_asset_graph()
     blocking = {key.name for key in graph.asset_check_keys if graph.get(key).blocking}
-    assert {"lost", "unknown", "ordering"} <= blocking
-    assert "duplicates" not in blocking
+    assert blocking == {"lost", "unknown", "ordering", "schema"}
 
 
 def test_data_flows_from_the_source_to_the_audit():

@@ -1,0 +1,147 @@
+"""Checks by contract (pandera) and by expectation suite (Great Expectations); both are imported when a check runs.
+
+One fault fails one check: what the suite finds that has a check of its own is shown here and judged there.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+from psycopg import sql
+
+from dagster_harvest.checks import Verdict, named, unreadable
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.summary import last_summary
+from harvest_lib.database import translated
+from harvest_lib.errors import HarvestError
+from harvest_lib.outbox import OutboxTable
+
+SAMPLED_ROWS = 10_000
+"""The newest rows that a contract is held against; types are those of the whole table."""
+
+JUDGED_ELSEWHERE = frozenset(
+    {
+        *("lost", "unknown", "reordered"),
+        *("duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch"),
+        *("backlog_records", "backlog_age_seconds"),
+    }
+)
+"""Columns of the summary whose limits other checks uphold."""
+
+# Rows are numbered by their first column, here and in every table that Spark's example makes.
+_NEWEST = "SELECT * FROM {table} ORDER BY 1 DESC LIMIT %s"
+_AUDIT = "SELECT * FROM harvest_audit.summary WHERE audit_id = %s"
+
+Read = Callable[["psycopg.Connection[Any]"], Any]
+
+
+def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
+    """Return the checks of an outbox's rows, of its business rows if it has a writer, and of its audits."""
+    outbox = OutboxTable.parse(settings.table)
+    checks = [
+        _contract_check(settings, settings.outbox_key, "OUTBOX", _newest(outbox)),
+        _contract_check(settings, settings.audit_key("summary"), "AUDIT_SUMMARY", _last_audit(settings)),
+        _expectations_check(settings),
+    ]
+    if settings.writer is not None and settings.business_key is not None:
+        business = OutboxTable.parse(settings.writer.table)
+        checks.append(_contract_check(settings, settings.business_key, settings.writer.contract, _newest(business)))
+    return checks
+
+
+def _contract_check(settings: OutboxSettings, key: dg.AssetKey, contract: str, read: Read) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=key,
+        name="schema",
+        blocking=True,
+        description=f"Types, nulls and limits: the contract {contract}, held against the newest rows.",
+        required_resource_keys={settings.resource_key},
+    )
+    def schema(context: dg.AssetCheckExecutionContext) -> Verdict:
+        from spark_jobs import contracts  # noqa: PLC0415 - pandas and pyspark come with it
+
+        try:
+            with _resource(context, settings).connect() as connection:
+                frame = read(connection)
+            getattr(contracts, contract).enforce(frame)
+        except contracts.ContractBroken as error:
+            verdict = unreadable(error)
+            failing: Any = {f"failing_{number}": str(each) for number, each in enumerate(error.failures, 1)}
+            return named(verdict._replace(metadata={**verdict.metadata, **_values(failing)}), "schema", key)
+        except HarvestError as error:
+            return named(unreadable(error), "schema", key)
+        rows = len(frame)
+        return named(
+            Verdict(passed=True, description=f"{rows:,} rows are as declared", metadata={"rows": rows}), "schema", key
+        )
+
+    return schema
+
+
+def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
+    key = settings.audit_key("summary")
+
+    @dg.asset_check(
+        asset=key,
+        name="expectations",
+        description="The expectation suite over the last audit, with Data Docs. Fails for what no other check judges.",
+        required_resource_keys={settings.resource_key},
+    )
+    def expectations(context: dg.AssetCheckExecutionContext) -> Verdict:
+        from spark_jobs.expectations import expect_audit  # noqa: PLC0415 - ten seconds
+
+        docs = Path(settings.audit.docs_folder or Path(context.instance.storage_directory()) / "data_docs")
+        try:
+            with _resource(context, settings).connect() as connection:
+                frame = _last_audit(settings)(connection)
+            checked = expect_audit(frame, docs=docs / settings.name)
+        except HarvestError as error:
+            return unreadable(error)
+        failed = [each for each in checked.failed if each.column not in JUDGED_ELSEWHERE]
+        elsewhere = [each for each in checked.failed if each.column in JUDGED_ELSEWHERE]
+        return Verdict(
+            passed=not failed,
+            description="; ".join(map(str, failed)) or f"{checked.expectations - len(elsewhere)} expectations are met",
+            metadata={
+                "expectations": checked.expectations,
+                "failed": len(failed),
+                "failed_and_judged_elsewhere": len(elsewhere),
+                "data_docs": dg.MetadataValue.url(checked.url),
+            },
+        )
+
+    return expectations
+
+
+def _newest(table: OutboxTable) -> Read:
+    statement = sql.SQL(_NEWEST).format(table=table.identifier)
+    return lambda connection: _frame(connection, statement, (SAMPLED_ROWS,))
+
+
+def _last_audit(settings: OutboxSettings) -> Read:
+    def read(connection: "psycopg.Connection[Any]") -> Any:
+        last = last_summary(connection, settings.audit.id_prefix)
+        return _frame(connection, sql.SQL(_AUDIT), (last.audit_id,))
+
+    return read
+
+
+def _frame(connection: "psycopg.Connection[Any]", statement: sql.Composable, values: tuple[object, ...]) -> Any:
+    import pandas as pd  # noqa: PLC0415 - a second, which a tick has no use for
+
+    with translated():
+        cursor = connection.execute(statement.as_string(connection), values)
+        names = [column.name for column in cursor.description or ()]
+        return pd.DataFrame(cursor.fetchall(), columns=names)
+
+
+def _values(texts: dict[str, str]) -> dict[str, dg.MetadataValue[Any]]:
+    return {name: dg.MetadataValue.text(text) for name, text in texts.items()}
+
+
+def _resource(context: dg.AssetCheckExecutionContext, settings: OutboxSettings) -> HarvesterResource:
+    resource: HarvesterResource = getattr(context.resources, settings.resource_key)
+    return resource
