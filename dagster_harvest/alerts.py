@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
+from dagster_harvest.daemon import DAEMON_TAG
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.summary import TABLES
 
 Tell = Callable[[str], None]
 
@@ -22,8 +24,12 @@ def log_alert(text: str) -> None:
 
 
 def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[dg.SensorDefinition]:
-    """Return the sensor of failures and that of recoveries, over the outbox's jobs, both on by default."""
-    jobs = [settings.daemon_job_name, settings.audit_job_name]
+    """Return the sensor of failures and that of recoveries, over all runs that touch the outbox, on by default."""
+    jobs = {settings.daemon_job_name, settings.audit_job_name}
+    assets = {settings.outbox_key, settings.business_key, *map(settings.audit_key, TABLES)}
+
+    def concerns_us(run: dg.DagsterRun) -> bool:
+        return run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
 
     @dg.run_failure_sensor(
         name=f"{settings.name}_failures",
@@ -32,8 +38,8 @@ def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[
         description="Says of a failed run what failed, why, and what to do next.",
     )
     def failures(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
-        if context.dagster_run.job_name not in jobs:
-            return dg.SkipReason("a run of another job")
+        if not concerns_us(context.dagster_run):
+            return dg.SkipReason("a run that does not touch this outbox")
         text = told_failure(context)
         context.log.error(text)
         tell(text)
@@ -48,8 +54,8 @@ def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[
     )
     def recoveries(context: dg.RunStatusSensorContext) -> dg.SkipReason | None:
         run = context.dagster_run
-        if run.job_name not in jobs:
-            return dg.SkipReason("a run of another job")
+        if not concerns_us(run):
+            return dg.SkipReason("a run that does not touch this outbox")
         earlier = context.instance.get_runs(dg.RunsFilter(job_name=run.job_name), limit=10)
         before = next((each for each in earlier if each.run_id != run.run_id and each.is_finished), None)
         if before is None or before.status is not dg.DagsterRunStatus.FAILURE:
@@ -71,5 +77,6 @@ def told_failure(context: dg.RunFailureSensorContext) -> str:
         if (data := event.step_failure_data).user_failure_data is not None and data.user_failure_data.description
     ]
     cause = "; ".join(causes) or context.failure_event.message or "Dagster does not say why"
-    step = "it is started again by its supervisor" if "daemon" in run.job_name else "correct it, then launch it again"
+    is_kept = DAEMON_TAG in run.tags
+    step = "its supervisor starts the next one" if is_kept else "correct it, then launch it again: nothing is twice"
     return f"{run.job_name} failed, run {run.run_id}: {cause}\n  then: {step}"
