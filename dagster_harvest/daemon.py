@@ -29,6 +29,8 @@ from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.tuning import tune_interpreter
 
+_log = logging.getLogger(__name__)
+
 DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
@@ -155,9 +157,9 @@ class _Daemon:
         tune_interpreter()  # the process is this run's alone, in Dagster's launchers
         harvest = Harvest(self._config)
         harvest.set_event_handler(self._hear)
-        harvest.start()
-        self._say(f"harvests as generation {self._generation}, or stands by for who leads")
         try:
+            harvest.start()
+            self._say(f"harvests as generation {self._generation}, or stands by for who leads")
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
@@ -197,7 +199,8 @@ class _Daemon:
         )
         self._say(numbers.line())
         for key in self._settings.topic_keys:
-            self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
+            with _without_dagsters_storage():
+                self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
 
     def _waiting(self) -> Waiting | None:
         try:
@@ -228,7 +231,17 @@ class _Daemon:
                 self._say(text, level)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
-        self._context.log.log(level, text)
+        with _without_dagsters_storage():
+            self._context.log.log(level, text)
+
+
+@contextmanager
+def _without_dagsters_storage() -> Iterator[None]:
+    """Go on while Dagster's own database is away: what is not told is no reason not to harvest."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of any of its storages; an interrupt is a BaseException
+        _log.warning("event_log_failed", extra={"reason": type(error).__name__})
 
 
 class _Ear(logging.Handler):
@@ -246,7 +259,7 @@ class _Ear(logging.Handler):
 def _overheard(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
     """Put what the library and the beats complain of into the queue."""
     ear = _Ear(told)
-    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest")]
+    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.beating")]
     for logger in loggers:
         logger.addHandler(ear)
     try:

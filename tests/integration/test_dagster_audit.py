@@ -1,0 +1,95 @@
+"""The audit's job: what it finds is judged, and what is built on it waits while something is wrong."""
+
+import json
+
+import pytest
+from dagster import DagsterInstance
+from psycopg.conninfo import conninfo_to_dict
+
+from dagster_harvest.components import outbox_definitions
+from dagster_harvest.settings import AuditSettings, OutboxSettings
+
+
+@pytest.fixture
+def audit(outbox, reaper, tmp_path):
+    """Run the audit's job; return the result, the verdicts, and what was materialized."""
+
+    def run(**finds):
+        settings = OutboxSettings(
+            name="shop",
+            topics=["orders"],
+            config_file=str(reaper),
+            audit=AuditSettings(
+                module="support.audit_stand_in",
+                arguments=["--finds", json.dumps(finds)] if finds else [],
+                docs_folder=str(tmp_path / "docs"),
+            ),
+        )
+        with DagsterInstance.ephemeral() as instance:
+            job = outbox_definitions(settings).resolve_job_def("shop_audit")
+            result = job.execute_in_process(instance=instance, raise_on_error=False)
+            verdicts = {each.check_name: each for each in result.get_asset_check_evaluations()}
+            made = {
+                event.asset_key.path[-1]: event.materialization.metadata
+                for event in result.get_asset_materialization_events()
+            }
+            log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
+        return result, verdicts, made, log
+
+    return run
+
+
+def failed(verdicts):
+    return {name for name, each in verdicts.items() if not each.passed}
+
+
+def test_a_clean_audit_renews_what_is_verified(audit, tmp_path, dsn):
+    result, verdicts, made, log = audit()
+    assert result.success
+    assert set(verdicts) == {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
+    assert failed(verdicts) == set()
+    assert set(made) == {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
+    assert made["verified"]["records"].value == 100
+    assert made["summary"]["audit_id"].value == f"shop-{result.run_id}"
+    assert verdicts["expectations"].metadata["data_docs"].value.startswith("file://")
+    assert (tmp_path / "docs" / "shop" / "index.html").is_file()
+    password = conninfo_to_dict(dsn)["password"]
+    assert not any(password in line for line in log)
+    assert any("orders" in line for line in log), "the job's own words are in the run's log"
+
+
+@pytest.mark.parametrize(("found", "name"), [("lost", "lost"), ("unknown", "unknown"), ("reordered", "ordering")])
+def test_what_is_wrong_fails_its_check_and_blocks_what_is_built_on_it(audit, found, name):
+    result, verdicts, made, _ = audit(**{found: 1})
+    assert failed(verdicts) == {name}
+    assert "verified" not in made
+    assert not result.success
+
+
+def test_a_copy_by_the_next_term_blocks_nothing(audit):
+    result, verdicts, made, _ = audit(duplicates_cross_epoch=3)
+    assert failed(verdicts) == {"duplicates"}
+    assert result.success
+    assert "verified" in made
+
+
+def test_what_no_other_check_judges_the_suite_does(audit):
+    _, verdicts, _, _ = audit(backlog_age_seconds=301)
+    assert failed(verdicts) == set(), "the age of the backlog has a check of its own"
+    assert verdicts["expectations"].metadata["failed_and_judged_elsewhere"].value == 1
+
+
+def test_an_audit_that_fails_says_why_in_the_run(audit):
+    result, _, made, _ = audit(error="no broker answers: check bootstrap.servers")
+    assert not result.success
+    assert made == {}
+    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    assert "no broker answers" in failure.description
+
+
+def test_an_audit_that_leaves_no_summary_is_no_audit(audit):
+    result, _, made, _ = audit(nothing=1)
+    assert not result.success
+    assert made == {}
+    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    assert "left no summary" in failure.description

@@ -1,0 +1,204 @@
+"""The daemon's run, in this process: it delivers, tells, and ends in order; and the row by which it is known."""
+
+import os
+import signal
+import threading
+import time
+
+import dagster as dg
+import pytest
+from dagster import DagsterExecutionInterruptedError, DagsterInstance
+from psycopg.conninfo import conninfo_to_dict
+from support.outbox import read_topic
+from support.waiting import eventually
+
+from dagster_harvest.beating import Beating
+from dagster_harvest.daemon import GENERATION_TAG, daemon_job
+from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import DaemonSettings, OutboxSettings
+from harvest_lib.errors import LifecycleError
+from harvest_lib.outbox import OutboxTable
+
+PLACE = Place(name="shop", location="in-process")
+TABLE = OutboxTable.parse("outbox")
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+@pytest.fixture
+def settings(outbox):
+    daemon = DaemonSettings(report_every_seconds=1, beat_every_seconds=0.2, stale_after_seconds=3)
+    return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon)
+
+
+@pytest.fixture
+def resource(reaper):
+    return HarvesterResource(config_file=str(reaper))
+
+
+@pytest.fixture
+def beats(outbox):
+    made = Heartbeats.beside(outbox.connection, TABLE)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def execute(settings, resource, instance):
+    def run(**tags):
+        return daemon_job(settings).execute_in_process(
+            instance=instance, resources={settings.resource_key: resource}, tags=tags, raise_on_error=False
+        )
+
+    return run
+
+
+def interrupt_when(condition):
+    """Do to this process, once the condition holds, what terminating a run does to the run's; return what was seen."""
+    seen = {}
+
+    def wait():
+        try:
+            seen["value"] = eventually(condition, 60)
+        finally:
+            seen["at"] = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return seen
+
+
+def only_run(instance):
+    (run,) = instance.get_runs()
+    return run
+
+
+def observations(instance, topic):
+    records = instance.fetch_observations(dg.AssetKey(["kafka", topic]), limit=100).records
+    return [record.asset_observation.metadata for record in reversed(records)]
+
+
+def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
+    execute, outbox, beats, instance, bootstrap_servers
+):
+    outbox.fill(2_000)
+    interrupted = interrupt_when(
+        lambda: any(told["delivered_records"].value == 2_000 for told in observations(instance, outbox.topic))
+    )
+    with pytest.raises(DagsterExecutionInterruptedError):
+        execute()
+    assert time.monotonic() - interrupted["at"] < 2.0
+    assert len(read_topic(bootstrap_servers, outbox.topic)) == 2_000
+    assert outbox.leaders() == set()
+    beat = beats.read(PLACE)
+    assert beat.is_stopped
+    assert beat.generation == 1
+    assert beat.run_id == only_run(instance).run_id
+
+    last = observations(instance, outbox.topic)[-1]
+    assert last["backlog_records"].value == 0
+    assert last["backlog_age_seconds"].value == 0
+    assert last["is_leader"].value is True
+    assert last["records_per_second"].value >= 0
+    assert last["generation"].value == 1
+    text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
+    assert any("leads shard 0 as" in line for line in text)
+    assert any("stopped after 2,000 records" in line for line in text)
+
+
+def test_no_secret_is_in_what_dagster_keeps_of_a_run(execute, outbox, instance, dsn):
+    outbox.fill(1)
+    interrupt_when(lambda: outbox.count() == 0)
+    with pytest.raises(DagsterExecutionInterruptedError):
+        execute()
+    password = conninfo_to_dict(dsn)["password"]
+    run = only_run(instance)
+    assert run.run_config == {}
+    kept = [repr(run), *(entry.to_json() for entry in instance.all_logs(run.run_id))]
+    assert not any(password in each for each in kept)
+
+
+def test_what_cannot_start_says_why_in_the_run(execute, outbox, instance, settings):
+    outbox.connection.execute("DROP TABLE outbox")
+    result = execute()
+    assert not result.success
+    failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
+    assert "there is no table" in failure.description
+    assert "harvest init" in failure.metadata["next_step"].value
+
+
+def test_a_second_run_is_refused_while_the_first_lives(execute, outbox, beats, instance, settings):
+    beats.claim(PLACE, run_id="the-first", generation=None, stale_after_seconds=3)
+    result = execute()
+    failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
+    assert "another run harvests 'shop'" in failure.description
+    assert "the-first" in failure.metadata["evidence"].value
+    assert beats.read(PLACE).run_id == "the-first"
+
+
+def test_a_run_that_was_succeeded_ends(execute, outbox, beats, instance, settings):
+    def succeed():
+        beat = beats.read(PLACE)
+        if beat is None or not observations(instance, outbox.topic):
+            return False
+        beats.claim(PLACE, run_id="the-next", generation=5, stale_after_seconds=3)
+        return True
+
+    threading.Thread(target=lambda: eventually(succeed, 60), daemon=True).start()
+    result = execute(**{GENERATION_TAG: "4"})
+    failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
+    assert "another run was given this one's place" in failure.description
+    beat = beats.read(PLACE)
+    assert (beat.run_id, beat.generation, beat.is_stopped) == ("the-next", 5, False)
+
+
+# -- the row
+
+
+def test_a_stale_row_may_be_taken_and_a_fresh_one_only_by_a_later_generation(beats, outbox):
+    assert beats.read(PLACE) is None
+    assert beats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60) == 1
+    with pytest.raises(LifecycleError, match="already"):
+        beats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60)
+    with pytest.raises(LifecycleError, match="run a, generation 1"):
+        beats.claim(PLACE, run_id="b", generation=1, stale_after_seconds=60)
+    assert beats.claim(PLACE, run_id="b", generation=2, stale_after_seconds=60) == 2
+    assert not beats.beat(PLACE, "a")
+    assert beats.beat(PLACE, "b")
+    with pytest.raises(LifecycleError):
+        beats.claim(PLACE, run_id="a", generation=1, stale_after_seconds=0)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '61 s'")
+    assert beats.claim(PLACE, run_id="c", generation=None, stale_after_seconds=60) == 3
+
+
+def test_who_stopped_in_order_leaves_the_row_at_once(beats):
+    beats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60)
+    beats.stop(PLACE, "a")
+    assert beats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60) == 2
+    assert not beats.read(PLACE).is_stopped
+
+
+def test_code_locations_and_slots_have_rows_of_their_own(beats):
+    for location, slot in (("one", 0), ("two", 0), ("two", 1)):
+        place = Place(name="shop", location=location, slot=slot)
+        assert beats.claim(place, run_id=f"{location}-{slot}", generation=None, stale_after_seconds=60) == 1
+
+
+def test_beats_go_on_after_the_connection_was_cut(beats, outbox, resource):
+    beating = Beating(resource.connect, TABLE, PLACE, run_id="a", every_seconds=0.05)
+    beating.start(generation=None, stale_after_seconds=3)
+    try:
+        outbox.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+        outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+        eventually(lambda: beats.read(PLACE).age_seconds < 2, 20, "it beats again")
+    finally:
+        beating.close()
+    assert beats.read(PLACE).is_stopped

@@ -1,0 +1,146 @@
+"""A real Dagster instance: runs and processes are killed, and nothing is lost."""
+
+import sys
+import threading
+import time
+
+import pytest
+from dagster import DagsterRunStatus
+from support.dagster_platform import Platform
+from support.outbox import read_topic, steps_back
+from support.waiting import eventually
+
+from dagster_harvest.heartbeat import Heartbeats, Place
+from harvest_lib.outbox import OutboxTable
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+
+
+class Shop:
+    """An outbox under a real Dagster, filled all the time."""
+
+    def __init__(self, outbox, platform, bootstrap_servers):
+        self.outbox = outbox
+        self.platform = platform
+        self.written = 0
+        self._servers = bootstrap_servers
+        self._beats = Heartbeats.beside(outbox.connection, OutboxTable.parse("outbox"))
+        self._ending = threading.Event()
+        self._writer = threading.Thread(target=self._write)
+        self._writer.start()
+
+    def _write(self):
+        while not self._ending.wait(0.05):
+            self.outbox.fill(10, keys=50)
+            self.written += 10
+
+    def beat(self, location="first"):
+        return self._beats.read(Place(name="shop", location=location))
+
+    def lives(self, *, after=0, location="first"):
+        """Return the beat of a generation after the given one that delivers; else None."""
+        beat = self.beat(location)
+        return beat if beat and beat.generation > after and beat.age_seconds < 3 and not beat.is_stopped else None
+
+    def stop_writing(self):
+        self._ending.set()
+        self._writer.join()
+
+    def assert_all_delivered(self):
+        self.stop_writing()
+        eventually(lambda: self.outbox.count() == 0, 60, "the backlog is empty")
+        delivered = read_topic(self._servers, self.outbox.topic)
+        assert {record.outbox_id for record in delivered} == set(range(1, self.written + 1))
+        assert steps_back(delivered) == 0
+
+
+@pytest.fixture
+def shop(tmp_path, outbox, reaper, bootstrap_servers, request):
+    locations = getattr(request, "param", ("first",))
+    with Platform(
+        tmp_path / "dagster", locations=locations, TEST_TOPIC=outbox.topic, TEST_CONFIG=str(reaper)
+    ) as platform:
+        made = Shop(outbox, platform, bootstrap_servers)
+        try:
+            eventually(lambda: all(made.lives(location=each) for each in locations), 90, "the daemon's run beats")
+            yield made
+        except BaseException:
+            sys.stderr.write(platform.log()[-5000:])
+            raise
+        finally:
+            made.stop_writing()
+
+
+def test_another_run_harvests_within_a_minute_of_a_kill(shop, record_property):
+    first = shop.lives()
+    eventually(lambda: shop.outbox.count() < 200, 60, "it keeps up")
+    shop.platform.kill(first.pid)
+    second, seconds = timed(lambda: shop.lives(after=first.generation))
+    record_property("successor_seconds", round(seconds, 1))
+    assert seconds < 60
+    assert len(shop.platform.active_runs()) == 1
+    assert shop.platform.instance.get_run_by_id(first.run_id).status is DagsterRunStatus.FAILURE
+    assert shop.platform.instance.get_run_by_id(second.run_id).status is DagsterRunStatus.STARTED
+    shop.assert_all_delivered()
+
+
+def test_where_nobody_notices_the_beat_tells(shop, record_property):
+    """With its code server goes who watches a run's process: Dagster believes it STARTED for ever."""
+    first = shop.lives()
+    for server in shop.platform.code_servers():
+        shop.platform.kill(server.pid)
+    shop.platform.kill(first.pid)
+    _, seconds = timed(lambda: shop.lives(after=first.generation))
+    record_property("successor_seconds", round(seconds, 1))
+    assert seconds < 60
+    assert shop.platform.instance.get_run_by_id(first.run_id).status is DagsterRunStatus.FAILURE
+    assert len(shop.platform.active_runs()) == 1
+    shop.assert_all_delivered()
+
+
+def test_harvesting_goes_on_without_dagsters_daemon(shop):
+    first = shop.lives()
+    shop.platform.kill_daemon()
+    before = shop.written
+    eventually(lambda: shop.written > before + 500, 60, "more is written")
+    shop.stop_writing()
+    eventually(lambda: shop.outbox.count() == 0, 60, "and delivered")
+    assert shop.lives().run_id == first.run_id
+    shop.platform.start_daemon()
+    shop.assert_all_delivered()
+
+
+def test_a_terminated_run_stops_in_order_and_is_followed(shop):
+    first = shop.lives()
+    assert shop.platform.instance.run_launcher.terminate(first.run_id)
+    run = shop.platform.instance.get_run_by_id
+    eventually(lambda: run(first.run_id).status is DagsterRunStatus.CANCELED, 30, "it is canceled")
+    eventually(lambda: shop.lives(after=first.generation), 60, "and followed")
+    shop.assert_all_delivered()
+
+
+@pytest.mark.parametrize("shop", [("first", "second")], indirect=True)
+def test_of_two_code_locations_one_leads_and_the_other_takes_over(shop):
+    beats = {location: shop.lives(location=location) for location in ("first", "second")}
+    assert len({beat.pid for beat in beats.values()}) == 2
+
+    def leaders():
+        found = set()
+        for location, beat in beats.items():
+            text = [entry.user_message for entry in shop.platform.instance.all_logs(beat.run_id)]
+            if any("leads shard 0 as" in line for line in text):
+                found.add(location)
+        return found
+
+    eventually(lambda: shop.outbox.count() < 200, 60, "they keep up")
+    (leading,) = eventually(leaders, 60, "one leads")
+    (standing_by,) = {"first", "second"} - {leading}
+    shop.platform.kill(beats[leading].pid)
+    eventually(lambda: standing_by in leaders(), 60, "the other leads")
+    shop.assert_all_delivered()
+
+
+def timed(condition):
+    began = time.monotonic()
+    value = eventually(condition, 90, "a successor beats")
+    return value, time.monotonic() - began

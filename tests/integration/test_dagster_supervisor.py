@@ -1,0 +1,165 @@
+"""A tick of the supervisor against the real database, with runs that Dagster believes whatever a test says."""
+
+import json
+import threading
+
+import dagster as dg
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+from support.outbox import harvest_config
+from support.waiting import eventually
+
+from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, daemon_job
+from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
+from dagster_harvest.supervisor import supervisor_sensor
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import OutboxTable
+
+PLACE = Place(name="shop", location="in-process")
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+@pytest.fixture
+def beats(outbox):
+    made = Heartbeats.beside(outbox.connection, OutboxTable.parse("outbox"))
+    made.create()
+    return made
+
+
+@pytest.fixture
+def settings(outbox):
+    daemon = DaemonSettings(beat_every_seconds=0.2, stale_after_seconds=3)
+    thresholds = Thresholds(backlog_warn_records=100, backlog_error_records=1000)
+    return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon, thresholds=thresholds)
+
+
+@pytest.fixture
+def tick(settings, instance, reaper):
+    cursor = None
+
+    def look(settings=settings, file=reaper):
+        nonlocal cursor
+        job = daemon_job(settings) if settings.daemon.mode == "run" else None
+        context = dg.build_sensor_context(
+            instance=instance,
+            cursor=cursor,
+            resources={settings.resource_key: HarvesterResource(config_file=str(file))},
+        )
+        result = supervisor_sensor(settings, job)(context)
+        cursor = result.cursor
+        return result
+
+    return look
+
+
+@pytest.fixture
+def believed(instance, settings):
+    """Make a run that Dagster believes to be in a status."""
+
+    def make(generation, status=DagsterRunStatus.STARTED):
+        return instance.create_run_for_job(
+            daemon_job(settings), status=status, tags={DAEMON_TAG: "shop", GENERATION_TAG: str(generation)}
+        )
+
+    return make
+
+
+def words(result):
+    return result.skip_reason.skip_message if isinstance(result.skip_reason, dg.SkipReason) else result.skip_reason
+
+
+def test_the_first_tick_asks_for_the_first_generation(tick):
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:1"
+    assert request.tags[GENERATION_TAG] == "1"
+    assert request.run_config == {}
+
+
+def test_a_living_run_is_left_alone(tick, believed, beats):
+    run = believed(1)
+    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    result = tick()
+    assert not result.run_requests
+    assert "alive" in words(result)
+    assert json.loads(result.cursor)["slot 0"]["generation"] == 1
+
+
+def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, beats, outbox, instance):
+    run = believed(1)
+    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:2"
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
+    said = [entry.dagster_event.message for entry in instance.all_logs(run.run_id) if entry.dagster_event]
+    assert any("gave this run up" in (each or "") for each in said)
+
+
+def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(tick, believed, beats, outbox, instance):
+    """As after an outage of Postgres, when every beat is old."""
+    run = believed(1)
+    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
+    threading.Timer(0.2, lambda: beats.beat(PLACE, run.run_id)).start()
+    assert not tick().run_requests
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+
+
+def test_failures_are_followed_the_later_the_more_there_are(tick, believed, instance):
+    for generation in range(1, 5):
+        instance.report_run_failed(believed(generation))
+    result = tick()
+    assert not result.run_requests
+    assert "4 failed in a row" in words(result)
+    assert json.loads(result.cursor)["slot 0"]["failures"] == 4
+
+
+def test_while_postgres_is_away_nothing_is_failed(tick, believed, instance, tmp_path, reaper):
+    run = believed(1)
+    elsewhere = tmp_path / "elsewhere.yaml"
+    lines = reaper.read_text().splitlines()
+    lines = [line if "dataSource" not in line else "  dataSource: host=127.0.0.1 port=1 dbname=x" for line in lines]
+    elsewhere.write_text("\n".join(lines))
+    result = tick(file=elsewhere)
+    assert not result.run_requests
+    assert "nobody can say whether it lives" in words(result)
+    assert "the outbox cannot be read" in words(result)
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
+
+
+def test_several_runs_are_kept_where_several_are_asked_for(tick, settings):
+    many = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"runs": 3})})
+    assert [request.run_key for request in tick(many).run_requests] == ["shop:0:1", "shop:1:1", "shop:2:1"]
+
+
+def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tick, outbox):
+    def verdicts(result):
+        return {event.check_name: (event.passed, event.severity.value) for event in result.asset_events}
+
+    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    assert verdicts(tick()) == {}, "nothing has changed"
+    outbox.fill(100)
+    assert verdicts(tick())["backlog_size"] == (False, "WARN")
+    outbox.fill(900)
+    assert verdicts(tick())["backlog_size"] == (False, "ERROR")
+    outbox.connection.execute("DELETE FROM outbox")
+    assert verdicts(tick())["backlog_size"] == (True, "WARN")
+
+
+def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, bootstrap_servers, group_id):
+    external = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "external"})})
+    with Harvest(harvest_config(dsn, bootstrap_servers, group_id, name="elsewhere")) as harvest:
+        eventually(lambda: harvest.is_leader, 30, "leads")
+        result = tick(external)
+    assert not result.run_requests
+    (seen,) = [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
+    assert seen.asset_key == dg.AssetKey(["kafka", outbox.topic])
+    assert "elsewhere" in seen.metadata["leader"].value
+    assert seen.metadata["backlog_records"].value == 0

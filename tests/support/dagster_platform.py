@@ -1,0 +1,99 @@
+"""A real Dagster: an instance in a folder, its daemon process, and code locations in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+LOCATION = Path(__file__).parent / "dagster_location.py"
+_ACTIVE = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+
+
+class Platform:
+    """Starts on entry; on exit every process that it has started is ended, those of runs too."""
+
+    def __init__(self, folder, *, locations=("first",), **variables):
+        self.folder = folder
+        folder.mkdir()
+        (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        lines = ["load_from:"]
+        for name in locations:
+            lines.append(f"  - python_file: {{relative_path: {LOCATION}, location_name: {name}}}")
+        (folder / "workspace.yaml").write_text("\n".join(lines) + "\n")
+        root = Path(__file__).parents[2]
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")},
+            "DAGSTER_HOME": str(folder),
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": str(root),
+            **variables,
+        }
+        self._daemon = None
+        self._known = {}
+
+    def __enter__(self):
+        self._log = (self.folder / "daemon.log").open("ab")
+        self.instance = DagsterInstance.from_config(str(self.folder))
+        self.start_daemon()
+        return self
+
+    def __exit__(self, *_):
+        self._note()
+        for process in self._known.values():  # frozen or not, whoever's child it became
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._daemon.wait(10)
+        psutil.wait_procs(list(self._known.values()), timeout=10)
+        self.instance.dispose()
+        self._log.close()
+
+    def start_daemon(self):
+        self._daemon = subprocess.Popen(
+            [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def kill_daemon(self):
+        """Kill Dagster's daemon process, and nothing else."""
+        self._note()
+        self._daemon.send_signal(signal.SIGKILL)
+        self._daemon.wait(10)
+
+    def kill(self, pid):
+        self._note()
+        os.kill(pid, signal.SIGKILL)
+
+    def code_servers(self):
+        """The processes of the code locations."""
+        self._note()
+        return [process for process in self._known.values() if _is_code_server(process)]
+
+    def active_runs(self, job="shop_harvester_daemon"):
+        return self.instance.get_runs(RunsFilter(job_name=job, statuses=_ACTIVE))
+
+    def log(self):
+        return (self.folder / "daemon.log").read_text()
+
+    def _note(self):
+        """Remember every process below the daemon, before a parent goes and they become somebody else's."""
+        parents = [self._daemon.pid, *self._known]
+        for pid in parents:
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(pid)
+                for process in (parent, *parent.children(recursive=True)):
+                    self._known[process.pid] = process
+
+
+def _is_code_server(process):
+    with suppress(psutil.NoSuchProcess):
+        words = process.cmdline()
+        return "api" in words and "grpc" in words
+    return False
