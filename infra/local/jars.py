@@ -43,6 +43,14 @@ def kafka_jars(version: str) -> JarSet:
 
 POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgresql:42.7.11",))
 
+SPARK_KAFKA = JarSet(
+    name="spark-kafka-4.1.3",
+    coordinates=("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",),
+    # Of its own revision this one is not to be had everywhere; what it adds, delegation tokens, has not changed.
+    overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
+)
+"""Spark's Kafka source, for the Spark that is installed."""
+
 
 def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
     """Return the paths of a set's jars, sorted, bringing them first if they are not there.

@@ -1,0 +1,131 @@
+"""Compare topics of Kafka with what was committed in Postgres, by Spark, and keep the result in `harvest_audit`.
+
+Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS.
+
+Exit codes: 0 all is well; 1 anomalies were found; 3 bad arguments; 4 a table is missing or is not what it should be;
+5 database; 6 Kafka; 8 there is no such subscription; 130 interrupted.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harvest_lib.config import load
+from harvest_lib.errors import ConfigError, HarvestError
+from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, Business, audit
+from spark_jobs.session import JARS_VARIABLE
+
+_INTERRUPTED = 130
+_DSN, _SERVERS, _CONFIG = "HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS", "HARVEST_CONFIG"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, next_step=f"see {self.prog} --help")
+
+
+def _arguments() -> _Parser:
+    parser = _Parser(
+        prog="python -m spark_jobs.audit",
+        description=__doc__,
+        epilog="Example: %(prog)s -f reaper.yaml --topic flights --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-f", "--config", type=Path, help=f"the harvester's YAML (default: ${_CONFIG})")
+    parser.add_argument("--dsn", help=f"libpq conninfo or URL, instead of the YAML's (default: ${_DSN})")
+    parser.add_argument("--bootstrap-servers", help=f"instead of the YAML's (default: ${_SERVERS})")
+    parser.add_argument("--topic", action="append", default=[], help="topic to audit; may be repeated")
+    parser.add_argument("--outbox", help="the outbox table (default: the YAML's, else outbox)")
+    parser.add_argument("--subscription", help="whose losses and backlog (default: the YAML's, else default)")
+    parser.add_argument(
+        "--table", default="flights", help="business table, where the outbox is purged (default: flights)"
+    )
+    parser.add_argument("--id-column", default="flight_id", help="its column of ids (default: flight_id)")
+    parser.add_argument("--id-header", default="event-id", help="the header that has them (default: event-id)")
+    parser.add_argument(
+        "--committed",
+        choices=["auto", "outbox", "ledger"],
+        help="what says what was committed (default: ledger if the YAML's source is mark, else auto)",
+    )
+    parser.add_argument("--audit-id", help="replace the results of this id (default: a new one)")
+    parser.add_argument(
+        "--jars", help=f"Spark's Kafka source and the JDBC driver, commas between (default: ${JARS_VARIABLE})"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    return parser
+
+
+def _place(options: argparse.Namespace) -> dict[str, Any]:
+    """Return where Postgres and Kafka are, and what is audited there: from options, YAML, environment."""
+    path = options.config or (Path(os.environ[_CONFIG]) if os.environ.get(_CONFIG) else None)
+    harvest = load(path).harvest if path is not None else None
+    dsn = options.dsn or (harvest.data_source.conninfo() if harvest else os.environ.get(_DSN))
+    kafka = dict(harvest.kafka_settings(for_producer=False)) if harvest else {}
+    servers = options.bootstrap_servers or (None if harvest else os.environ.get(_SERVERS))
+    if servers:
+        kafka["bootstrap.servers"] = servers
+    for value, option, variable in (
+        (dsn, "--dsn", _DSN),
+        (kafka.get("bootstrap.servers"), "--bootstrap-servers", _SERVERS),
+    ):
+        if not value:
+            raise ConfigError(
+                f"{option} is missing", field=option, next_step=f"name a YAML with -f, give {option} or set {variable}"
+            )
+    return {
+        "dsn": dsn,
+        "kafka": kafka,
+        "outbox": options.outbox or (harvest.outbox_table if harvest else "outbox"),
+        "committed": options.committed or ("ledger" if harvest and harvest.source == "mark" else "auto"),
+        "subscription": options.subscription or (harvest.subscription if harvest else "default"),
+    }
+
+
+def _sentences(summary: AuditSummary) -> str:
+    lines = [f"audit {summary.audit_id}: {'all is well' if summary.ok else 'anomalies found'}"]
+    for name, value in asdict(summary).items():
+        if name != "audit_id":
+            shown = (
+                "-"
+                if value is None
+                else f"{value:,}"
+                if isinstance(value, int)
+                else f"{value:,.1f}"
+                if isinstance(value, float)
+                else value
+            )
+            lines.append(f"  {name:<22} {shown}{'  <-' if name in MUST_BE_ZERO and value else ''}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
+    try:
+        options = _arguments().parse_args(arguments)
+        summary = audit(
+            **_place(options),
+            topics=options.topic,
+            business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
+            audit_id=options.audit_id,
+            jars=options.jars,
+        )
+    except HarvestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the result tables are as before\n")
+        return _INTERRUPTED
+    document = {**asdict(summary), "at": summary.at.isoformat(), "ok": summary.ok}
+    sys.stdout.write((json.dumps(document) if options.json else _sentences(summary)) + "\n")
+    return 0 if summary.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

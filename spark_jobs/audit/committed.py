@@ -1,0 +1,268 @@
+"""The side of Postgres: what was committed, as of one snapshot, and what of it the harvester has still to deliver.
+
+Where rows stay in the outbox (a native table that is read, not marked) the outbox itself says what was committed, and
+the subscription's row how far it was delivered. Where they are purged on delivery, the business rows of the batches
+that the ledger lists were committed, and what is still in the outbox, or parked beside it, waits.
+
+All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
+tasks read, how often and when, is as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.database import translated
+from harvest_lib.errors import CheckpointError, ConfigError, OutboxTableError
+from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.scope import filter_conditions, shard_conditions
+from harvest_lib.source.selection import Selection
+from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
+from spark_jobs.audit import queries
+from spark_jobs.audit.comparison import MUST_COME, SET_ASIDE, WAITS
+from spark_jobs.database import JdbcTarget
+
+_PART_ROWS = 1_000_000
+_MOST_PARTS = 10_000
+_FETCH_ROWS = 5_000
+
+Committed = Literal["auto", "outbox", "ledger"]
+"""What says what was committed; `auto` is found out."""
+
+_OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier("o", name) for name in ("kafka_topic", "kafka_key")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Business:
+    """Where the business rows are whose records are audited: their table, its ledger beside it, their ids.
+
+    `id_column` has what the header `id_header` of a row's record has; it must be an integer.
+    """
+
+    table: str = "flights"
+    id_column: str = "flight_id"
+    id_header: str = "event-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Rows for Spark to read: a statement with the columns of a comparison, and the column its parts go by."""
+
+    statement: str
+    by: str
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What waits in an outbox that is purged; `since` is when the oldest was made, in microseconds of Unix time."""
+
+    records: int
+    since: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What an audit of Postgres is to read, as of the snapshot; `at` is its time by the server's clock, Unix time.
+
+    `floor` is the lowest outbox id that is still there, if any were dropped. `waiting` is None where the comparison
+    itself tells what waits.
+    """
+
+    snapshot: str
+    at: float
+    committed: Read
+    states: Read | None = None
+    waiting: Waiting | None = None
+    floor: int | None = None
+    id_header: str | None = None
+    target: JdbcTarget = field(repr=False)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return what was committed: record, since, state."""
+        rows = self._read(spark, self.committed)
+        if self.states is None:
+            return rows
+        # Nearly all of what was committed is purged: the few that are not are the side that is sent around.
+        left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
+        return rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
+
+    def _read(self, spark: SparkSession, what: Read) -> DataFrame:
+        parts = min(_MOST_PARTS, max(2, -(-(what.highest - what.lowest + 1) // _PART_ROWS)))
+        options = {
+            **self.target.properties,
+            "fetchsize": str(_FETCH_ROWS),
+            "sessionInitStatement": queries.in_snapshot(self.snapshot),
+            "url": self.target.url,
+            "dbtable": f"({what.statement}) AS taken",
+            "partitionColumn": what.by,
+            "lowerBound": str(what.lowest),
+            "upperBound": str(what.highest + 1),
+            "numPartitions": str(parts),
+        }
+        return spark.read.format("jdbc").options(**options).load().drop(what.by)
+
+
+def known_from(
+    connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, committed: Committed
+) -> tuple[Committed, Sequence[SubscriptionShard]]:
+    """Tell what says what was committed, outbox or ledger, and where the shards of the outbox's subscription stand.
+
+    A native table is taken for one that is read, unless its subscription marks. Raises OutboxTableError, or
+    CheckpointError if there are subscriptions, but not this one.
+    """
+    kind = outbox.check_columns(connection)
+    if committed == "outbox":
+        outbox.check_native(connection)
+    if committed == "ledger" or kind != "native":
+        return "ledger", ()
+    if not outbox.subscriptions.exists(connection):
+        return "outbox", ()
+    reading = Subscriptions(connection, outbox.placed(connection), Selection(table=outbox.identifier))
+    shards = reading.shards(subscription)
+    if not shards and (others := sorted({each.name for each in reading.shards()})):
+        raise CheckpointError(
+            f"there is no subscription {subscription!r} of {outbox}",
+            evidence=f"there are {', '.join(others)}",
+            next_step="name one of them by --subscription",
+        )
+    marks = committed == "auto" and any(each.source == "mark" for each in shards)
+    return ("ledger" if marks else "outbox"), shards
+
+
+def taken_from_outbox(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    shards: Sequence[SubscriptionShard],
+    *,
+    topics: Sequence[str],
+    target: JdbcTarget,
+) -> Taken:
+    """Take what stands in a native outbox for the topics.
+
+    The connection is in the transaction that keeps the snapshot.
+    """
+    filters = filter_conditions(shards[0].topics, shards[0].keys, _OUTER) if shards else []
+    passed = [
+        sql.SQL(" AND ").join(
+            [
+                sql.SQL("pg_visible_in_snapshot(o.transaction_id, {}::pg_snapshot)").format(sql.Literal(each.seen)),
+                *([sql.SQL("o.id < {}").format(sql.Literal(each.holds))] if each.holds is not None else []),
+                *shard_conditions(each.shard, each.shards, _OUTER),
+            ]
+        )
+        for each in shards
+    ]
+    placed = outbox.placed(connection)
+    aside: sql.Composable = sql.SQL("false")
+    if placed.set_aside.exists(connection) and shards:
+        aside = sql.SQL(queries.IS_SET_ASIDE).format(
+            set_aside=placed.set_aside.identifier, subscription=sql.Literal(shards[0].name)
+        )
+    statement = sql.SQL(queries.OUTBOX).format(
+        outbox=outbox.identifier,
+        topics=sql.Literal(list(topics)),
+        aside=aside,
+        passed=sql.SQL(" OR ").join(sql.SQL("({})").format(each) for each in passed) if passed else sql.SQL("false"),
+        filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each, connection)) for each in filters]),
+        **_states(),
+    )
+    snapshot, at = _snapshot(connection)
+    return Taken(
+        snapshot=snapshot,
+        at=at,
+        committed=_read(connection, statement, sql.SQL("id"), outbox.identifier),
+        floor=Segments(outbox).read(connection)[0].lower,
+        target=target,
+    )
+
+
+def taken_from_ledger(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    business: Business,
+    *,
+    topics: Sequence[str],
+    target: JdbcTarget,
+) -> Taken:
+    """Take the business rows of the ledger's batches, and what still waits in the outbox or is parked."""
+    table, ledger = OutboxTable.parse(business.table), OutboxTable.parse(f"{business.table}_batches")
+    _check_business(connection, table, ledger, business.id_column)
+    id_column = sql.Identifier("b", business.id_column)
+    statement = sql.SQL(queries.BUSINESS).format(
+        business=table.identifier, ledger=ledger.identifier, id=id_column, **_states()
+    )
+    names = {
+        "outbox": outbox.identifier,
+        "header": sql.Literal(business.id_header),
+        "topics": sql.Literal(list(topics)),
+    }
+    left = [sql.SQL(queries.LEFT).format(**names, **_states())]
+    parked = outbox.parked
+    if parked.exists(connection):
+        left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **_states()))
+    with translated():
+        waiting = connection.execute(sql.SQL(queries.WAITING).format(**names)).fetchone()
+    snapshot, at = _snapshot(connection)
+    return Taken(
+        snapshot=snapshot,
+        at=at,
+        committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
+        states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
+        waiting=Waiting(records=waiting[0], since=waiting[1]) if waiting else None,
+        id_header=business.id_header,
+        target=target,
+    )
+
+
+def _check_business(
+    connection: psycopg.Connection[Any], business: OutboxTable, ledger: OutboxTable, id_column: str
+) -> None:
+    for name, wanted in ((str(business), id_column), (str(ledger), "promoted_at")):
+        with translated():
+            columns = dict(connection.execute(queries.COLUMNS, {"table": name}).fetchall())
+        if not columns:
+            raise OutboxTableError(
+                f"there is no table {name}: the outbox is purged, so what was committed must be known from it",
+                evidence="the audit compares with the business rows of the batches in the ledger",
+                next_step="name the business table by --table",
+            )
+        if wanted not in columns or (name == str(business) and columns[wanted] not in queries.INTEGERS):
+            raise ConfigError(
+                f"the table {name} has no integer column {wanted!r}"
+                if name == str(business)
+                else f"the table {name} is not a ledger: it has no column {wanted!r}",
+                field="--id-column",
+                next_step="name the column whose value the record's header has",
+            )
+
+
+def _states() -> dict[str, sql.Literal]:
+    return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "set_aside_": sql.Literal(SET_ASIDE)}
+
+
+def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float]:
+    with translated():
+        row = connection.execute(queries.EXPORT).fetchone()
+    assert row is not None  # noqa: S101 - a function's value
+    return row[0], row[1]
+
+
+def _read(
+    connection: psycopg.Connection[Any], statement: sql.Composed, column: sql.Composable, table: sql.Identifier
+) -> Read:
+    with translated():
+        row = connection.execute(sql.SQL(queries.BOUNDS).format(column=column, table=table)).fetchone()
+    lowest, highest = row if row is not None else (0, 0)
+    return Read(statement=statement.as_string(connection), by="part", lowest=lowest, highest=highest)
+
+
+def _unbound(condition: sql.Composable, connection: psycopg.Connection[Any]) -> sql.SQL:
+    """Return a condition that was made for a statement with bound values, where each % is doubled, for one without."""
+    return sql.SQL(condition.as_string(connection).replace("%%", "%"))

@@ -1,0 +1,178 @@
+"""All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
+
+What Spark reads has the columns record, since and state, and `part`, which it is read in parts by.
+"""
+
+from typing import LiteralString
+
+INTEGERS = ("smallint", "integer", "bigint")
+
+EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8"
+
+
+def in_snapshot(snapshot: str) -> str:
+    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions."""
+    return f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+
+
+BOUNDS: LiteralString = "SELECT coalesce(min({column}), 0)::bigint, coalesce(max({column}), 0)::bigint FROM {table}"
+
+COLUMNS = """
+SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a
+WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+OUTBOX: LiteralString = """
+SELECT o.id AS part, o.id AS record, o.create_time AS since,
+       CASE WHEN {aside} THEN {set_aside_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state
+FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
+"""
+
+IS_SET_ASIDE: LiteralString = (
+    "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id)"
+)
+
+BUSINESS: LiteralString = """
+SELECT {id} AS part, {id}::text AS record, l.promoted_at AS since
+FROM {business} AS b JOIN {ledger} AS l ON l.batch = b.batch
+"""
+
+# An outbox row's own id of the record is in a header; rows without it are no business row's.
+LEFT: LiteralString = """
+SELECT o.id AS part, o.kafka_header_values[array_position(o.kafka_header_keys, {header})] AS record, {waits} AS state
+FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (o.kafka_header_keys)
+"""
+
+PARKED: LiteralString = """
+UNION ALL
+SELECT p.id, r.kafka_header_values[array_position(r.kafka_header_keys, {header})], {set_aside_}
+FROM {parked} AS p, jsonb_populate_record(NULL::{outbox}, p.record) AS r
+WHERE p.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (r.kafka_header_keys)
+"""
+
+WAITING: LiteralString = """
+SELECT count(*), (extract(epoch FROM min(create_time)) * 1000000)::bigint
+FROM {outbox} WHERE kafka_topic = ANY ({topics}::text[])
+"""
+
+CREATE_TABLES = """
+CREATE SCHEMA IF NOT EXISTS harvest_audit;
+CREATE TABLE IF NOT EXISTS harvest_audit.summary (
+    audit_id               text PRIMARY KEY,
+    at                     timestamptz NOT NULL,
+    records                bigint NOT NULL,
+    committed              bigint NOT NULL,
+    lost                   bigint NOT NULL,
+    duplicates_adjacent    bigint NOT NULL,
+    duplicates_separated   bigint NOT NULL,
+    duplicates_cross_epoch bigint NOT NULL,
+    reordered              bigint NOT NULL,
+    unknown                bigint NOT NULL,
+    foreign_messages       bigint NOT NULL,
+    delay_p50_ms           double precision,
+    delay_p95_ms           double precision,
+    delay_p99_ms           double precision,
+    delay_max_ms           double precision,
+    backlog_records        bigint NOT NULL,
+    backlog_age_seconds    double precision NOT NULL
+);
+CREATE TABLE IF NOT EXISTS harvest_audit.lost (
+    audit_id text NOT NULL,
+    record   text NOT NULL,
+    since    timestamptz,
+    PRIMARY KEY (audit_id, record)
+);
+CREATE TABLE IF NOT EXISTS harvest_audit.duplicates (
+    audit_id        text NOT NULL,
+    kind            text NOT NULL,
+    record          text NOT NULL,
+    outbox_id       bigint NOT NULL,
+    kafka_topic     text NOT NULL,
+    kafka_partition integer NOT NULL,
+    kafka_offset    bigint NOT NULL,
+    leader_id       uuid,
+    leader_before   uuid,
+    PRIMARY KEY (audit_id, kafka_topic, kafka_partition, kafka_offset)
+);
+CREATE TABLE IF NOT EXISTS harvest_audit.reorderings (
+    audit_id         text NOT NULL,
+    record           text NOT NULL,
+    outbox_id        bigint NOT NULL,
+    outbox_id_before bigint NOT NULL,
+    kafka_topic      text NOT NULL,
+    kafka_partition  integer NOT NULL,
+    kafka_offset     bigint NOT NULL,
+    PRIMARY KEY (audit_id, kafka_topic, kafka_partition, kafka_offset)
+);
+CREATE TABLE IF NOT EXISTS harvest_audit.unknown (
+    audit_id        text NOT NULL,
+    record          text NOT NULL,
+    outbox_id       bigint NOT NULL,
+    kafka_topic     text NOT NULL,
+    kafka_partition integer NOT NULL,
+    kafka_offset    bigint NOT NULL,
+    leader_id       uuid,
+    PRIMARY KEY (audit_id, kafka_topic, kafka_partition, kafka_offset)
+);
+-- Spark commits once per task: what a retried task has written twice is told by its place, in the promotion.
+CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
+    run              text NOT NULL,
+    staged_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    kind             text NOT NULL,
+    duplicate        text,
+    record           text NOT NULL,
+    outbox_id        bigint,
+    outbox_id_before bigint,
+    leader           text,
+    leader_before    text,
+    kafka_topic      text,
+    kafka_partition  integer,
+    kafka_offset     bigint,
+    since            timestamptz
+);
+"""
+
+# Two at once can both find nothing to be there, and one then fails.
+LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ddl', 0))"
+LOCK_AUDIT = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ' || %(audit_id)s, 0))"
+
+CLEAR_OLD_STAGING = "DELETE FROM harvest_audit.staging WHERE staged_at < clock_timestamp() - interval '2 days'"
+CLEAR_STAGING = "DELETE FROM harvest_audit.staging WHERE run = %(run)s"
+
+TABLES: tuple[LiteralString, ...] = ("summary", "lost", "duplicates", "reorderings", "unknown")
+FORGET: LiteralString = "DELETE FROM harvest_audit.{table} WHERE audit_id = %(audit_id)s"
+
+PROMOTE: tuple[LiteralString, ...] = (
+    """
+INSERT INTO harvest_audit.lost
+SELECT DISTINCT %(audit_id)s, record, since FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'lost'
+""",
+    """
+INSERT INTO harvest_audit.duplicates
+SELECT DISTINCT %(audit_id)s, duplicate, record, outbox_id, kafka_topic, kafka_partition, kafka_offset, leader::uuid,
+       leader_before::uuid
+FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'duplicate'
+""",
+    """
+INSERT INTO harvest_audit.reorderings
+SELECT DISTINCT %(audit_id)s, record, outbox_id, outbox_id_before, kafka_topic, kafka_partition, kafka_offset
+FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'reordered'
+""",
+    """
+INSERT INTO harvest_audit.unknown
+SELECT DISTINCT %(audit_id)s, record, outbox_id, kafka_topic, kafka_partition, kafka_offset, leader::uuid
+FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'unknown'
+""",
+)
+
+SUMMARIZE = """
+INSERT INTO harvest_audit.summary (
+    audit_id, at, records, committed, lost, duplicates_adjacent, duplicates_separated, duplicates_cross_epoch,
+    reordered, unknown, foreign_messages, delay_p50_ms, delay_p95_ms, delay_p99_ms, delay_max_ms, backlog_records,
+    backlog_age_seconds)
+VALUES (
+    %(audit_id)s, to_timestamp(%(at)s), %(records)s, %(committed)s, %(lost)s, %(duplicates_adjacent)s,
+    %(duplicates_separated)s, %(duplicates_cross_epoch)s, %(reordered)s, %(unknown)s, %(foreign_messages)s,
+    %(delay_p50_ms)s, %(delay_p95_ms)s, %(delay_p99_ms)s, %(delay_max_ms)s, %(backlog_records)s,
+    %(backlog_age_seconds)s)
+"""

@@ -1,0 +1,51 @@
+"""The result tables, in the schema `harvest_audit`: one audit's rows come into sight together, or not at all.
+
+Spark writes into a staging table; one transaction then replaces whatever an audit of the same id had found before.
+"""
+
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.database import translated
+from spark_jobs.audit import queries
+from spark_jobs.audit.summary import AuditSummary
+from spark_jobs.database import JdbcTarget
+
+
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    """Create the schema and its tables where missing, and clear away what runs have left that died days ago."""
+    with translated(), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        connection.execute(queries.CREATE_TABLES)
+        connection.execute(queries.CLEAR_OLD_STAGING)
+
+
+def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
+    """Write what was found into the staging table, under the run. Raises what Spark raises."""
+    rows = found.withColumn("run", F.lit(run))
+    rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
+
+
+def promote(connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str) -> None:
+    """Replace the rows of the audit's id by what the run has staged and the summary, in one transaction."""
+    values = {**asdict(summary), "at": summary.at.timestamp(), "run": run}
+    with translated(), connection.transaction():
+        connection.execute(queries.LOCK_AUDIT, values)
+        for table in queries.TABLES:
+            connection.execute(sql.SQL(queries.FORGET).format(table=sql.Identifier(table)), values)
+        for statement in queries.PROMOTE:
+            connection.execute(statement, values)
+        connection.execute(queries.SUMMARIZE, values)
+        connection.execute(queries.CLEAR_STAGING, values)
+
+
+def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
+    """Remove what a run has staged and nobody promotes. Never raises: it may follow another error."""
+    with suppress(psycopg.Error):
+        connection.execute(queries.CLEAR_STAGING, {"run": run})

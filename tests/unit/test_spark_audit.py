@@ -1,0 +1,129 @@
+"""What the audit by Spark promises without Spark, Kafka and Postgres."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from harvest_lib.errors import ConfigError, HarvestError, KafkaError
+from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, audit
+from spark_jobs.audit import __main__ as command
+from spark_jobs.audit.kafka_side import java_settings, translated
+from spark_jobs.audit.run import _failure
+
+NUMBERS = [name for name in AuditSummary.__dataclass_fields__ if name not in {"audit_id", "at"}]
+
+
+def summary(**numbers: float) -> AuditSummary:
+    at = datetime(2013, 1, 1, tzinfo=UTC)
+    return AuditSummary(audit_id="nightly", at=at, **{**dict.fromkeys(NUMBERS, 0), **numbers})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_makes_a_summary_not_ok(name):
+    assert summary().ok
+    assert summary(**{name: 1}).ok == (name not in MUST_BE_ZERO)
+
+
+def test_java_is_told_what_librdkafka_is():
+    given = {
+        "metadata.broker.list": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": 'o"brien',
+        "sasl.password": "back\\slash",
+        "ssl.ca.location": "/ca.pem",
+        "queue.buffering.max.messages": 5,
+    }
+    assert java_settings(given) == {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="o\\"brien" password="back\\\\slash";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+    }
+    assert "plain.PlainLoginModule" in java_settings({"sasl.mechanism": "PLAIN"})["kafka.sasl.jaas.config"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ssl.key.password": "canary"}, {"sasl.mechanism": "GSSAPI"}, {"sasl.oauthbearer.config": "canary"}]
+)
+def test_security_that_java_cannot_be_told_of_is_refused(settings):
+    with pytest.raises(ConfigError, match="cannot tell") as caught:
+        java_settings(settings)
+    assert "canary" not in str(caught.value)
+
+
+def test_failures_of_spark_are_told_by_what_failed():
+    kafka = {"bootstrap.servers": "a:1", "sasl.password": "canary"}
+    cut = translated(RuntimeError("... OffsetOutOfRangeException: ..."), kafka)
+    assert isinstance(cut, KafkaError)
+    assert "retention" in cut.next_step
+    lost = translated(RuntimeError("x\norg.apache.kafka.common.errors.TimeoutException: gone\ny"), kafka)
+    assert isinstance(lost, KafkaError)
+    assert "gone" in lost.evidence
+    assert "canary" not in str(lost)
+    assert translated(RuntimeError("x"), kafka) is None
+    refused = _failure(RuntimeError("x\nCaused by: org.postgresql.util.PSQLException: ERROR: disk full\ny"), kafka)
+    assert refused.exit_code == 5
+    assert "disk full" in refused.evidence
+    assert type(_failure(RuntimeError(""), kafka)) is HarvestError
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    for name in ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS", "HARVEST_CONFIG", "HARVEST_SPARK_JARS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--unheard-of"], "--unheard-of"),
+        ([], "--dsn is missing"),
+        (["--dsn", "host=a"], "--bootstrap-servers is missing"),
+        (["--dsn", "host=a", "--bootstrap-servers", "a:1"], "no topic"),
+        (["--dsn", "host=a", "--bootstrap-servers", "a:1", "--topic", "t", "--audit-id", ""], "audit's id"),
+        (["--dsn", "host=a", "--bootstrap-servers", "a:1", "--topic", "t"], "driver"),
+        (["-f", "none.yaml", "--topic", "t"], "none.yaml"),
+    ],
+)
+def test_bad_arguments_exit_with_3(nowhere, arguments, says, capsys):
+    assert command.main(arguments) == 3
+    said = capsys.readouterr().err
+    assert says in said
+    assert "next step" in said
+
+
+def test_the_command_takes_its_place_from_yaml_and_options_before_that(nowhere, monkeypatch, tmp_path, capsys):
+    asked = []
+    monkeypatch.setattr(command, "audit", lambda **how: asked.append(how) or summary(lost=1234, delay_p99_ms=2.5))
+    config = tmp_path / "reaper.yaml"
+    config.write_text(
+        "harvest:\n  baseKafkaConfig:\n    bootstrap.servers: a:1\n    sasl.password: canary\n"
+        "  leaderGroupID: g\n  dataSource: host=b user=c password=canary\n  outboxTable: shop.outbox\n"
+        "  source: snapshot\n  subscription: eu\n"
+    )
+    monkeypatch.setenv("HARVEST_CONFIG", str(config))
+    assert command.main(["--topic", "t", "--topic", "u", "--table", "orders", "--id-column", "id"]) == 1
+    assert "lost                   1,234  <-" in capsys.readouterr().out
+    (how,) = asked
+    assert (how["topics"], how["outbox"], how["subscription"]) == (["t", "u"], "shop.outbox", "eu")
+    assert (how["business"].table, how["business"].id_column) == ("orders", "id")
+    assert how["kafka"]["sasl.password"] == "canary"
+    assert "password=canary" in how["dsn"]
+    arguments = ["--topic", "t", "--dsn", "host=z", "--bootstrap-servers", "z:1", "--outbox", "o", "--json"]
+    assert command.main(arguments) == 1
+    assert (asked[1]["dsn"], asked[1]["kafka"]["bootstrap.servers"], asked[1]["outbox"]) == ("host=z", "z:1", "o")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["lost"], document["delay_p99_ms"]) == (False, 1234, 2.5)
+
+
+def test_an_audit_needs_topics_and_an_id(tmp_path):
+    with pytest.raises(ConfigError, match="no topic"):
+        audit(dsn="", kafka={}, topics=[])
+    for audit_id in ("", "x" * 201, "a\0b"):
+        with pytest.raises(ConfigError, match="audit's id"):
+            audit(dsn="", kafka={}, topics=["t"], audit_id=audit_id)
