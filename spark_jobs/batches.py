@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import psycopg
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from spark_jobs import queries
+from spark_jobs.content import Content, content_of
 from spark_jobs.database import JdbcTarget, Tables, postgres_errors
-from spark_jobs.promotion import clear_staging, ledger_entry, promote
-from spark_jobs.source import Batch, flights_of
-from spark_jobs.staging import stage
+from spark_jobs.errors import SourceError
+from spark_jobs.plan import Plan
+from spark_jobs.promotion import check_same, ledger_entry, promote, sweep_staging
+from spark_jobs.staging import sentence_of, stage
 
 _LOCK_POLL_SECONDS = 0.1
 
@@ -44,35 +48,41 @@ class BatchReport:
 
 
 def load_batch(
-    flights: DataFrame,
-    batch: Batch,
+    frame: DataFrame,
+    batch: str,
     *,
     connection: psycopg.Connection,
     target: JdbcTarget,
-    tables: Tables,
-    topic: str,
+    plan: Plan,
+    content: Content | None = None,
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.
 
-    `connection` is this call's alone while it runs. Raises BatchConflict, PromotionRefused or another DatabaseError;
-    then nothing of the batch is promoted, or all of it if the connection died during the commit.
+    `connection` is this call's alone while it runs. `content` is what the frame holds, if that is known already; then
+    the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
+    PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
+    died during the commit.
     """
-    run = str(uuid.uuid4())
+    run, tables = str(uuid.uuid4()), plan.tables
     with _batch_lock(connection, batch, tables):
-        clear_staging(connection, batch, tables=tables)
+        sweep_staging(connection, tables=tables)
         if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
+            check_same(entry, batch, content or _content_of(frame, batch))
             return BatchReport(
-                batch=batch.id, rows=batch.rows, status="already-promoted", at=entry.promoted_at.timestamp()
+                batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp()
             )
-        if batch.rows == 0:
-            return BatchReport(batch=batch.id, rows=0, status="empty")
+        if content is not None and content.rows == 0:
+            return BatchReport(batch=batch, rows=0, status="empty")
         began = time.monotonic()
-        stage(flights_of(flights, batch), batch=batch.id, run=run, target=target)
+        stage(frame, batch=batch, run=run, target=target)
         staged = time.monotonic()
-        entry, is_ours = promote(connection, batch, run=run, topic=topic, tables=tables)
+        promoted = promote(connection, batch, content, run=run, plan=plan)
+        if promoted is None:
+            return BatchReport(batch=batch, rows=0, status="empty")
+        entry, is_ours = promoted
         return BatchReport(
-            batch=batch.id,
-            rows=batch.rows,
+            batch=batch,
+            rows=entry.rows,
             status="promoted" if is_ours else "already-promoted",
             staging_seconds=round(staged - began, 3),
             promote_seconds=round(time.monotonic() - staged, 3),
@@ -80,12 +90,23 @@ def load_batch(
         )
 
 
+def _content_of(frame: DataFrame, batch: str) -> Content:
+    try:
+        return content_of(frame)
+    except (PySparkException, Py4JError) as error:
+        raise SourceError(
+            f"Spark could not compute the frame of batch {batch}",
+            evidence=sentence_of(str(error)),
+            next_step="correct what the message names; nothing was written",
+        ) from error
+
+
 @contextmanager
-def _batch_lock(connection: psycopg.Connection, batch: Batch, tables: Tables) -> Iterator[None]:
-    who = {"batch": batch.id, "ledger": tables.ledger.as_string(connection)}
+def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
+    who = {"batch": batch, "ledger": tables.ledger.as_string(connection)}
     # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
     while True:
-        with postgres_errors(f"locking batch {batch.id}"):
+        with postgres_errors(f"locking batch {batch}"):
             row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()
         if row is not None and row[0]:
             break
@@ -94,5 +115,5 @@ def _batch_lock(connection: psycopg.Connection, batch: Batch, tables: Tables) ->
         yield
     finally:
         if not connection.broken:  # a session that is gone holds no lock
-            with postgres_errors(f"unlocking batch {batch.id}"):
+            with postgres_errors(f"unlocking batch {batch}"):
                 connection.execute(queries.UNLOCK_BATCH, who)

@@ -8,20 +8,11 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import class_row
 
-from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
 from spark_jobs import queries
 
-OUTBOX_COLUMNS = (
-    "id",
-    "create_time",
-    "kafka_topic",
-    "kafka_key",
-    "kafka_value",
-    "kafka_header_keys",
-    "kafka_header_values",
-    "leader_id",
-)
 _LONGEST_NAME_BYTES = 63
 
 # libpq gives no SQLSTATE for a connection that failed, only the server's sentence.
@@ -41,26 +32,28 @@ _LOST = ("08", "57P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The four tables of the job. Staging and ledger stand beside the business table, under its name."""
+    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name."""
 
-    business: sql.Identifier
+    business: sql.Identifier | None
     outbox: sql.Identifier
     staging: sql.Identifier
     ledger: sql.Identifier
 
     @classmethod
-    def named(cls, *, business: str, outbox: str) -> "Tables":
+    def named(cls, *, business: str | None, outbox: str) -> "Tables":
         """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError."""
+        beside, option = (outbox, "--outbox") if business is None else (business, "--table")
         return cls(
-            business=_identifier(business, option="--table"),
+            business=None if business is None else _identifier(business, option="--table"),
             outbox=_identifier(outbox, option="--outbox"),
-            staging=_identifier(f"{business}_staging", option="--table"),
-            ledger=_identifier(f"{business}_batches", option="--table"),
+            staging=_identifier(f"{beside}_staging", option=option),
+            ledger=_identifier(f"{beside}_batches", option=option),
         )
 
-    def fill(self, statement: sql.SQL) -> sql.Composed:
+    def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
         """Put the names into a statement's braces."""
-        return statement.format(business=self.business, outbox=self.outbox, staging=self.staging, ledger=self.ledger)
+        business = self.business or sql.SQL("")
+        return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
 
 
 def _identifier(text: str, *, option: str) -> sql.Identifier:
@@ -76,11 +69,24 @@ def _identifier(text: str, *, option: str) -> sql.Identifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """A column as Postgres has it. `filled_by` is the expression that fills it when it is not given."""
+
+    name: str
+    type: str
+    required: bool = False
+    longest_chars: int | None = None
+    filled_by: str | None = None
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JdbcTarget:
-    """Where Spark writes: a URL without secrets, the quoted table, and the connection's properties."""
+    """Where Spark writes: a URL without secrets, the quoted table, its oid, and the connection's properties."""
 
     url: str
     table: str
+    oid: int
     properties: Mapping[str, str] = field(repr=False)
 
 
@@ -141,21 +147,22 @@ def postgres_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-def prepare_tables(connection: psycopg.Connection, tables: Tables) -> None:
-    """Check the outbox table and create the job's own where missing. Raises OutboxTableError."""
-    name = tables.outbox.as_string(connection)
-    with postgres_errors("looking for the outbox table"):
-        found = connection.execute(queries.COLUMNS_OF, {"table": name}).fetchone()
-    next_step = "create it with `harvest init`, or name the right one by --outbox"
-    if found is None:
-        raise OutboxTableError(f"the outbox table {name} does not exist", next_step=next_step)
-    if missing := [column for column in OUTBOX_COLUMNS if column not in found[2]]:
-        raise OutboxTableError(
-            f"the table {name} is not an outbox table", evidence=f"it lacks {', '.join(missing)}", next_step=next_step
-        )
-    with postgres_errors("creating the job's tables"), connection.transaction():
-        connection.execute(queries.LOCK_DDL)
-        connection.execute(tables.fill(sql.SQL(queries.CREATE_TABLES)))
+def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int, sql.Identifier] | None:
+    """Return a table's oid and its name with the schema, None if there is no such table."""
+    name = table.as_string(connection)
+    with postgres_errors(f"looking for the table {name}"):
+        found = connection.execute(queries.PLACE_OF, {"table": name}).fetchone()
+    return None if found is None else (found[0], sql.Identifier(found[1], found[2]))
+
+
+def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[TableColumn]:
+    """Return a table's columns in their order; none if there is no such table."""
+    name = table.as_string(connection)
+    with (
+        postgres_errors(f"looking at the columns of {name}"),
+        connection.cursor(row_factory=class_row(TableColumn)) as cursor,
+    ):
+        return cursor.execute(queries.COLUMNS_OF, {"table": name}).fetchall()
 
 
 def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
@@ -167,20 +174,20 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             field="--dsn",
             next_step="name a host in the DSN",
         )
-    with postgres_errors("looking for the staging table"):
-        found = connection.execute(queries.COLUMNS_OF, {"table": tables.staging.as_string(connection)}).fetchone()
-    assert found is not None  # noqa: S101 - prepare_tables has created it
+    found = place_of(connection, tables.staging)
+    assert found is not None  # noqa: S101 - `prepare` has made it
+    oid, staging = found
     host = f"[{info.host}]" if ":" in info.host else info.host
     given = info.get_parameters()
     tls: dict[str, str] = {name: given[name] for name in given if name in {"sslmode", "sslrootcert"}}
     return JdbcTarget(
         url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
-        table=sql.Identifier(found[0], found[1]).as_string(connection),
+        table=staging.as_string(connection),
+        oid=oid,
         properties={
             "user": info.user,
             "password": info.password,
             "driver": "org.postgresql.Driver",
-            "ApplicationName": "outbox-harvester spark",
             "batchsize": "5000",
             "reWriteBatchedInserts": "true",
             # Else the driver's exceptions, and so Spark's log, carry whole rows.

@@ -4,7 +4,7 @@ from harvest_lib.errors import DatabaseError, HarvestError
 
 
 class SourceError(HarvestError):
-    """The source file is missing, or is not what it should be: the message names the file and the offending content."""
+    """What a batch is read from is missing, or is not what it should be: the message names it and what is wrong."""
 
     exit_code = 3
 
@@ -17,3 +17,9 @@ class BatchConflict(HarvestError):
 
 class PromotionRefused(DatabaseError):
     """What stands in Postgres is not what Spark computed, so nothing was promoted: run the batch again."""
+
+
+class EmptyBatch(HarvestError):
+    """The frame has no rows, which a batch that is due mostly should not have: look at its source."""
+
+    exit_code = 3

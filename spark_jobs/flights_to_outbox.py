@@ -18,14 +18,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from harvest_lib.errors import ConfigError, HarvestError
-from spark_jobs.batches import BatchReport, load_batch
-from spark_jobs.database import Tables, connect, jdbc_target, prepare_tables
-from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
-from spark_jobs.source import batches_of, published_source, read_flights, unpack
+import psycopg
+from psycopg import sql
 
+from harvest_lib.errors import ConfigError, HarvestError
+from spark_jobs import queries
+from spark_jobs.batches import BatchReport, load_batch
+from spark_jobs.database import Tables, connect, jdbc_target, postgres_errors
+from spark_jobs.plan import Plan, check_outbox, prepare
+from spark_jobs.records import BatchId, Fixed, Records
+from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
+from spark_jobs.source import (
+    AIRCRAFT,
+    FLIGHT_COLUMNS,
+    SCHEMA,
+    batches_of,
+    flights_of,
+    published_source,
+    read_flights,
+    unpack,
+)
+
+EVENT_TYPE = "flight-recorded"
 _ALL_MONTHS = range(1, 13)
-_LONGEST_TOPIC = 249
 _INTERRUPTED = 130
 
 
@@ -44,6 +59,27 @@ class Summary:
     seconds: float
 
 
+def flight_records(topic: str) -> Records:
+    """Declare what a flight becomes. Raises ConfigError if Kafka could not have the topic."""
+    return Records(
+        topic=topic,
+        key=AIRCRAFT,
+        value=("flight_id", *FLIGHT_COLUMNS),
+        headers={"event-type": Fixed(EVENT_TYPE), "batch": BatchId(), "event-id": "flight_id"},
+        # Total on the real data: no two rows agree on all of it.
+        order_by=("time_hour", "sched_dep_time", "carrier", "flight", "origin"),
+    )
+
+
+def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Records) -> Plan:
+    """Check the outbox table and make the job's own where they are missing. Raises OutboxTableError."""
+    check_outbox(connection, tables)
+    with postgres_errors("creating the job's tables"), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        connection.execute(tables.fill(sql.SQL(queries.CREATE_FLIGHTS)))
+    return prepare(connection, tables, records, SCHEMA, batch_column="batch")
+
+
 def load_flights(
     *,
     dsn: str,
@@ -59,19 +95,22 @@ def load_flights(
     Cheap checks come first: nothing starts Spark before the file's header, the database and the outbox table are known
     to be right. Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """
-    tables = Tables.named(business=table, outbox=outbox)
+    tables, records = Tables.named(business=table, outbox=outbox), flight_records(topic)
     jars = jdbc_jars(jdbc_jar)
     source = source or published_source()
     with tempfile.TemporaryDirectory(prefix="flights-to-outbox-", ignore_cleanup_errors=True) as name:
         work_folder = Path(name)
         file = unpack(source, folder=work_folder)
         with connect(dsn) as connection:
-            prepare_tables(connection, tables)
+            plan = prepare_flights(connection, tables, records)
             target = jdbc_target(connection, tables)
             with spark_session(jars=jars, work_folder=work_folder) as spark:
                 flights = read_flights(spark, file)
                 for batch in batches_of(flights, months=months, file=file, source=source):
-                    yield load_batch(flights, batch, connection=connection, target=target, tables=tables, topic=topic)
+                    rows = flights_of(flights, batch)
+                    yield load_batch(
+                        rows, batch.id, connection=connection, target=target, plan=plan, content=batch.content
+                    )
 
 
 def summarize(reports: Sequence[BatchReport], *, seconds: float) -> Summary:
@@ -136,17 +175,6 @@ def _arguments() -> _Parser:
     return parser
 
 
-def _topic(text: str) -> str:
-    legal = text not in {"", ".", ".."} and len(text) <= _LONGEST_TOPIC
-    if not legal or not all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in text):
-        raise ConfigError(
-            f"{text!r} cannot name a Kafka topic",
-            field="--topic",
-            next_step=f"use at most {_LONGEST_TOPIC} of a-z A-Z 0-9 . _ -",
-        )
-    return text
-
-
 def _run(arguments: Sequence[str] | None) -> None:
     began = time.monotonic()
     options = _arguments().parse_args(arguments)
@@ -157,7 +185,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         source=options.source,
         table=options.table,
         outbox=options.outbox,
-        topic=_topic(options.topic),
+        topic=options.topic,
         jdbc_jar=options.jdbc_jar,
     ):
         reports.append(report)

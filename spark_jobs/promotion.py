@@ -2,29 +2,39 @@
 
 The steps, which `promote` repeats:
 
-1. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
-2. read the ledger: a batch that is there already is left alone, or refused if it stands for other data
-3. choose one attempt per partition and compare count and hash with what Spark computed
-4. insert business rows in the declared order and, from them, outbox rows; compare the count again
-5. delete the batch's staging rows, of this run and of dead ones
-6. enter the batch into the ledger; commit
+1. end what the run's tasks have left open: a copy that lost the race may be about to commit
+2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
+3. read the ledger: a batch that is there already is left alone, or refused if it stands for other data
+4. choose one attempt per partition, each whole; where it is known what Spark computed, compare count and hash with it
+5. insert business rows and outbox rows in the declared order; compare the counts again
+6. delete the batch's staging rows, of this run and of dead ones
+7. enter the batch into the ledger; commit
+
+That all of the batch is there needs no second look at the frame: Spark's job is done, so each partition has committed
+an attempt, and Postgres has not been restarted since (which empties the staging table), or the connection that holds
+the batch's lock, and promotes, would be gone.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
+from harvest_lib.errors import RecordError
 from spark_jobs import queries
-from spark_jobs.database import Tables, postgres_errors
+from spark_jobs.content import Content
+from spark_jobs.database import Tables, place_of, postgres_errors
 from spark_jobs.errors import BatchConflict, PromotionRefused
-from spark_jobs.source import Batch
+from spark_jobs.statement import faults, promotion
 
-EVENT_TYPE = "flight-recorded"
+if TYPE_CHECKING:
+    from spark_jobs.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +55,30 @@ class Attempt:
     attempt: str
     rows: int
     hash_sum: Decimal
+    whole: bool = True
 
 
-def ledger_entry(connection: psycopg.Connection, batch: Batch, *, tables: Tables) -> LedgerEntry | None:
-    """Return the batch's ledger row, if it was promoted. Raises BatchConflict if it stands for other data."""
+def writer_name(batch: str, *, staging_oid: int) -> str:
+    """Name the sessions of the tasks that stage a batch, so that they are found again."""
+    return f"outbox-sink {staging_oid} {hashlib.sha256(batch.encode()).hexdigest()[:16]}"
+
+
+def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
+    """Return the batch's ledger row, if it was promoted."""
     with postgres_errors("reading the ledger"), connection.cursor(row_factory=class_row(LedgerEntry)) as cursor:
-        statement = tables.fill(sql.SQL(queries.LEDGER_ENTRY))
-        entry = cursor.execute(statement, {"batch": batch.id}).fetchone()
-    if entry is not None and (entry.rows, entry.content_hash) != (batch.rows, batch.content_hash):
+        return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
+
+
+def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
+    """Raise BatchConflict if a promoted batch stands for other data."""
+    if (entry.rows, entry.content_hash) != (content.rows, content.content_hash):
         raise BatchConflict(
-            f"batch {batch.id} was promoted before, with other data",
+            f"batch {batch} was promoted before, with other data",
             evidence=f"promoted at {entry.promoted_at.isoformat()} with {entry.rows} rows, hash {entry.content_hash}; "
-            f"now it has {batch.rows} rows, hash {batch.content_hash}",
-            next_step="load the file it was promoted from, or give the new data its own --table",
+            f"now it has {content}",
+            next_step="give the new data a batch id of its own, or write the data of before; if ids are counted anew "
+            "(a stream without its checkpoint), give the stream a new name",
         )
-    return entry
 
 
 def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -71,60 +90,116 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def promote(
-    connection: psycopg.Connection, batch: Batch, *, run: str, topic: str, tables: Tables
-) -> tuple[LedgerEntry, bool]:
+    connection: psycopg.Connection, batch: str, content: Content | None, *, run: str, plan: "Plan"
+) -> tuple[LedgerEntry, bool] | None:
     """Promote what `run` staged of the batch; return its ledger row and whether this call has written it.
 
-    Raises BatchConflict, PromotionRefused (nothing is written) or another DatabaseError.
+    `content` is what Spark computed, if that is known. Returns None, and writes nothing, if nothing was staged and
+    nothing is known. Raises BatchConflict, RecordError, PromotionRefused (nothing is written) or another DatabaseError.
     """
-    with postgres_errors(f"promoting batch {batch.id}"), connection.transaction():
-        outbox = tables.outbox.as_string(connection)
-        connection.execute(queries.LOCK_OUTBOX, {"outbox": outbox})
-        connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells time_hour the same way
-        clear_staging_of = {"batch": batch.id}
+    tables = plan.tables
+    end_writers(connection, batch, tables=tables)
+    with postgres_errors(f"promoting batch {batch}"), connection.transaction():
+        connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(connection)})
+        connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
+        chosen = _chosen(connection, batch, run=run, tables=tables)
+        hash_sum = sum((attempt.hash_sum for attempt in chosen), Decimal(0))
+        staged = Content(rows=sum(attempt.rows for attempt in chosen), content_hash=str(hash_sum))
         if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
-            connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING)), clear_staging_of)
+            check_same(entry, batch, content or staged)
+            clear_staging(connection, batch, tables=tables)
             return entry, False
+        if content is None and not chosen:
+            return None
+        if content is not None and staged != content:
+            raise _refused(batch, f"Spark computed {content}; staging holds {staged}")
+        for attempt in chosen:
+            if not attempt.whole:
+                raise _refused(batch, f"of partition {attempt.partition}, only {attempt.rows} rows are staged")
 
-        with connection.cursor(row_factory=class_row(Attempt)) as cursor:
-            statement = tables.fill(sql.SQL(queries.ATTEMPTS))
-            chosen = choose_attempts(cursor.execute(statement, {"batch": batch.id, "run": run}))
-        staged = sum(attempt.rows for attempt in chosen)
-        staged_hash = str(sum((attempt.hash_sum for attempt in chosen), Decimal(0)))
-        if (staged, staged_hash) != (batch.rows, batch.content_hash):
-            raise _refused(batch, f"staging holds {staged} rows, hash {staged_hash}")
-
-        promoted = connection.execute(
-            tables.fill(sql.SQL(queries.PROMOTE)),
-            {
-                "batch": batch.id,
-                "run": run,
-                "topic": topic,
-                "event_type": EVENT_TYPE,
-                "partitions": [attempt.partition for attempt in chosen],
-                "attempts": [attempt.attempt for attempt in chosen],
-            },
-        ).rowcount
-        if promoted != batch.rows:
-            raise _refused(batch, f"{promoted} rows reached the outbox")
-
-        connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING)), clear_staging_of)
-        with connection.cursor(row_factory=class_row(LedgerEntry)) as cursor:
-            values = {"batch": batch.id, "rows": batch.rows, "content_hash": batch.content_hash, "run": run}
-            written = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
-    assert written is not None  # noqa: S101 - INSERT ... RETURNING of one row
-    return written, True
+        recorded, written = _insert(connection, batch, run=run, plan=plan, chosen=chosen)
+        if recorded != staged.rows:
+            raise _refused(batch, f"Spark computed {staged}; {recorded} rows reached the outbox")
+        if written is not None and written != staged.rows:
+            raise _refused(batch, f"Spark computed {staged}; {written} rows reached the business table")
+        clear_staging(connection, batch, tables=tables)
+        with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
+            values = {"batch": batch, "rows": staged.rows, "content_hash": staged.content_hash, "run": run}
+            entry = entering.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
+    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
+    return entry, True
 
 
-def clear_staging(connection: psycopg.Connection, batch: Batch, *, tables: Tables) -> int:
-    """Delete what dead runs of the batch staged; return how many rows. The caller holds the batch's lock."""
+def _chosen(connection: psycopg.Connection, batch: str, *, run: str, tables: Tables) -> list[Attempt]:
+    with connection.cursor(row_factory=class_row(Attempt)) as cursor:
+        return choose_attempts(cursor.execute(tables.fill(sql.SQL(queries.ATTEMPTS)), {"batch": batch, "run": run}))
+
+
+def _insert(
+    connection: psycopg.Connection, batch: str, *, run: str, plan: "Plan", chosen: list[Attempt]
+) -> tuple[int, int | None]:
+    try:
+        with connection.transaction():  # a savepoint: what is wrong with the rows can still be asked
+            row = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen)).fetchone()
+    except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
+        found = connection.execute(faults(plan, batch=batch, run=run, attempts=chosen)).fetchone()
+        evidence = _fault(plan, *(found or (0, None, None)))
+        raise RecordError(
+            f"batch {batch} holds rows that cannot be records",
+            evidence=evidence or f"{error.diag.message_primary} (table {error.diag.table_name or 'not named'})",
+            next_step="correct it in the frame (coalesce, where), or widen the column; nothing was promoted",
+        ) from error
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    return row[0], row[1]
+
+
+def _fault(plan: "Plan", keyless: int, key: int | None, value: int | None) -> str:
+    key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
+    if keyless:
+        return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"
+    if key is not None and key_limit is not None and key > key_limit:
+        return f"the longest key has {key} characters, kafka_key takes {key_limit}"
+    if value is not None and value_limit is not None and value > value_limit:
+        return f"the longest value has {value} characters, kafka_value takes {value_limit}"
+    return ""
+
+
+def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -> None:
+    """End the sessions of tasks that still stage the batch: its tasks are done, or their driver is dead."""
+    place = place_of(connection, tables.staging)
+    if place is not None:
+        with postgres_errors("ending the tasks that lost the race"):
+            connection.execute(queries.END_WRITERS, {"writer": writer_name(batch, staging_oid=place[0])})
+
+
+def clear_staging(connection: psycopg.Connection, batch: str, *, tables: Tables) -> int:
+    """Delete what was staged of the batch; return how many rows. The caller holds the batch's lock, or promotes it."""
     with postgres_errors("clearing the staging table"):
-        return connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING)), {"batch": batch.id}).rowcount
+        return connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING)), {"batch": batch}).rowcount
 
 
-def _refused(batch: Batch, evidence: str) -> PromotionRefused:
+def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
+    """Delete what dead runs have left of any batch: one whose lock is free is being staged by nobody."""
+    swept = 0
+    ledger = tables.ledger.as_string(connection)
+    with postgres_errors("sweeping the staging table"):
+        for (batch,) in connection.execute(tables.fill(sql.SQL(queries.STAGED_BATCHES))).fetchall():
+            who = {"batch": batch, "ledger": ledger}
+            row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()
+            if row is None or not row[0]:
+                continue
+            try:
+                end_writers(connection, batch, tables=tables)
+                swept += clear_staging(connection, batch, tables=tables)
+            finally:
+                connection.execute(queries.UNLOCK_BATCH, who)
+    return swept
+
+
+def _refused(batch: str, evidence: str) -> PromotionRefused:
     return PromotionRefused(
-        f"batch {batch.id} was not promoted: Postgres does not hold what Spark computed",
-        evidence=f"Spark computed {batch.rows} rows, hash {batch.content_hash}; {evidence}",
-        next_step="run the batch again; look for triggers on the tables if it repeats",
+        f"batch {batch} was not promoted: Postgres does not hold what Spark computed",
+        evidence=evidence,
+        next_step="run the batch again; look for triggers on the tables if it repeats, and for a frame that is not the "
+        "same each time it is computed (random values, the current time)",
     )

@@ -1,4 +1,4 @@
-"""All SQL of the flights job. Braces are identifiers, `%(name)s` are bound values.
+"""All SQL but the promotion, which `statement` puts together. Braces are identifiers, `%(name)s` are bound values.
 
 The staging table knows an *attempt* by the transaction that wrote it: Spark's JDBC writer commits once per partition,
 so a retried task, a speculative copy and a commit whose acknowledgement was lost are each one transaction, and
@@ -8,7 +8,111 @@ partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores)
 
 from typing import LiteralString
 
-CREATE_TABLES: LiteralString = """
+# Unlogged: a crash empties it, the counts then differ, and the batch is staged again.
+CREATE_STAGING: LiteralString = """
+CREATE UNLOGGED TABLE {staging} (
+    batch     text NOT NULL,
+    run       text NOT NULL,
+    partition integer NOT NULL,
+    attempt   xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    row       bigint NOT NULL,
+    row_hash  bigint NOT NULL,
+    {columns}
+)
+"""
+DROP_STAGING: LiteralString = "DROP TABLE {staging}"
+
+CREATE_LEDGER: LiteralString = """
+CREATE TABLE IF NOT EXISTS {ledger} (
+    batch        text PRIMARY KEY,
+    rows         bigint NOT NULL,
+    content_hash text NOT NULL,
+    run          text NOT NULL,
+    promoted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+
+PLACE_OF = """
+SELECT c.oid::bigint, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(%(table)s)
+"""
+
+COLUMNS_OF = """
+SELECT
+    a.attname::text AS name,
+    -- Without the length of text: a cast to that would cut the text off instead of failing.
+    format_type(a.atttypid, CASE WHEN format_type(a.atttypid, -1) ~ '(char|bit)' THEN -1 ELSE a.atttypmod END) AS type,
+    CASE WHEN a.atttypid = 'varchar'::regtype AND a.atttypmod > 4 THEN a.atttypmod - 4 END AS longest_chars,
+    a.attnotnull AS required,
+    CASE
+        WHEN a.attidentity <> '' THEN format('nextval(%%L::regclass)', pg_get_serial_sequence(%(table)s, a.attname))
+        WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid)
+    END AS filled_by,
+    a.attgenerated <> '' AS generated
+FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+
+# All but what Postgres would convert by itself and lose nothing (a number too large for the narrower column is an
+# error), and text for types that have no other spelling: json, uuid, enumerations, addresses. A domain is what it is
+# made of.
+MISFITS = """
+WITH pair AS (
+    SELECT name, given, wanted, g.oid AS g, coalesce(nullif(w.typbasetype, 0), w.oid) AS w, w.typcategory AS category
+    FROM unnest(%(names)s::text[], %(given)s::text[], %(wanted)s::text[]) AS p (name, given, wanted)
+    JOIN pg_type g ON g.oid = to_regtype(given)
+    JOIN pg_type w ON w.oid = to_regtype(wanted)
+)
+SELECT name, given, wanted FROM pair
+WHERE g <> w
+  AND NOT EXISTS (SELECT FROM pg_cast c WHERE (c.castsource, c.casttarget) = (g, w) AND c.castcontext = 'i')
+  AND (g::regtype::text, w::regtype::text) NOT IN (
+    ('bigint', 'integer'), ('bigint', 'smallint'), ('integer', 'smallint'), ('double precision', 'real'))
+  AND NOT (g = 'text'::regtype AND category IN ('U', 'E', 'I') AND w <> 'bytea'::regtype)
+ORDER BY name
+"""
+
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one then fails.
+LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('spark_jobs ddl', 0))"
+
+# Advisory locks carry the table's oid, so that `flights` and `public.flights` are the same lock.
+TRY_LOCK_BATCH = """
+SELECT pg_try_advisory_lock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
+"""
+UNLOCK_BATCH = """
+SELECT pg_advisory_unlock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
+"""
+LOCK_OUTBOX = "SELECT pg_advisory_xact_lock(hashtextextended('outbox promotion', %(outbox)s::regclass::oid::bigint))"
+
+LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM {ledger} WHERE batch = %(batch)s"
+
+ATTEMPTS: LiteralString = """
+SELECT
+    partition, attempt::text AS attempt, count(*) AS rows, sum(row_hash) AS hash_sum, max(row) + 1 = count(*) AS whole
+FROM {staging} WHERE batch = %(batch)s AND run = %(run)s
+GROUP BY partition, attempt
+"""
+
+STAGED_BATCHES: LiteralString = "SELECT DISTINCT batch FROM {staging}"
+
+ANY_STAGED: LiteralString = "SELECT FROM {staging} LIMIT 1"
+
+# A copy of a task that lost the race may still be about to commit; Spark does not wait for it.
+END_WRITERS = """
+SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = %(writer)s
+"""
+
+CLEAR_STAGING: LiteralString = "DELETE FROM {staging} WHERE batch = %(batch)s"
+
+ENTER_LEDGER: LiteralString = """
+INSERT INTO {ledger} (batch, rows, content_hash, run)
+VALUES (%(batch)s, %(rows)s, %(content_hash)s, %(run)s)
+RETURNING rows, content_hash, run, promoted_at
+"""
+
+CREATE_FLIGHTS: LiteralString = """
 CREATE TABLE IF NOT EXISTS {business} (
     flight_id      bigserial PRIMARY KEY,
     year           integer NOT NULL,
@@ -31,107 +135,5 @@ CREATE TABLE IF NOT EXISTS {business} (
     minute         integer NOT NULL,
     time_hour      timestamptz NOT NULL,
     batch          text NOT NULL
-);
--- Unlogged: a crash empties it, the counts then differ, and the batch is staged again.
-CREATE UNLOGGED TABLE IF NOT EXISTS {staging} (
-    batch          text NOT NULL,
-    run            text NOT NULL,
-    partition      integer NOT NULL,
-    attempt        xid8 NOT NULL DEFAULT pg_current_xact_id(),
-    row            bigint NOT NULL,
-    row_hash       bigint NOT NULL,
-    year           integer,
-    month          integer,
-    day            integer,
-    dep_time       integer,
-    sched_dep_time integer,
-    dep_delay      integer,
-    arr_time       integer,
-    sched_arr_time integer,
-    arr_delay      integer,
-    carrier        text,
-    flight         integer,
-    tail_number    text,
-    origin         text,
-    dest           text,
-    air_time       integer,
-    distance       integer,
-    hour           integer,
-    minute         integer,
-    time_hour      timestamptz
-);
-CREATE TABLE IF NOT EXISTS {ledger} (
-    batch        text PRIMARY KEY,
-    rows         bigint NOT NULL,
-    content_hash text NOT NULL,
-    run          text NOT NULL,
-    promoted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-"""
-
-COLUMNS_OF = """
-SELECT n.nspname, c.relname, array_agg(a.attname::text)
-FROM pg_class c
-JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-WHERE c.oid = to_regclass(%(table)s)
-GROUP BY n.nspname, c.relname
-"""
-
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one then fails.
-LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('spark_jobs ddl', 0))"
-
-# Advisory locks carry the table's oid, so that `flights` and `public.flights` are the same lock.
-TRY_LOCK_BATCH = """
-SELECT pg_try_advisory_lock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
-"""
-UNLOCK_BATCH = """
-SELECT pg_advisory_unlock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
-"""
-LOCK_OUTBOX = "SELECT pg_advisory_xact_lock(hashtextextended('outbox promotion', %(outbox)s::regclass::oid::bigint))"
-
-LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM {ledger} WHERE batch = %(batch)s"
-
-ATTEMPTS: LiteralString = """
-SELECT partition, attempt::text AS attempt, count(*) AS rows, sum(row_hash) AS hash_sum
-FROM {staging} WHERE batch = %(batch)s AND run = %(run)s
-GROUP BY partition, attempt
-"""
-
-# The declared order. It is total on the real data (no two rows agree on its first five columns); rows of one partition
-# that do agree stay as Spark read them.
-PROMOTE: LiteralString = """
-WITH inserted AS (
-    INSERT INTO {business} (
-        year, month, day, dep_time, sched_dep_time, dep_delay, arr_time, sched_arr_time, arr_delay, carrier, flight,
-        tail_number, origin, dest, air_time, distance, hour, minute, time_hour, batch)
-    SELECT
-        year, month, day, dep_time, sched_dep_time, dep_delay, arr_time, sched_arr_time, arr_delay, carrier, flight,
-        tail_number, origin, dest, air_time, distance, hour, minute, time_hour, batch
-    FROM {staging}
-    WHERE batch = %(batch)s AND run = %(run)s AND (partition, attempt) IN (
-        SELECT * FROM unnest(%(partitions)s::integer[], %(attempts)s::text[]::xid8[]))
-    ORDER BY time_hour, sched_dep_time, carrier, flight, origin, partition, row
-    RETURNING
-        flight_id, year, month, day, dep_time, sched_dep_time, dep_delay, arr_time, sched_arr_time, arr_delay, carrier,
-        flight, tail_number, origin, dest, air_time, distance, hour, minute, time_hour
 )
-INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT
-    clock_timestamp(),
-    %(topic)s,
-    coalesce(tail_number, carrier || flight),
-    row_to_json(inserted)::text,
-    ARRAY['event-type', 'batch', 'event-id'],
-    ARRAY[%(event_type)s, %(batch)s, flight_id::text]
-FROM inserted
-ORDER BY flight_id
-"""
-
-CLEAR_STAGING: LiteralString = "DELETE FROM {staging} WHERE batch = %(batch)s"
-
-ENTER_LEDGER: LiteralString = """
-INSERT INTO {ledger} (batch, rows, content_hash, run)
-VALUES (%(batch)s, %(rows)s, %(content_hash)s, %(run)s)
-RETURNING rows, content_hash, run, promoted_at
 """

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import types as spark_types
 
 from harvest_lib.errors import ConfigError
+from spark_jobs.content import Content, hash_sum, row_hash
 from spark_jobs.errors import SourceError
 
 _TYPES = {
@@ -48,6 +50,25 @@ _NAMES_IN_FILE = {"tail_number": "tailnum"}
 _LONGEST_CONTENT = 300
 
 FLIGHT_COLUMNS = tuple(_TYPES)
+AIRCRAFT = "aircraft"
+"""The column that is the key of a flight's record: the tail number, else carrier and flight number (`UA1545`)."""
+
+SCHEMA = spark_types.StructType(
+    [
+        *(
+            spark_types.StructField(
+                name,
+                {"int": spark_types.IntegerType(), "timestamp": spark_types.TimestampType()}.get(
+                    kind, spark_types.StringType()
+                ),
+            )
+            for name, kind in _TYPES.items()
+        ),
+        spark_types.StructField(AIRCRAFT, spark_types.StringType()),
+    ]
+)
+"""What `read_flights` returns, for those who ask before Spark is started."""
+
 HEADER = [_NAMES_IN_FILE.get(name, name) for name in FLIGHT_COLUMNS]
 
 
@@ -63,6 +84,10 @@ class Batch:
     @property
     def id(self) -> str:
         return f"flights-{self.year}-{self.month:02d}"
+
+    @property
+    def content(self) -> Content:
+        return Content(rows=self.rows, content_hash=self.content_hash)
 
 
 def published_source() -> Path:
@@ -114,12 +139,8 @@ def _unzip(source: Path, destination: Path) -> Path:
 def read_flights(spark: SparkSession, file: Path) -> DataFrame:
     """Read what `unpack` has returned; nothing is parsed before the first use, and then once."""
     rows = spark.read.csv(_as_pattern(file), schema=_schema(), header=True, mode="FAILFAST", nullValue="NA")
-    return rows.persist()
-
-
-def row_hash() -> Column:
-    """Hash all columns of a row. Nulls are told apart by place: xxhash64 itself skips them."""
-    return F.xxhash64(*FLIGHT_COLUMNS, *[F.col(name).isNull() for name in FLIGHT_COLUMNS])
+    aircraft = F.coalesce("tail_number", F.concat("carrier", "flight"))
+    return rows.withColumn(AIRCRAFT, aircraft).persist()
 
 
 def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[Batch]:
@@ -133,7 +154,7 @@ def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, sourc
         wrong = wrong | column.isNull()
     fingerprint = flights.groupBy("year", "month").agg(
         F.count("*").alias("rows"),
-        F.sum(row_hash().cast("decimal(20,0)")).cast("decimal(38,0)").alias("hash_sum"),
+        hash_sum(row_hash(flights.columns)).alias("hash_sum"),
         F.max(F.when(wrong, F.to_csv(F.struct(*FLIGHT_COLUMNS), {"nullValue": "NA"}))).alias("wrong"),
     )
     try:

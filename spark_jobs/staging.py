@@ -12,34 +12,38 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import DatabaseError
+from spark_jobs.content import column, row_hash
 from spark_jobs.database import JdbcTarget
-from spark_jobs.source import FLIGHT_COLUMNS, row_hash
+from spark_jobs.plan import staged_columns
+from spark_jobs.promotion import writer_name
 
 _SERVER_SENTENCE = re.compile(r"(?:ERROR|FATAL): [^\n]+")
 _LONGEST_EVIDENCE = 300
 
 
-def stage(flights: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None:
-    """Append the flights to the staging table under the batch and the run. Raises DatabaseError."""
-    rows = flights.select(
+def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None:
+    """Append the frame to the staging table under the batch and the run. Raises DatabaseError."""
+    rows = frame.select(
         F.lit(batch).alias("batch"),
         F.lit(run).alias("run"),
         F.spark_partition_id().alias("partition"),
         # The partition stands in the upper bits: what is left counts the rows of one partition.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
-        row_hash().alias("row_hash"),
-        *FLIGHT_COLUMNS,
+        row_hash(frame.columns).alias("row_hash"),
+        *[column(each.name).alias(each.staged) for each in staged_columns(frame.schema)],
     )
+    properties = dict(target.properties) | {"ApplicationName": writer_name(batch, staging_oid=target.oid)}
     try:
-        rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
+        rows.write.jdbc(target.url, target.table, mode="append", properties=properties)
     except (PySparkException, Py4JError) as error:
         raise DatabaseError(
             f"Spark could not write batch {batch} to the staging table {target.table}",
-            evidence=_sentence_of(str(error)),
+            evidence=sentence_of(str(error)),
             next_step="correct what the message names and run the batch again: nothing of it was promoted",
         ) from error
 
 
-def _sentence_of(message: str) -> str:
+def sentence_of(message: str) -> str:
+    """Return what the server said, else the first line of the error: never the rows that an exception carries."""
     said = _SERVER_SENTENCE.search(message)
     return said.group() if said else message.strip().split("\n")[0][:_LONGEST_EVIDENCE]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from tests.benchmarks import curves, floors, idle, laps, large, latency, pools, spark_audit
+from tests.benchmarks import curves, floors, idle, laps, large, latency, pools, spark_audit, spark_sink
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
@@ -112,6 +112,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "shards": large.shards,
     "curves": curves.curves,
     "one-key": _one_key,
+    "spark-sink": spark_sink.spark_sink,
     "take-over": _take_over,
     "hand-over": _hand_over,
     "idle": _idle,

@@ -28,9 +28,10 @@ from infra.local.java import find_java
 from infra.local.state import default_state
 from spark_jobs import queries
 from spark_jobs.batches import BatchReport, load_batch
-from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target, prepare_tables
+from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.errors import BatchConflict, PromotionRefused, SourceError
-from spark_jobs.flights_to_outbox import main
+from spark_jobs.flights_to_outbox import flight_records, main, prepare_flights
+from spark_jobs.plan import Plan
 from spark_jobs.promotion import promote
 from spark_jobs.session import spark_session
 from spark_jobs.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
@@ -91,15 +92,16 @@ class Job:
     """The job on a database of its own, with a connection to look at it."""
 
     dsn: str = field(repr=False)
-    tables: Tables
+    plan: Plan
     target: JdbcTarget
     look: psycopg.Connection
     flights: DataFrame
 
     def load(self, batch: Batch) -> BatchReport:
+        rows = flights_of(self.flights, batch)
         with connect(self.dsn) as connection:
             return load_batch(
-                self.flights, batch, connection=connection, target=self.target, tables=self.tables, topic="flights"
+                rows, batch.id, connection=connection, target=self.target, plan=self.plan, content=batch.content
             )
 
     def stage(self, batch: Batch, run: str = "a run") -> None:
@@ -107,10 +109,11 @@ class Job:
 
     def promote(self, batch: Batch, run: str = "a run") -> bool:
         with connect(self.dsn) as connection:
-            return promote(connection, batch, run=run, topic="flights", tables=self.tables)[1]
+            promoted = promote(connection, batch.id, batch.content, run=run, plan=self.plan)
+        return promoted is not None and promoted[1]
 
     def run_sql(self, statement: str, *values: object) -> list[tuple[object, ...]]:
-        cursor = self.look.execute(self.tables.fill(sql.SQL(statement)), values)
+        cursor = self.look.execute(self.plan.tables.fill(sql.SQL(statement)), values)
         return cursor.fetchall() if cursor.description else []
 
     def counts(self) -> dict[str, int]:
@@ -124,9 +127,9 @@ def job(dsn: str, flights: DataFrame) -> Iterator[Job]:
     tables = Tables.named(business="flights", outbox="outbox")
     with connect(dsn) as connection:
         connection.execute(OUTBOX.format("outbox"))
-        prepare_tables(connection, tables)
+        plan = prepare_flights(connection, tables, flight_records("flights"))
         target = jdbc_target(connection, tables)
-        yield Job(dsn=dsn, tables=tables, target=target, look=connection, flights=flights)
+        yield Job(dsn=dsn, plan=plan, target=target, look=connection, flights=flights)
 
 
 def nothing_but(**counts: int) -> dict[str, int]:
@@ -384,8 +387,8 @@ def test_names_that_need_quotes_work(job: Job, batches: dict[int, Batch]) -> Non
     job.run_sql('CREATE SCHEMA "my \'schema"')
     job.run_sql(OUTBOX.format('"my \'schema"."drop table"'))
     tables = Tables.named(business="my 'schema.fl\"ights; --", outbox="my 'schema.drop table")
-    prepare_tables(job.look, tables)
-    hostile = replace(job, tables=tables, target=jdbc_target(job.look, tables))
+    plan = prepare_flights(job.look, tables, flight_records("flights"))
+    hostile = replace(job, plan=plan, target=jdbc_target(job.look, tables))
     assert hostile.load(batches[10]).status == "promoted"
     assert hostile.counts() == nothing_but(business=100, outbox=100, ledger=1)
     assert job.counts() == nothing_but()
@@ -395,11 +398,11 @@ def test_an_outbox_table_that_is_missing_or_another_table_is_named(dsn: str) -> 
     tables = Tables.named(business="flights", outbox="outbox")
     with connect(dsn) as connection:
         with pytest.raises(OutboxTableError, match=r"(?s)\"outbox\" does not exist.*harvest init"):
-            prepare_tables(connection, tables)
+            prepare_flights(connection, tables, flight_records("flights"))
         connection.execute(OUTBOX.format("outbox"))
         connection.execute("ALTER TABLE outbox DROP COLUMN leader_id")
         with pytest.raises(OutboxTableError, match="lacks leader_id"):
-            prepare_tables(connection, tables)
+            prepare_flights(connection, tables, flight_records("flights"))
         assert connection.execute("SELECT to_regclass('flights')").fetchone() == (None,)
 
 

@@ -1,0 +1,223 @@
+"""Write any DataFrame into a Postgres outbox, with or without a business table, each batch once.
+
+Rows are staged partition by partition by JDBC; then one transaction promotes business rows and records together, in the
+declared order, and enters the batch into a ledger. A batch that is in the ledger is not written again; one that comes
+with other data is refused.
+
+Exit codes: 0 the batch is promoted, now or before; 1 a row can be no record; 3 bad arguments or input; 4 the outbox or
+the staging table is not one; 5 database; 8 the batch id stands for other data; 130 interrupted.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from harvest_lib.errors import ConfigError, HarvestError
+from spark_jobs.batches import BatchReport, load_batch
+from spark_jobs.database import Tables, connect, jdbc_target
+from spark_jobs.errors import EmptyBatch, SourceError
+from spark_jobs.plan import prepare
+from spark_jobs.records import BatchId, Fixed, HeaderSource, Records
+from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
+from spark_jobs.staging import sentence_of
+
+__all__ = ["BatchId", "BatchReport", "Fixed", "Records", "foreach_batch", "sink"]
+
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+_INTERRUPTED = 130
+
+
+def sink(
+    frame: DataFrame,
+    *,
+    dsn: str,
+    batch_id: str,
+    records: Records,
+    table: str | None = None,
+    outbox: str = "outbox",
+    batch_column: str | None = None,
+    allow_empty: bool = False,
+) -> BatchReport:
+    """Write the frame's rows as records, and into the business `table` if one is named; tell what became of the batch.
+
+    All of it is committed, or nothing is. Columns of the frame go into the table's columns of the same name;
+    `batch_column` is one that takes the batch's id. The frame must come out the same each time it is computed: Spark
+    computes parts of it again when tasks fail. Needs the Postgres driver among `spark.jars`.
+
+    Raises ConfigError (a column, a type), OutboxTableError, RecordError (no key, too long), EmptyBatch unless
+    `allow_empty`, BatchConflict (the id was used for other data), PromotionRefused or another DatabaseError.
+    """
+    if not batch_id or "\0" in batch_id:
+        raise ConfigError("the batch has no id", field="--batch-id", next_step="name what is in it: orders-2026-11-21")
+    tables = Tables.named(business=table, outbox=outbox)
+    with connect(dsn) as connection:
+        plan = prepare(connection, tables, records, frame.schema, batch_column=batch_column)
+        report = load_batch(frame, batch_id, connection=connection, target=jdbc_target(connection, tables), plan=plan)
+    if report.status == "empty" and not allow_empty:
+        raise EmptyBatch(
+            f"batch {batch_id} is empty",
+            evidence="Spark computed 0 rows",
+            next_step="look at what the frame is read from, or allow empty batches (allow_empty, --allow-empty)",
+        )
+    return report
+
+
+def foreach_batch(
+    *,
+    dsn: str,
+    stream: str,
+    records: Records,
+    table: str | None = None,
+    outbox: str = "outbox",
+    batch_column: str | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Return what `DataStreamWriter.foreachBatch` takes: each micro-batch is promoted once, under `stream:number`.
+
+    A stream that starts again from its checkpoint repeats its last micro-batch, which the ledger then knows. Without
+    its checkpoint it would count anew, and its numbers stand for other data: that is refused (BatchConflict), and wants
+    a new name of the stream.
+    """
+    if not stream:
+        raise ConfigError("the stream has no name", field="stream", next_step="name it: its batches are known by that")
+
+    def write(frame: DataFrame, number: int) -> None:
+        sink(
+            frame,
+            dsn=dsn,
+            batch_id=f"{stream}:{number}",
+            records=records,
+            table=table,
+            outbox=outbox,
+            batch_column=batch_column,
+            allow_empty=True,
+        )
+
+    return write
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, next_step=f"see {self.prog} --help")
+
+
+def _arguments() -> _Parser:
+    parser = _Parser(
+        prog="python -m spark_jobs.outbox_sink",
+        description=__doc__,
+        epilog="Example: %(prog)s orders.parquet --dsn 'host=127.0.0.1 dbname=app user=app' --batch-id orders-7 "
+        "--topic orders --key order_id --order-by placed_at",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("input", help="a file or folder of parquet, csv (with a header) or jsonl")
+    add("--format", choices=sorted(set(_FORMATS.values())), help="(default: by the name's ending)")
+    add("--schema", help="columns and types as Spark spells them: 'id BIGINT, at TIMESTAMP' (default: found out)")
+    add("--dsn", required=True, help="libpq conninfo or URL; the password is better left to PGPASSWORD or a passfile")
+    add("--batch-id", required=True, help="what is in the input; the same id is never promoted twice")
+    add("--topic", required=True, help="Kafka topic of the records")
+    add("--key", required=True, action="append", help="column of the key; of several, joined by a colon")
+    add("--value", action="append", help="column of the value; of several, a JSON object (default: of all columns)")
+    add("--header", action="append", default=[], metavar="NAME=COLUMN", help="a header from a column")
+    add("--fixed-header", action="append", default=[], metavar="NAME=TEXT", help="a header that is always the same")
+    add("--batch-header", action="append", default=[], metavar="NAME", help="a header with the batch's id")
+    add("--order-by", action="append", default=[], help="column that orders records (default: as they stand)")
+    add("--table", help="table or schema.table that takes the rows too; must exist")
+    add("--batch-column", help="column of the table that takes the batch's id")
+    add("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")
+    add("--allow-empty", action="store_true", help="an input without rows is no error")
+    add("--jdbc-jar", help=f"Postgres JDBC driver, commas between several (default: ${JARS_VARIABLE})")
+    add("--json", action="store_true", help="tell what became of the batch as a JSON object")
+    return parser
+
+
+def _headers(options: argparse.Namespace) -> dict[str, HeaderSource]:
+    headers: dict[str, HeaderSource] = {}
+    for option in (*options.header, *options.fixed_header):
+        name, equals, source = option.partition("=")
+        if not equals or not name:
+            raise ConfigError(
+                f"{option!r} is not NAME=...", field="--header", next_step="write NAME=COLUMN or NAME=TEXT"
+            )
+        headers[name] = source if option in options.header else Fixed(source)
+    return headers | {name: BatchId() for name in options.batch_header}
+
+
+def _one_or_several(columns: list[str]) -> str | list[str]:
+    return columns[0] if len(columns) == 1 else columns
+
+
+def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    kind = options.format or _FORMATS.get(Path(options.input).suffix)
+    if kind is None:
+        raise ConfigError(
+            f"{options.input!r} does not say what it holds", field="--format", next_step="name it by --format"
+        )
+    reader = spark.read.options(mode="FAILFAST", header="true", inferSchema="true")
+    try:
+        if options.schema:
+            reader = reader.schema(options.schema)
+        return reader.format(kind).load(options.input)
+    except PySparkException as error:
+        raise SourceError(
+            f"the input {options.input} cannot be read",
+            evidence=sentence_of(str(error)),
+            next_step="correct the path, --format or --schema",
+        ) from error
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    options = _arguments().parse_args(arguments)
+    records = Records(
+        topic=options.topic,
+        key=_one_or_several(options.key),
+        value=_one_or_several(options.value) if options.value else None,
+        headers=_headers(options),
+        order_by=options.order_by,
+    )
+    jars = jdbc_jars(options.jdbc_jar)
+    connect(options.dsn).close()  # before Spark is started for nothing
+    with (
+        tempfile.TemporaryDirectory(prefix="outbox-sink-", ignore_cleanup_errors=True) as folder,
+        spark_session(jars=jars, work_folder=Path(folder)) as spark,
+    ):
+        report = sink(
+            _read(spark, options),
+            dsn=options.dsn,
+            batch_id=options.batch_id,
+            records=records,
+            table=options.table,
+            outbox=options.outbox,
+            batch_column=options.batch_column,
+            allow_empty=options.allow_empty,
+        )
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(report) | {"rows_per_second": report.rows_per_second}) + "\n")
+    else:
+        sys.stdout.write(f"{report.batch}  {report.rows} rows  {report.status}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
+    try:
+        _run(arguments)
+    except HarvestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: run it again, nothing will be written twice\n")
+        return _INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

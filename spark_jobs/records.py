@@ -1,0 +1,70 @@
+"""What a row of a frame becomes in the outbox: the declaration, and what can be told of it without asking anybody."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harvest_lib.errors import ConfigError
+from harvest_lib.record import TOPIC_MAX_CHARS, is_legal_topic
+
+KEY_SEPARATOR = ":"
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The text of a header that is the same in every record."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchId:
+    """A header that takes the id of the batch."""
+
+
+HeaderSource = str | Fixed | BatchId
+"""A column, a text, or the batch's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """One record per row. Columns are the frame's, or those that the business table fills itself (a serial id).
+
+    `key`: a column; of several the texts are joined by a colon. Rows without a key are refused. `value`: a column,
+    taken as text (null is a tombstone); several, or None for all of the frame's: a JSON object of them, with nulls.
+    `order_by`: columns of the frame by which records get their ids; what they leave open, or all if there are none,
+    stays as it stands in the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
+    """
+
+    topic: str
+    key: str | Sequence[str]
+    value: str | Sequence[str] | None = None
+    headers: Mapping[str, HeaderSource] = field(default_factory=dict)
+    order_by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not is_legal_topic(self.topic):
+            raise ConfigError(
+                f"{self.topic[:TOPIC_MAX_CHARS]!r} cannot name a Kafka topic",
+                field="--topic",
+                next_step=f"use at most {TOPIC_MAX_CHARS} of a-z A-Z 0-9 . _ -",
+            )
+        if isinstance(self.order_by, str):
+            raise ConfigError("order_by is one text", field="order_by", next_step="give a list of columns")
+        if not self.key:
+            raise ConfigError("no column was named for the key", field="--key", next_step="name one, or several")
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    def value_columns(self, frame: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns of the value, given those of the frame."""
+        if self.value is None:
+            return tuple(frame)
+        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+
+    def columns(self, frame: Sequence[str]) -> dict[str, str]:
+        """Return each column that is used, with the option that names it."""
+        used = dict.fromkeys(self.value_columns(frame), "--value")
+        used |= {source: "--header" for source in self.headers.values() if isinstance(source, str)}
+        return used | dict.fromkeys(self.key_columns, "--key")

@@ -1,0 +1,118 @@
+"""The Spark sink beside a plain append of the same rows by Spark's JDBC writer, in turn."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.outbox import NativeTable, OutboxTable
+from infra.local.jars import POSTGRES_JDBC, resolve
+from infra.local.java import find_java
+from infra.local.state import default_state
+from spark_jobs.database import Tables, connect, jdbc_target
+from spark_jobs.outbox_sink import Records, sink
+from spark_jobs.session import spark_session
+from tests.benchmarks.backlog import Servers
+from tests.benchmarks.report import Result, at_least
+
+if TYPE_CHECKING:
+    from tests.benchmarks.scenarios import Size
+
+_TARGET = 0.7
+_PARTITIONS = 8
+_TABLES = """
+DROP TABLE IF EXISTS plain, sunk, sunk_staging, sunk_batches, sink_outbox_staging, sink_outbox_batches,
+    sink_native_staging, sink_native_batches;
+CREATE TABLE plain (id bigint, customer text, payload text, at timestamptz);
+CREATE TABLE sunk (LIKE plain);
+"""
+_RECORDS = Records(topic="spark-sink", key="customer", value="payload", order_by=["id"])
+
+
+def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
+    """Records alone into either layout of the outbox, and records with business rows."""
+    rows = 10 * size.records
+    state = default_state()
+    java_home = find_java(state)
+    ways: dict[str, Callable[[DataFrame], None]] = {
+        "spark-sink": lambda frame: _sink(servers, frame, outbox="sink_outbox"),
+        "spark-sink-native": lambda frame: _sink(servers, frame, outbox="sink_native"),
+        "spark-sink-business": lambda frame: _sink(servers, frame, outbox="sink_outbox", table="sunk"),
+    }
+    with (
+        _java(java_home),
+        tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
+        spark_session(jars=resolve(POSTGRES_JDBC, state, java_home), work_folder=Path(folder)) as spark,
+    ):
+        frame = spark.range(0, rows, 1, _PARTITIONS).select(
+            "id",
+            F.concat(F.lit("customer-"), (F.xxhash64("id") % 5_000).cast("string")).alias("customer"),
+            F.repeat(F.sha2(F.col("id").cast("string"), 256), 4).substr(1, 200).alias("payload"),
+            F.timestamp_seconds("id").alias("at"),
+        )
+        frame = frame.persist()
+        _make_tables(servers)
+        for write in (lambda frame: _plain(servers, frame), *ways.values()):
+            write(frame.where("id % 10 = 0"))  # Java compiles meanwhile
+        floors: list[float] = []
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(size.rounds):
+            floors.append(_rate(servers, frame, rows, lambda frame: _plain(servers, frame)))
+            for name, write in ways.items():
+                rates[name].append(_rate(servers, frame, rows, write))
+    for name, found in rates.items():
+        ratio = median(rate / floor for rate, floor in zip(found, floors, strict=True))
+        yield at_least(name, median(found), "/s", floor=median(floors), ratio=ratio, target=_TARGET)
+
+
+def _rate(servers: Servers, frame: DataFrame, rows: int, write: Callable[[DataFrame], None]) -> float:
+    _make_tables(servers)
+    began = time.perf_counter()
+    write(frame)
+    return rows / (time.perf_counter() - began)
+
+
+def _sink(servers: Servers, frame: DataFrame, *, outbox: str, table: str | None = None) -> None:
+    report = sink(frame, dsn=servers.dsn, batch_id=uuid4().hex, records=_RECORDS, outbox=outbox, table=table)
+    if report.status != "promoted":
+        raise RuntimeError(f"{report.batch} is {report.status}")
+
+
+def _plain(servers: Servers, frame: DataFrame) -> None:
+    """Append by Spark's own writer, with the settings that make it fastest, which are the sink's too."""
+    plain = sql.Identifier("plain")
+    with connect(servers.dsn) as connection:
+        target = jdbc_target(connection, Tables(business=None, outbox=plain, staging=plain, ledger=plain))
+    frame.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
+
+
+def _make_tables(servers: Servers) -> None:
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        connection.execute(_TABLES)
+        connection.execute("DROP TABLE IF EXISTS sink_outbox, sink_native")
+        OutboxTable.parse("sink_outbox").create(connection)
+        NativeTable(outbox=OutboxTable.parse("sink_native")).create(connection)
+        connection.execute("CHECKPOINT")  # which the first one measured would otherwise pay for
+
+
+@contextmanager
+def _java(java_home: Path) -> Iterator[None]:
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = str(java_home)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAVA_HOME"]
+        else:
+            os.environ["JAVA_HOME"] = before
