@@ -39,7 +39,7 @@ from spark_jobs.staging import stage
 
 pytestmark = pytest.mark.spark
 
-DEADLINE_SECONDS = 45
+DEADLINE_SECONDS = 150  # a Spark of its own may have to start on a busy machine
 OUTBOX = """
 CREATE TABLE {} (
     id BIGSERIAL PRIMARY KEY, create_time TIMESTAMPTZ NOT NULL, kafka_topic VARCHAR(249) NOT NULL,

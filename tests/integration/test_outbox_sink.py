@@ -34,7 +34,7 @@ from spark_jobs.session import spark_session
 
 pytestmark = pytest.mark.spark
 
-DEADLINE_SECONDS = 45
+DEADLINE_SECONDS = 150  # a Spark of its own may have to start on a busy machine
 ORDERS = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');
 CREATE TABLE orders (
