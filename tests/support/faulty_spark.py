@@ -1,0 +1,143 @@
+"""A driver whose tasks fail at random while copies of slow ones run: batch after batch into one outbox.
+
+Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <dsn> <jar> <runs>
+<folder>`. Writes a line of JSON per batch: what became of it. Every fault leaves an empty file in the folder.
+
+Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
+and connections to Postgres are cut, now and then between a commit and its acknowledgement.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import uuid
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from support.proxy import TcpProxy
+
+from harvest_lib.errors import HarvestError
+from spark_jobs import outbox_sink
+from spark_jobs.outbox_sink import BatchId, Records, sink
+
+ROWS = 2_000
+PARTITIONS = 8
+RECORDS = Records(
+    topic="faulty", key="customer", value=["id", "place"], headers={"batch": BatchId()}, order_by=["place"]
+)
+
+
+def unreliable(folder, row_of_fault):
+    """Return a function for rows that fails, dawdles or ends its executor once in a while: once per task at most."""
+
+    def step(identity):
+        import os  # noqa: PLC0415 - runs in the worker
+        import random  # noqa: PLC0415
+        import signal  # noqa: PLC0415
+        import time  # noqa: PLC0415
+        import uuid  # noqa: PLC0415
+
+        def leave(what):
+            with open(f"{folder}/{what}-{uuid.uuid4()}", "w"):  # noqa: PTH123
+                pass
+
+        if identity % row_of_fault != 0:
+            return identity
+        dice = random.SystemRandom().random()
+        if dice < 0.08:
+            leave("failed")
+            raise RuntimeError("a fault made on purpose")
+        if dice < 0.11:
+            leave("slow")
+            time.sleep(2)
+        elif dice < 0.115:
+            leave("killed")
+            with open(f"/proc/{os.getppid()}/status") as status:  # noqa: PTH123
+                parent = next(int(line.split()[1]) for line in status if line.startswith("PPid:"))
+            os.kill(parent, signal.SIGKILL)  # the executor, above the daemon that this worker was forked from
+        return identity
+
+    return step
+
+
+@contextmanager
+def cuts(proxy, folder):
+    """Cut all connections of tasks every now and then."""
+    ended = threading.Event()
+
+    def cut():
+        dice = random.Random()
+        while not ended.wait(dice.uniform(0.5, 4)):
+            (folder / f"cut-{uuid.uuid4()}").touch()
+            proxy.cut()
+            proxy.heal()
+
+    thread = threading.Thread(target=cut, name="cuts")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def session(jar, folder):
+    settings = {
+        "spark.jars": jar,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder),
+        "spark.executor.memory": "512m",
+        "spark.task.maxFailures": "100",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.2",
+        "spark.speculation.quantile": "0.3",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
+
+
+def main(dsn, jar, runs, folder):
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    folder = Path(folder)
+    info = conninfo_to_dict(dsn)
+    real = outbox_sink.jdbc_target
+    with TcpProxy() as proxy:
+        proxy.forward_to(str(info["host"]), int(info["port"]))
+
+        def through_proxy(connection, tables):
+            target = real(connection, tables)
+            return replace(target, url=target.url.replace(f":{info['port']}/", f":{proxy.port}/"))
+
+        outbox_sink.jdbc_target = through_proxy
+        spark = session(jar, folder)
+        with cuts(proxy, folder):
+            for run in range(int(runs)):
+                fail = F.udf(unreliable(str(folder), 25), "bigint")
+                frame = spark.range(0, ROWS, 1, PARTITIONS).select(
+                    fail("id").alias("id"),
+                    F.concat(F.lit("c"), F.col("id") % 50).alias("customer"),
+                    ((F.col("id") * 997) % ROWS).alias("place"),
+                )
+                try:
+                    report = sink(frame, dsn=dsn, batch_id=f"batch-{run}", records=RECORDS, table="faulty")
+                    said = {"batch": report.batch, "status": report.status, "rows": report.rows}
+                except HarvestError as error:
+                    said = {"batch": f"batch-{run}", "status": "failed", "error": str(error)}
+                sys.stdout.write(json.dumps(said) + "\n")
+                sys.stdout.flush()
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
