@@ -13,31 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, HarvestError
 from spark_jobs.batches import BatchReport, load_batch
-from spark_jobs.database import Tables, connect, jdbc_target, prepare_tables
-from spark_jobs.flights_to_outbox import summarize
+from spark_jobs.database import Tables, connect, jdbc_target
+from spark_jobs.flights_to_outbox import flight_records, prepare_flights, summarize
 from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
-from spark_jobs.source import Batch, batches_of, published_source, read_flights, unpack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayBatch(Batch):
-    """One day of flights, known by what is in it."""
-
-    day: int
-
-    @property
-    def id(self) -> str:
-        return f"flights-{self.year}-{self.month:02d}-{self.day:02d}"
+from spark_jobs.source import published_source, read_flights, unpack
 
 
 def load_days(
@@ -55,14 +43,14 @@ def load_days(
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """
-    tables = Tables.named(business=table, outbox=outbox)
+    tables, records = Tables.named(business=table, outbox=outbox), flight_records(topic)
     jars = jdbc_jars(jdbc_jar)
     source = source or published_source()
     with tempfile.TemporaryDirectory(prefix="flights-by-day-", ignore_cleanup_errors=True) as name:
         work_folder = Path(name)
         file = unpack(source, folder=work_folder)
         with connect(dsn) as connection:
-            prepare_tables(connection, tables)
+            plan = prepare_flights(connection, tables, records)
             target = jdbc_target(connection, tables)
             with spark_session(jars=jars, work_folder=work_folder) as spark:
                 flights = read_flights(spark, file)
@@ -71,14 +59,9 @@ def load_days(
                     rows = flights.where(
                         (F.col("year") == day.year) & (F.col("month") == day.month) & (F.col("day") == day.day)
                     )
-                    batch = _batch_of(rows, day, file=file, source=source)
-                    yield load_batch(rows, batch, connection=connection, target=target, tables=tables, topic=topic)
-
-
-def _batch_of(rows: DataFrame, day: date, *, file: Path, source: Path) -> DayBatch:
-    found: list[Batch] = [] if rows.isEmpty() else batches_of(rows, months=[day.month], file=file, source=source)
-    count, content_hash = (found[0].rows, found[0].content_hash) if found else (0, "0")
-    return DayBatch(year=day.year, month=day.month, day=day.day, rows=count, content_hash=content_hash)
+                    yield load_batch(
+                        rows, f"flights-{day.isoformat()}", connection=connection, target=target, plan=plan
+                    )
 
 
 class _Parser(argparse.ArgumentParser):
