@@ -1,5 +1,7 @@
 """The component "an outbox": what a `defs.yaml` of a few lines becomes."""
 
+from typing import Any
+
 import dagster as dg
 
 from dagster_harvest.alerts import alert_sensors
@@ -46,6 +48,16 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
         executor_def=dg.in_process_executor,
         description="Audits, and judges what it found.",
     )
+    jobs: list[Any] = [audit_job] if daemon is None else [daemon, audit_job]
+    if settings.business_key is not None:
+        jobs.append(
+            dg.define_asset_job(
+                settings.load_job_name,
+                selection=dg.AssetSelection.assets(settings.business_key, settings.outbox_key),
+                executor_def=dg.in_process_executor,
+                description="Writes a day: business rows and their records, in one transaction.",
+            )
+        )
     nightly = dg.ScheduleDefinition(
         name=f"{settings.name}_nightly_audit",
         job=audit_job,
@@ -56,7 +68,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     return dg.Definitions(
         assets=assets,
         asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
-        jobs=[audit_job] if daemon is None else [daemon, audit_job],
+        jobs=jobs,
         schedules=[nightly],
         sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],
         resources={

@@ -145,6 +145,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     def audit_job_name(self) -> str:
         return f"{self.name}_audit"
 
+    @property
+    def load_job_name(self) -> str:
+        return f"{self.name}_load"
+
     def audit_key(self, table: str) -> dg.AssetKey:
         """Return the asset of one of the audit's result tables."""
         return dg.AssetKey(["audit", self.name, table])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.local import example
 from infra.local.airflow import USER, Airflow, kafka_connections
 from infra.local.dagster import Dagster
 from infra.local.databases import own_database
@@ -36,6 +37,7 @@ class Platform:
         """
         self._state = state
         self._parts = parts or state
+        self._definitions = definitions
         self._dagster = Dagster(state, definitions=definitions)
         self._airflow = Airflow(state, dags=dags)
         self._services: list[Service] = []
@@ -50,6 +52,8 @@ class Platform:
         environment = self._environment(dsn, bootstrap_servers)
         dagster = own_database(dsn, "harvest_dagster", password_file=passwords / "dagster")
         airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
+        if self._definitions == DEFINITIONS:
+            example.prepare(dsn, bootstrap_servers)
         self._spawn_guard()
         # Airflow's tables take some seconds, which Dagster uses to start.
         self._spawn([Service(plan, logs=self._logs) for plan in self._dagster.plans(dagster, environment)])
@@ -129,6 +133,7 @@ class Platform:
             **kept,
             **_without_proxy(kept),
             **kafka_connections(bootstrap_servers),
+            **example.variables(kept),
             "HARVEST_DSN": dsn,
             "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
             "HARVEST_HOME": str(self._state),

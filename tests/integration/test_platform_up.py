@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from support.platform import AirflowApi
 from support.waiting import eventually
 
 from infra.local import sessions
@@ -84,29 +84,6 @@ def everything(found):
 
 def alive(pids):
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
-class AirflowApi:
-    """Airflow's API as its login may use it."""
-
-    def __init__(self, url, password):
-        self._http = httpx.Client(base_url=url, trust_env=False, timeout=20)
-        token = self._ask("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
-        self._http.headers["Authorization"] = f"Bearer {token}"
-
-    def _ask(self, method, path, content=None):
-        return self._http.request(method, path, json=content).raise_for_status().json()
-
-    def dags(self):
-        return {dag["dag_id"] for dag in self._ask("GET", "/api/v2/dags")["dags"]}
-
-    def start(self, dag_id, conf):
-        self._ask("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
-        run = self._ask("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"conf": conf, "logical_date": None})
-        return run["dag_run_id"]
-
-    def state(self, dag_id, run_id):
-        return self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")["state"]
 
 
 def test_everything_starts_serves_works_together_and_ends(home):

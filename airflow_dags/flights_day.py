@@ -1,0 +1,69 @@
+"""A DAG of a day's flights, from their source to the proof: Dagster loads them, the harvester delivers, Dagster audits.
+
+Nothing here harvests: between the two jobs the DAG waits, without a worker, until the outbox has no backlog.
+"""
+
+import os
+from datetime import timedelta
+
+from airflow.sdk import Param, PokeReturnValue, dag, task
+
+from airflow_dags.dagster_trigger import DagsterJobOperator
+from harvest_lib.config import HarvestConfig, load
+from harvest_lib.database import connect
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.parts import make_selection
+from harvest_lib.subscriptions import Subscriptions
+
+_DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
+
+
+@task.sensor(task_id="harvested", poke_interval=5, timeout=3600, mode="reschedule")
+def harvested() -> PokeReturnValue:
+    """Wait until all that is committed is in Kafka; the number that waits is in the log."""
+    file = os.environ.get("HARVEST_CONFIG")
+    config = load(file).harvest if file else HarvestConfig()
+    waiting = backlog_records(config)
+    print(f"{waiting:,} records wait")  # noqa: T201 - a task's output is its log
+    return PokeReturnValue(is_done=waiting == 0, xcom_value=waiting)
+
+
+def backlog_records(config: HarvestConfig) -> int:
+    """Return how many records the configured subscription, or the marking harvester, has still to deliver.
+
+    Counted up to 100,000 on a native table. Raises DatabaseError.
+    """
+    table = OutboxTable.parse(config.outbox_table)
+    with connect(config.data_source.conninfo()) as connection:
+        if table.subscriptions.exists(connection):
+            reading = Subscriptions(connection, table.placed(connection), make_selection(config, table))
+            shards = [each for each in reading.shards(config.subscription) if each.source != "mark"]
+            if shards:
+                return sum(reading.lag(each).records for each in shards)
+        return table.backlog(connection).records
+
+
+@dag(
+    dag_id="harvest_flights_day",
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    params={"day": _DAY},
+    tags=["harvest"],
+    doc_md=__doc__,
+)
+def flights_day() -> None:
+    """Load, wait, audit."""
+    loaded = DagsterJobOperator(
+        task_id="load",
+        job_name="flights_load",
+        partition="{{ params.day }}",
+        wait=timedelta(hours=1),
+        retries=2,
+        retry_delay=timedelta(seconds=15),
+    )
+    audited = DagsterJobOperator(task_id="audit", job_name="flights_audit", wait=timedelta(hours=1), retries=0)
+    loaded >> harvested() >> audited
+
+
+flights_day()
