@@ -231,11 +231,12 @@ class TailLoop:
         for start in range(0, len(rows), _SLICE):
             some = rows[start : start + _SLICE]
             refused = self._wiring.delivery.send(some, self._term.is_live)
-            for row in some if refused else ():
+            for place, row in enumerate(some) if refused else ():
                 if row[0] in refused:
+                    self.in_flight.records += place  # they may be on the wire
                     self._park(row, refused[row[0]])
                     return False
-        self.in_flight.records += len(rows)
+            self.in_flight.records += len(some)
         self._last = rows[-1] if rows else self._last
         return True
 

@@ -64,3 +64,16 @@ def test_under_the_barrier_nothing_is_sent_again_while_something_may_still_arriv
     assert laps.kafka.ids == ([] if one_per_key else [1, 2, 3])
     loop._end()
     assert loop.abandoned == (1 if one_per_key else 0)
+
+
+def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
+    """Else the next term begins at once, and sends the same again while it is on the wire."""
+    laps = Laps(one_per_key=True)
+    laps.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
+    laps.store.kept_in, laps.delivery.refused, laps.delivery.leaves_behind = "postgres", {3: "never"}, True
+    loop = laps.loop()
+    loop.turn()
+    loop._end()
+    assert loop._term.ended is TermEnd.FENCED
+    assert loop.holds_off
+    assert loop._term.abandoned
