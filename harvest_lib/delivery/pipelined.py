@@ -55,6 +55,8 @@ class Pipelined(AtLeastOnce):
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> None:
+        if self._give_up is not None and self._flying:
+            return  # another lane is the reason; this one tells why it halted when nothing is outstanding any more
         self._is_told = False
         if self._give_up is not None:
             self._give_up = None

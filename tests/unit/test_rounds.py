@@ -56,6 +56,10 @@ class Made:
 
     flush = poll
 
+    def fail_first(self):
+        _, callback = self.queue.pop(0)
+        callback(TRANSPORT, None)
+
     def purge(self, *, in_flight, **_):
         if in_flight:
             self.queue.clear()
@@ -135,3 +139,21 @@ def test_a_record_that_wants_to_travel_alone_ends_a_round_and_fails_nothing(limi
     odd = row(4, "k", "x" * 9_000 if limit else "unspeakable")
     assert ids(send(made, *rows(1, 3), odd, *rows(5, 6))) == [4, 5, 6]
     assert ids(made.poll(0).acknowledged) == [1, 2, 3]
+
+
+def test_what_a_lane_keeps_back_is_told_although_another_has_it_begin_again():
+    """Kept back for good, a record would be held for one in flight, and never be sent while what follows it is."""
+    broker = Broker(bad={"bad"})
+    made = delivery(broker)
+    made._singly = 10
+    send(made, *rows(1, 1, "bad"))
+    broker.holds = True
+    send(made, *rows(2, 2))
+    broker.made[-1].fail_first()
+    assert made.poll(0).failed == [], "2 is on the wire"
+    broker.holds = False
+    made.begin(uuid.uuid4())
+    told = [made.poll(0) for _ in range(3)]
+    assert [each for reports in told for each in failed_ids(reports)] == [1]
+    assert [each for reports in told for each in ids(reports.acknowledged)] == [2]
+    assert any(reports.halted for reports in told)
