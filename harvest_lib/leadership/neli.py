@@ -104,6 +104,7 @@ class Neli:
             for shard in range(settings.shards)
         ]
         self._seats = Seats()
+        self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaint = ""
@@ -223,16 +224,20 @@ class Neli:
             candidacy.stand()
 
     def _on_revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
-        terms = self._unseat(self._among(partitions), TermEnd.REVOKED)
+        candidacies, now = self._among(partitions), self._clock()
+        terms = self._unseat(candidacies, TermEnd.REVOKED)
+        doubts = [(now + self._settings.session_timeout_seconds, term) for term in terms]
+        shards = {candidacy.shard for candidacy in candidacies}
+        doubts += [(until, term) for until, term in self._fenced if until > now and term.shard in shards]
         # The successors are not elected before this returns, so what is in flight may land first.
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
-        for term in terms:
+        for _, term in doubts:
             if not term.quiesced.wait(deadline.remaining_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
-        if any(term.abandoned for term in terms):
+        if in_doubt := [until for until, term in doubts if term.abandoned]:
             # What they had on the wire may still arrive: the successors begin when they would after a kill. A stop does
             # not wait for this; then the session runs out, which takes as long.
-            threading.Event().wait(self._settings.session_timeout_seconds)
+            threading.Event().wait(max(in_doubt) - now)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
         self._unseat(self._candidacies, TermEnd.FENCED)
@@ -292,5 +297,10 @@ class Neli:
             self._candidacies[shard].hear(message.value(), message.offset() or 0)
 
     def _judge(self) -> None:
+        now = self._clock()
+        self._fenced = [(until, term) for until, term in self._fenced if until > now]
+        before = dict(self._seats.terms)
         for candidacy in self._candidacies:
             candidacy.judge(self._seats, self._accepted_at)
+        over = [term for shard, term in before.items() if shard not in self._seats.terms]
+        self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]

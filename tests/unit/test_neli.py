@@ -134,6 +134,24 @@ def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(
     assert (time.monotonic() - began >= 0.3) is abandoned
 
 
+@pytest.mark.parametrize(("abandoned", "later"), [(False, 0.0), (True, 0.0), (True, 0.3)])
+def test_what_a_fenced_term_abandoned_holds_up_a_hand_over_soon_after(clock, abandoned, later):
+    """A term that followed it here was held off; the successor elsewhere would begin at once."""
+    made = made_of(clock, session_timeout_seconds=0.3)
+    stand(made)
+    hear(made, clock.now)
+    commit(made, clock.now)
+    made._judge()
+    term = made.term(0)
+    term.end(TermEnd.FENCED)
+    made._judge()
+    term.abandoned = abandoned
+    clock.now += later
+    began = time.monotonic()
+    made._on_revoke(None, [TopicPartition("t", 0)])
+    assert (time.monotonic() - began >= 0.3) is (abandoned and not later)
+
+
 # -- several shards
 
 
