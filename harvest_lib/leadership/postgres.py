@@ -154,24 +154,27 @@ class PostgresLeadership:
                 self._seats.vacate(TermEnd.FENCED)
                 return
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
-            if self._seats.terms:
-                for term in self._seats.terms.values():
-                    term.extend(lease_until)
-                if not all(term.is_live() for term in self._seats.terms.values()):
-                    self._seats.vacate(TermEnd.FENCED)
-                    in_doubt_until = self._clock() + self._settings.session_timeout_seconds
+            for term in self._seats.terms.values():
+                term.extend(lease_until)
+            if over := [shard for shard, term in self._seats.terms.items() if not term.is_live()]:
+                self._seats.vacate(TermEnd.FENCED, over)  # one alone, if the harvester ended it
+                in_doubt_until = self._clock() + self._settings.session_timeout_seconds
+            elif len(self._seats.terms) == self._settings.shards:
+                pass
             elif sight.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
             elif sent_at >= waits_until and self._clock() < lease_until:
-                last = self._terms(lease_until)
-                self._seats.take(*last)
+                self._seats.take(*self._terms(lease_until))
+                last = tuple(self._seats.terms.values())
             self._stopping.wait(self._proof_seconds if self._seats.terms else self._settings.min_poll_interval_seconds)
         self._leave(session, last, in_doubt_until)
 
     def _terms(self, lease_until: float) -> tuple[Term, ...]:
+        """Make terms of the shards that have none."""
         return tuple(
             Term(uuid.uuid4(), shard=shard, lease_until=lease_until, clock=self._clock)
             for shard in range(self._settings.shards)
+            if shard not in self._seats.terms
         )
 
     def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:

@@ -333,6 +333,21 @@ def test_who_has_the_lock_leads_all_shards_under_one_lease(lead, server, clock):
     eventually(lambda: [term.ended for term in terms] == [TermEnd.FENCED] * 3, 5, "all end with the session")
 
 
+def test_a_term_that_was_ended_by_itself_is_followed_by_another_and_the_other_shards_go_on(lead, server, clock):
+    member, _ = lead(shards=3)
+    first, second, third = member.terms(0)
+    second.end(TermEnd.FENCED)
+    eventually(lambda: len(member.terms(0)) == 3, 5, "shard 1 is led again")
+    assert (member.terms(0)[0], member.terms(0)[2]) == (first, third)
+    assert member.terms(0)[1].leader_id != second.leader_id
+    clock.now += HEARTBEAT - 0.01
+    looked(server)
+    clock.now += HEARTBEAT - 0.01
+    assert len(member.terms(0)) == 3, "all are extended"
+    member.stop(5)
+    assert server.words == 0, "what it had on its way may arrive"
+
+
 def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server):
     member, _ = lead(shards=3, quiesce_timeout_seconds=30.0)
     terms = member.terms(0)
