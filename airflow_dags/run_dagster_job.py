@@ -21,7 +21,6 @@ from airflow_dags.dagster_trigger import DagsterJobOperator
         "partition": Param("", type="string", title="Partition, of a job that has them, such as 2013-01-31"),
         "run_config": Param({}, type="object", title="The run's configuration"),
     },
-    render_template_as_native_obj=True,
     tags=["harvest"],
     doc_md=__doc__,
 )
@@ -32,7 +31,7 @@ def run_dagster_job() -> None:
         job_name="{{ params.job }}",
         location="{{ params.location }}",
         partition="{{ params.partition }}",
-        run_config="{{ params.run_config }}",
+        run_config="{{ params.run_config | tojson }}",
         wait=timedelta(hours=2),
         retries=2,
         retry_delay=timedelta(seconds=30),

@@ -102,7 +102,7 @@ class Platform:
 
     def _spawn_guard(self) -> None:
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "infra.local.sessions"],
+            [sys.executable, "-m", "infra.local.guard"],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -3,25 +3,17 @@
 A service is the leader of a session of its own. What it starts may outlive it and change parents and process groups,
 but stays in the session (a Dagster run, an Airflow task), unless it opens one of its own (a command that such a task
 runs), which is found as long as its parent lives. So a service is over when these sessions have no member left.
-
-    python -m infra.local.sessions
-
-guards the sessions named on its standard input, one id a line (`-` before it when the session is over), and ends them
-once that is closed: however the process that holds the platform dies, nothing of it stays.
 """
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TextIO
 
 import psutil
 
 _POLL_SECONDS = 0.05
-_GUARD_SECONDS = 10
 
 
 def members(sessions: Iterable[int]) -> list[int]:
@@ -57,17 +49,6 @@ def end(sessions: Iterable[int], *, seconds: float) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def guard(told: TextIO) -> None:
-    """Learn sessions until nobody is left to tell of any, then end them."""
-    sessions: set[int] = set()
-    for line in told:
-        if line.startswith("-"):
-            sessions.discard(int(line[1:]))  # by and by its id may be that of somebody else's
-        else:
-            sessions.add(int(line))
-    end(sessions, seconds=_GUARD_SECONDS)
-
-
 def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
@@ -80,10 +61,3 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-if __name__ == "__main__":
-    # The holder ends us when all is over; a signal to everybody must not make us leave before.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    guard(sys.stdin)

@@ -1,19 +1,22 @@
 """The DAGs for real: imported by Airflow, and run by `dag.test()` with Postgres, Kafka, and a server that is asked as
-Dagster is."""
+Dagster is. They run in one process, which takes its time to begin; the tests look at what came of it."""
 
-import json
 import os
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import NewTopic
 from support.airflow_process import run_airflow
 from support.dagster_stub import dagster_stub
 
 from infra.local.airflow import Airflow, kafka_connections
 from infra.local.databases import own_database
+
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 DAGS = {
@@ -22,6 +25,7 @@ DAGS = {
     "harvest_run_dagster_job",
     "harvest_topic_smoke_test",
 }
+CONFIG = {"ops": {"load": {"config": {"month": 3}}}}
 NUMBERS = """
     audit_id text, at timestamptz, records bigint, committed bigint, lost bigint, duplicates_adjacent bigint,
     duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
@@ -39,130 +43,121 @@ with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
     connection.execute('''CREATE TABLE IF NOT EXISTS harvest_audit.summary (NUMBERS)''')
     if "LOST" in os.environ:
         connection.execute(
-            "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, reordered, unknown,"
-            " delay_p99_ms) VALUES (%s, clock_timestamp(), 8, 10, %s, 0, 0, 12.5)", [audit_id, os.environ["LOST"]]
+            "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, duplicates_adjacent,"
+            " duplicates_separated, reordered, unknown, delay_p99_ms)"
+            " VALUES (%s, clock_timestamp(), 8, 10, %s, 0, 0, 0, 0, 12.5)", [audit_id, os.environ["LOST"]]
         )
 sys.exit(os.environ.get("LOST", "0") != "0")
 """
 
 
 @pytest.fixture(scope="module")
-def airflow(stack, tmp_path_factory):
-    """Variables for an Airflow with a database of its own."""
+def ran(stack, admin, tmp_path_factory):
+    """What came of importing the DAGs and of running each, well and badly; and what they ran against."""
     home = tmp_path_factory.mktemp("airflow")
+    (home / "spark_jobs").mkdir()
+    (home / "spark_jobs" / "__init__.py").touch()
+    (home / "spark_jobs" / "audit.py").write_text(AUDIT.replace("NUMBERS", NUMBERS))
+    names = [f"airflow_{uuid.uuid4().hex[:8]}", f"audited_{uuid.uuid4().hex[:8]}"]
+    metadata, audited = (own_database(stack.dsn, name, password_file=home / name) for name in names)
+    topic = f"smoke_{names[0]}"
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
+    producer.produce(topic, "not ours")
+    producer.flush()
     made = Airflow(home)
     made.prepare()
-    name = f"airflow_{uuid.uuid4().hex[:8]}"
-    variables = made.environment(
-        own_database(stack.dsn, name, password_file=home / "password"),
-        {**os.environ, **kafka_connections(stack.bootstrap_servers), "PYTHONPATH": str(ROOT)},
-    )
+    # The one package is found first, the other's modules beside it: a real audit would start Spark.
+    told = {**os.environ, **kafka_connections(stack.bootstrap_servers), "HARVEST_DSN": audited}
+    variables = made.environment(metadata, {**told, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])})
     made.migrate(variables)
-    yield variables
+
+    def asked(dag_id, conf=None, **changes):
+        return {"dag_id": f"harvest_{dag_id}", "conf": conf or {}, "variables": changes}
+
+    with dagster_stub() as well, dagster_stub() as badly:
+        well.next_status = "SUCCESS"
+        badly.next_status, badly.failure = "FAILURE", "column delay is of type text"
+        secret = badly.url.replace("//", "//user:canary@")
+        runs = {
+            "job": asked(
+                "run_dagster_job",
+                {"job": "flights_job", "run_config": CONFIG, "partition": "2013-01-31"},
+                DAGSTER_URL=well.url,
+            ),
+            "failing": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=secret),
+            "unknown": asked("run_dagster_job", {"job": "no_such_job"}, DAGSTER_URL=secret),
+            "smoke": asked("topic_smoke_test", {"topic": topic}),
+            "audit": asked("nightly_audit", LOST="0"),
+            "on_message": asked("audit_on_message", LOST="0"),
+            "lost": asked("nightly_audit", LOST="2"),
+            "no_summary": asked("nightly_audit"),
+        }
+        imported, ends = run_airflow(variables, list(runs.values()))
+        yield SimpleNamespace(
+            imported=imported, topic=topic, well=well, badly=badly, **dict(zip(runs, ends, strict=True))
+        )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        connection.execute(f"DROP ROLE {name}")
+        for name in names:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"DROP ROLE {name}")
 
 
-@pytest.fixture
-def dagster():
-    with dagster_stub() as stub:
-        yield stub
+def test_the_dags_import_without_errors(ran):
+    assert ran.imported == {"errors": {}, "dags": sorted(DAGS)}
 
 
-@pytest.fixture
-def audited(tmp_path, dsn):
-    """Variables with which an audit of ours runs: that of the test."""
-    package = tmp_path / "spark_jobs"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "audit.py").write_text(AUDIT.replace("NUMBERS", NUMBERS))
-    return {"HARVEST_DSN": dsn, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-
-
-def test_the_dags_import_without_errors(airflow):
-    answer, _ = run_airflow(airflow, "import")
-    assert answer["errors"] == {}
-    assert set(answer["dags"]) == DAGS
-
-
-def test_a_dagster_job_is_started_and_waited_for(airflow, dagster):
-    dagster.next_status = "SUCCESS"
-    conf = {"job": "flights_job", "run_config": {"ops": {"load": {"config": {"month": 3}}}}}
-    answer, _ = run_airflow({**airflow, "DAGSTER_URL": dagster.url}, "harvest_run_dagster_job", json.dumps(conf))
-    assert answer["tasks"] == {"dagster_job": "success"}
-    assert answer["returned"]["dagster_job"] == {"run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
-    (run,) = dagster.runs.values()
-    assert run["config"] == conf["run_config"]
-    tags = {tag["key"]: tag["value"] for tag in run["tags"]}
-    assert tags == {
-        "airflow/task": f"harvest_run_dagster_job/{answer['run_id']}/dagster_job/0",
+def test_a_dagster_job_is_started_and_waited_for(ran):
+    assert ran.job["tasks"] == {"dagster_job": "success"}, ran.job["log"]
+    assert ran.job["returned"]["dagster_job"] == {"run_id": "run-1", "url": f"{ran.well.url}/runs/run-1"}
+    (run,) = ran.well.runs.values()
+    assert run["config"] == CONFIG
+    assert {tag["key"]: tag["value"] for tag in run["tags"]} == {
+        "airflow/task": f"harvest_run_dagster_job/{ran.job['run_id']}/dagster_job/0",
         "airflow/try": "1",
+        "dagster/partition": "2013-01-31",
     }
 
 
-@pytest.mark.parametrize(
-    ("job", "said"), [("flights_job", "column delay is of type text"), ("no_such_job", "its jobs: flights_job")]
-)
-def test_what_went_wrong_in_dagster_is_in_the_tasks_log(job, said, airflow, dagster):
-    dagster.next_status, dagster.failure = "FAILURE", "column delay is of type text"
-    answer, log = run_airflow(
-        {**airflow, "DAGSTER_URL": dagster.url.replace("//", "//user:canary@")},
-        "harvest_run_dagster_job",
-        json.dumps({"job": job}),
-    )
-    assert answer["state"] == ("failed" if job == "no_such_job" else answer["state"])
-    assert said in log
-    assert "next step" in log
-    assert "canary" not in log
+def test_a_failed_dagster_run_is_told_in_the_tasks_log_and_each_try_starts_one(ran):
+    assert ran.failing["state"] == "failed"
+    assert "flights: column delay is of type text" in ran.failing["log"]
+    assert f"look at {ran.badly.url}/runs/run-3" in ran.failing["log"]
+    tags = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in ran.badly.runs.values()]
+    assert [each["airflow/try"] for each in tags] == ["1", "2", "3"]
+    assert len({each["airflow/task"] for each in tags}) == 1
 
 
-def test_a_topic_is_written_to_read_from_and_waited_on(airflow, make_topic, bootstrap_servers, group_id):
-    topic = make_topic()
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
-    producer.produce(topic, "not ours")
-    producer.flush()
-    answer, log = run_airflow(airflow, "harvest_topic_smoke_test", json.dumps({"topic": topic}))
-    assert answer["state"] == "success", log[-4000:]
-    assert answer["returned"]["compare"] == {"topic": topic, "partition": 0, "offset": 1}
+def test_a_job_that_dagster_does_not_have_fails_at_once(ran):
+    assert ran.unknown["state"] == "failed"
+    assert "its jobs: flights_job" in ran.unknown["log"]
+    assert ran.unknown["log"].count("no job 'no_such_job'") == ran.unknown["log"].count("its jobs: flights_job")
+    assert "canary" not in ran.unknown["log"] + ran.failing["log"]
+
+
+def test_a_topic_is_written_to_read_from_and_waited_on(ran, bootstrap_servers, group_id):
+    assert ran.smoke["state"] == "success", ran.smoke["log"]
+    assert ran.smoke["returned"]["compare"] == {"topic": ran.topic, "partition": 0, "offset": 1}
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group_id, "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    assert consumer.consume(2, timeout=20)[1].key().decode() == answer["run_id"]
+    consumer.subscribe([ran.topic])
+    assert consumer.consume(2, timeout=20)[1].key().decode() == ran.smoke["run_id"]
     consumer.close()
 
 
-@pytest.mark.long
-def test_a_topic_that_is_not_there_is_named(airflow, unique):
-    topic = unique("missing")
-    answer, log = run_airflow(airflow, "harvest_topic_smoke_test", json.dumps({"topic": topic}))
-    assert answer["tasks"]["produce"] == "failed"
-    assert f"topic {topic} did not take the message" in log
+@pytest.mark.parametrize("run", ["audit", "on_message"])
+def test_an_audit_that_finds_nothing_wrong_is_reported(run, ran):
+    end = getattr(ran, run)
+    assert end["tasks"] == {"audit": "success", "report": "success"}, end["log"]
+    assert end["returned"]["report"]["committed"] == 10
+    assert "delay_p99_ms" in end["log"]
 
 
-@pytest.mark.parametrize("dag_id", ["harvest_nightly_audit", "harvest_audit_on_message"])
-def test_an_audit_that_finds_nothing_wrong_is_reported(dag_id, airflow, audited):
-    answer, log = run_airflow({**airflow, **audited, "LOST": "0"}, dag_id, "{}")
-    assert answer["tasks"] == dict.fromkeys(("audit", "report"), "success"), log[-4000:]
-    assert answer["returned"]["report"]["committed"] == 10
-    assert "delay_p99_ms" in log
+def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(ran):
+    assert ran.lost["tasks"] == {"audit": "success", "report": "failed"}
+    assert "the audit found 2 lost" in ran.lost["log"]
+    assert f"harvest_audit.lost WHERE audit_id = 'harvest_nightly_audit/{ran.lost['run_id']}'" in ran.lost["log"]
 
 
-def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(airflow, audited):
-    answer, log = run_airflow({**airflow, **audited, "LOST": "2"}, "harvest_nightly_audit", "{}")
-    assert answer["tasks"] == {"audit": "success", "report": "failed"}
-    assert "the audit found 2 lost" in log
-    assert f"harvest_audit.lost WHERE audit_id = 'harvest_nightly_audit/{answer['run_id']}'" in log
-
-
-def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(airflow, audited):
-    run_airflow({**airflow, **audited, "LOST": "0"}, "harvest_nightly_audit", "{}")
-    answer, log = run_airflow({**airflow, **audited}, "harvest_nightly_audit", "{}")  # yesterday's is there
-    assert answer["tasks"]["report"] == "failed"
-    assert "the audit left no summary" in log
-
-
-def test_an_audit_that_fails_is_not_reported(airflow, audited):
-    nowhere = {"HARVEST_DSN": "host=127.0.0.1 port=1 user=u password=canary dbname=d"}
-    answer, log = run_airflow({**airflow, **audited, **nowhere, "LOST": "0"}, "harvest_nightly_audit", "{}")
-    assert "success" not in answer["tasks"].values()
-    assert "canary" not in log
+def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(ran):
+    assert ran.no_summary["tasks"] == {"audit": "success", "report": "failed"}  # yesterday's summary is there
+    assert "the audit left no summary" in ran.no_summary["log"]

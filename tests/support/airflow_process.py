@@ -1,9 +1,6 @@
 """Airflow in a process of its own, since importing it seizes logging and a home folder.
 
-    python airflow_process.py import          print the errors of importing the DAGs, and their ids
-    python airflow_process.py DAG_ID CONF     run a DAG as `dag.test()` does, with retries at once, and print its end
-
-The answer is the last line of the output, in JSON; the lines before it are Airflow's log.
+It imports the DAGs and runs some of them, one after the other, as `dag.test()` does. Retries are made at once.
 """
 
 import json
@@ -12,51 +9,61 @@ import subprocess
 import sys
 from datetime import timedelta
 
+_MARK = "-- here the next run begins --"
 
-def run_airflow(environment, *arguments):
-    """Run this file with the variables and return its answer and its log."""
+
+def run_airflow(environment, runs):
+    """Run DAGs: dicts of `dag_id`, `conf` and `variables`. Return ids and errors of the import, and each run's end.
+
+    An end is a dict of `state`, `run_id`, `tasks`, `returned` and `log`.
+    """
     done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env={**os.environ, **environment},
+        [sys.executable, __file__, json.dumps(runs)],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
         cwd="/",
     )
-    *log, answer = done.stdout.splitlines() or [""]
-    assert done.returncode == 0, "\n".join([*log[-40:], answer])
-    return json.loads(answer), "\n".join(log)
+    assert done.returncode == 0, done.stdout[-4000:]
+    text, _, answer = done.stdout.rstrip().rpartition("\n")
+    imported, *ends = json.loads(answer)
+    _, *logs = text.split(_MARK)
+    return imported, [{**end, "log": log} for end, log in zip(ends, logs, strict=True)]
 
 
-def main(arguments):
+def main(runs):
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - in a process of its own only
 
     bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    if arguments == ["import"]:
-        answer({"errors": bag.import_errors, "dags": sorted(bag.dags)})
-        return
-    assert not bag.import_errors, bag.import_errors
-    dag_id, conf = arguments
-    dag = bag.get_dag(dag_id)
-    for task in dag.tasks:
-        task.retry_delay = timedelta(0)
-    run = dag.test(run_conf=json.loads(conf))
-    instances = run.get_task_instances()
-    answer(
-        {
-            "state": str(run.state),
-            "run_id": run.run_id,
-            "tasks": {instance.task_id: str(instance.state) for instance in instances},
-            "returned": {instance.task_id: instance.xcom_pull(task_ids=instance.task_id) for instance in instances},
-        }
-    )
+    answers = [{"errors": bag.import_errors, "dags": sorted(bag.dags)}]
+    for each in runs:
+        dag = bag.get_dag(each["dag_id"])
+        for task in dag.tasks:
+            task.retry_delay = timedelta(0)
+        os.environ.update(each["variables"])
+        say(_MARK)
+        run = dag.test(run_conf=each["conf"])
+        instances = run.get_task_instances()
+        answers.append(
+            {
+                "state": str(run.state),
+                "run_id": run.run_id,
+                "tasks": {instance.task_id: str(instance.state) for instance in instances},
+                "returned": {instance.task_id: instance.xcom_pull(task_ids=instance.task_id) for instance in instances},
+            }
+        )
+        for name in each["variables"]:
+            del os.environ[name]
+    say(json.dumps(answers, default=str))
 
 
-def answer(content):
-    sys.stdout.write("\n" + json.dumps(content, default=str) + "\n")
+def say(line):
+    sys.stdout.write(f"\n{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(json.loads(sys.argv[1]))

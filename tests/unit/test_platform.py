@@ -177,7 +177,7 @@ def test_what_ignores_the_end_is_ended_by_force(tmp_path):
 def test_the_guard_ends_what_it_was_told_of_once_nobody_tells_it_more():
     started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
     ended, kept = started
-    guard = subprocess.Popen([sys.executable, "-m", "infra.local.sessions"], stdin=subprocess.PIPE, text=True)
+    guard = subprocess.Popen([sys.executable, "-m", "infra.local.guard"], stdin=subprocess.PIPE, text=True)
     guard.stdin.write(f"{ended.pid}\n{kept.pid}\n-{kept.pid}\n")
     guard.stdin.flush()
 
