@@ -18,7 +18,7 @@ from infra.local import sessions
 from infra.local.description import Server
 from infra.local.process import ServerProcess
 
-_READY_SECONDS = 180
+_READY_SECONDS = 300
 _STOP_SECONDS = 15
 _ANSWER_SECONDS = 5
 _POLL_SECONDS = 0.2

@@ -72,7 +72,7 @@ def home(tmp_path, parts, monkeypatch):
 
 
 def harvest(*arguments):
-    return subprocess.run([HARVEST, *arguments], capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run([HARVEST, *arguments], capture_output=True, text=True, timeout=600, check=False)
 
 
 def everything(found):
@@ -109,7 +109,7 @@ def test_everything_starts_serves_works_together_and_ends(home):
     written = home / "written"
     conf = {"job": "small_job", "run_config": {"ops": {"write": {"config": {"file": str(written)}}}}}
     run = airflow.start("harvest_run_dagster_job", conf)
-    eventually(lambda: airflow.state("harvest_run_dagster_job", run) == "success", 180, "the DAG run succeeds")
+    eventually(lambda: airflow.state("harvest_run_dagster_job", run) == "success", 300, "the DAG run succeeds")
     assert written.read_text() == found.bootstrap_servers
 
     # A run goes on without the webserver, which comes back.
