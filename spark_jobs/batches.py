@@ -96,7 +96,7 @@ def _content_of(frame: DataFrame, batch: str) -> Content:
     except (PySparkException, Py4JError) as error:
         raise SourceError(
             f"Spark could not compute the frame of batch {batch}",
-            evidence=sentence_of(str(error)),
+            evidence=sentence_of(error),
             next_step="correct what the message names; nothing was written",
         ) from error
 

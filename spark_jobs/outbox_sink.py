@@ -169,7 +169,7 @@ def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     except PySparkException as error:
         raise SourceError(
             f"the input {options.input} cannot be read",
-            evidence=sentence_of(str(error)),
+            evidence=sentence_of(error),
             next_step="correct the path, --format or --schema",
         ) from error
 

@@ -7,7 +7,7 @@ there more than once, each time under another attempt. Promotion takes one attem
 import re
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -18,6 +18,8 @@ from spark_jobs.plan import staged_columns
 from spark_jobs.promotion import writer_name
 
 _SERVER_SENTENCE = re.compile(r"(?:ERROR|FATAL): [^\n]+")
+_CONDITION = re.compile(r"\[([A-Z]+_[A-Z_]+(?:\.[A-Z_]+)*)\]")
+_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+\w*(?:Exception|Error)\b(?:: org\.postgresql\.Driver)?")
 _LONGEST_EVIDENCE = 300
 
 
@@ -38,12 +40,17 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
     except (PySparkException, Py4JError) as error:
         raise DatabaseError(
             f"Spark could not write batch {batch} to the staging table {target.table}",
-            evidence=sentence_of(str(error)),
+            evidence=sentence_of(error),
             next_step="correct what the message names and run the batch again: nothing of it was promoted",
         ) from error
 
 
-def sentence_of(message: str) -> str:
-    """Return what the server said, else the first line of the error: never the rows that an exception carries."""
-    said = _SERVER_SENTENCE.search(message)
-    return said.group() if said else message.strip().split("\n")[0][:_LONGEST_EVIDENCE]
+def sentence_of(error: Exception) -> str:
+    """Return what the server said, else what Spark calls the error: its other words may be those of a row."""
+    message = str(error)
+    if (said := _SERVER_SENTENCE.search(message)) is not None:
+        return said.group()
+    if isinstance(error, AnalysisException):  # before any row was read
+        return message.strip().split("\n")[0][:_LONGEST_EVIDENCE]
+    names = [f"[{name}]" for name in _CONDITION.findall(message)] or _EXCEPTION.findall(message)
+    return f"{names[-1]}; Spark's log says more" if names else type(error).__name__
