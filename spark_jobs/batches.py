@@ -24,7 +24,7 @@ from spark_jobs.content import Content, content_of
 from spark_jobs.database import JdbcTarget, Tables, postgres_errors
 from spark_jobs.errors import SourceError
 from spark_jobs.plan import Plan
-from spark_jobs.promotion import check_same, ledger_entry, promote, sweep_staging
+from spark_jobs.promotion import check_same, ledger_entry, promote, refused, sweep_staging
 from spark_jobs.staging import sentence_of, stage
 
 _LOCK_POLL_SECONDS = 0.1
@@ -78,6 +78,8 @@ def load_batch(
         staged = time.monotonic()
         promoted = promote(connection, batch, content, run=run, plan=plan)
         if promoted is None:
+            if (computed := content or _content_of(frame, batch)).rows:
+                raise refused(batch, f"Spark computed {computed}; nothing is staged")
             return BatchReport(batch=batch, rows=0, status="empty")
         entry, is_ours = promoted
         return BatchReport(

@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError, OutboxTableError
 from spark_jobs import queries
-from spark_jobs.database import TableColumn, Tables, columns_of, postgres_errors
+from spark_jobs.database import TableColumn, Tables, columns_of, place_of, postgres_errors
 from spark_jobs.promotion import sweep_staging
 from spark_jobs.records import Records
 from spark_jobs.statement import as_sql
@@ -155,7 +155,8 @@ def prepare(
     _check_types(connection, plan)
     with postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
+        if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
+            connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
         if _staging_fits(connection, plan):
             return plan
         columns = sql.SQL(", ").join(
@@ -292,8 +293,7 @@ def _staging_fits(connection: psycopg.Connection, plan: Plan) -> bool:
         )
     if found == _BOOKKEEPING | {each.staged: each.type for each in plan.columns}:
         return True
-    sweep_staging(connection, tables=plan.tables)
-    if connection.execute(plan.tables.fill(sql.SQL(queries.ANY_STAGED))).fetchone() is not None:
+    if not _is_idle(connection, plan.tables):
         raise OutboxTableError(
             f"the staging table {name} holds rows of a batch with other columns, which is being written now",
             evidence=f"it has {', '.join(column for column in found if column not in _BOOKKEEPING)}; the frame has "
@@ -302,3 +302,14 @@ def _staging_fits(connection: psycopg.Connection, plan: Plan) -> bool:
         )
     connection.execute(plan.tables.fill(sql.SQL(queries.DROP_STAGING)))
     return False
+
+
+def _is_idle(connection: psycopg.Connection, tables: Tables) -> bool:
+    """Tell whether nobody stages anything; the table is then ours until the transaction ends."""
+    sweep_staging(connection, tables=tables)
+    try:
+        with connection.transaction():
+            connection.execute(tables.fill(sql.SQL(queries.LOCK_STAGING)))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return connection.execute(tables.fill(sql.SQL(queries.ANY_STAGED))).fetchone() is None

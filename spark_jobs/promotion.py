@@ -112,16 +112,16 @@ def promote(
         if content is None and not chosen:
             return None
         if content is not None and staged != content:
-            raise _refused(batch, f"Spark computed {content}; staging holds {staged}")
+            raise refused(batch, f"Spark computed {content}; staging holds {staged}")
         for attempt in chosen:
             if not attempt.whole:
-                raise _refused(batch, f"of partition {attempt.partition}, only {attempt.rows} rows are staged")
+                raise refused(batch, f"of partition {attempt.partition}, only {attempt.rows} rows are staged")
 
         recorded, written = _insert(connection, batch, run=run, plan=plan, chosen=chosen)
         if recorded != staged.rows:
-            raise _refused(batch, f"Spark computed {staged}; {recorded} rows reached the outbox")
+            raise refused(batch, f"Spark computed {staged}; {recorded} rows reached the outbox")
         if written is not None and written != staged.rows:
-            raise _refused(batch, f"Spark computed {staged}; {written} rows reached the business table")
+            raise refused(batch, f"Spark computed {staged}; {written} rows reached the business table")
         clear_staging(connection, batch, tables=tables)
         with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
             values = {"batch": batch, "rows": staged.rows, "content_hash": staged.content_hash, "run": run}
@@ -196,7 +196,8 @@ def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
     return swept
 
 
-def _refused(batch: str, evidence: str) -> PromotionRefused:
+def refused(batch: str, evidence: str) -> PromotionRefused:
+    """Say that what stands in Postgres is not what Spark computed."""
     return PromotionRefused(
         f"batch {batch} was not promoted: Postgres does not hold what Spark computed",
         evidence=evidence,

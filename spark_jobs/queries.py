@@ -21,6 +21,8 @@ CREATE UNLOGGED TABLE {staging} (
 )
 """
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
+# Else a task could commit rows between the look and the drop.
+LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
 
 CREATE_LEDGER: LiteralString = """
 CREATE TABLE IF NOT EXISTS {ledger} (

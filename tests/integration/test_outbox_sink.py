@@ -361,6 +361,24 @@ def test_rows_that_vanish_from_the_staging_table_are_missed(database, frame, mon
     assert database.counts()["outbox"] == 100
 
 
+def test_a_batch_that_vanishes_altogether_is_not_taken_for_an_empty_one(database, frame):
+    sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
+    database.connection.execute("""
+        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER swallow BEFORE INSERT ON outbox_staging FOR EACH ROW EXECUTE FUNCTION swallow()""")
+    with pytest.raises(PromotionRefused, match=r"Spark computed 100 rows, .*; nothing is staged"):
+        sink(frame, dsn=database.dsn, batch_id="2", records=RECORDS, allow_empty=True)
+
+
+def test_a_task_that_has_not_committed_yet_keeps_its_staging_table(database, frame):
+    sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
+    with psycopg.connect(database.dsn) as task:
+        left_behind(database, "2", connection=task)
+        with pytest.raises(OutboxTableError, match="holds rows of a batch with other columns"):
+            sink(frame.drop("text"), dsn=database.dsn, batch_id="3", records=RECORDS)
+    assert database.ask("SELECT batch FROM outbox_staging") == [("2",)]
+
+
 def test_a_business_row_that_vanishes_keeps_the_batch_back(orders, frame):
     orders.connection.execute("""
         CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS
