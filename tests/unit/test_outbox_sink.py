@@ -1,0 +1,121 @@
+"""What the sink promises without Spark and without Postgres."""
+
+import pytest
+from psycopg import sql
+from pyspark.sql import types as spark
+
+from harvest_lib.errors import ConfigError
+from spark_jobs.database import TableColumn, Tables
+from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
+from spark_jobs.plan import Plan, staged_columns
+from spark_jobs.promotion import Attempt, writer_name
+from spark_jobs.staging import sentence_of
+from spark_jobs.statement import promotion
+
+
+def frame(**types):
+    return spark.StructType([spark.StructField(name, kind) for name, kind in types.items()])
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "..", "x" * 250, "größe"])
+def test_a_topic_kafka_could_not_have_is_refused(topic):
+    with pytest.raises(ConfigError, match="cannot name a Kafka topic"):
+        Records(topic=topic, key="k")
+
+
+@pytest.mark.parametrize("declared", [{"key": ""}, {"key": []}, {"key": "k", "order_by": "at"}])
+def test_a_record_without_a_key_or_with_a_text_for_an_order_is_refused(declared):
+    with pytest.raises(ConfigError):
+        Records(topic="t", **declared)
+
+
+def test_names_of_the_staging_table_are_kept_out_of_the_way():
+    columns = staged_columns(frame(batch=spark.StringType(), ROW=spark.LongType(), n=spark.ArrayType(spark.LongType())))
+    assert [(each.name, each.staged, each.type) for each in columns] == [
+        ("batch", "batch (frame)", "text"),
+        ("ROW", "ROW (frame)", "bigint"),
+        ("n", "n", "bigint[]"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        spark.StructType([spark.StructField("a", spark.LongType()), spark.StructField("A", spark.LongType())]),
+        frame(a=spark.MapType(spark.StringType(), spark.StringType())),
+        frame(a=spark.ArrayType(spark.BinaryType())),
+        frame(a=spark.ArrayType(spark.ArrayType(spark.LongType()))),
+        frame(a=spark.NullType()),
+        frame(**{'"': spark.LongType()}),
+        frame(**{"": spark.LongType()}),
+        frame(**{"ü" * 32: spark.LongType()}),
+    ],
+)
+def test_columns_that_cannot_be_staged_are_refused(schema):
+    with pytest.raises(ConfigError):
+        staged_columns(schema)
+
+
+def test_names_and_texts_cannot_leave_their_place_in_the_statement():
+    hostile = "'; DROP TABLE x; --%s{}"
+    name = '"; DROP TABLE x; --%s{}'
+    outbox = {each: TableColumn(name=each, type="text") for each in ("kafka_key", "kafka_value")}
+    plan = Plan(
+        tables=Tables.named(business=None, outbox=hostile),
+        records=Records(
+            topic="t",
+            key=hostile,
+            value=[hostile],
+            headers={hostile: Fixed(hostile), "b": BatchId()},
+            order_by=[hostile],
+        ),
+        columns=staged_columns(frame(**{hostile: spark.StringType()})),
+        business={},
+        outbox=outbox,
+    )
+    attempt = Attempt(partition=0, attempt="7", rows=1, hash_sum=0)
+    said = promotion(plan, batch=hostile, run=hostile, attempts=[attempt]).as_string(None)
+    for quoted in (sql.Identifier(hostile).as_string(None), sql.Literal(hostile).as_string(None)):
+        assert quoted in said
+        said = said.replace(quoted, "")
+    assert "DROP" not in said.replace(sql.Identifier(f"{hostile}_staging").as_string(None), "")
+    with pytest.raises(ConfigError):
+        staged_columns(frame(**{name: spark.StringType()}))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("x: ERROR: permission denied\n  at y", "ERROR: permission denied"),
+        ("lost: [MALFORMED_RECORD.WITHOUT_HINT] bad: [canary,1]",
+         "[MALFORMED_RECORD.WITHOUT_HINT]; Spark's log says more"),
+        ("o1.jdbc.\n: java.lang.ClassNotFoundException: org.postgresql.Driver\n at",
+         "java.lang.ClassNotFoundException: org.postgresql.Driver; Spark's log says more"),
+        ("o1.jdbc\n: java.io.IOException: canary", "java.io.IOException; Spark's log says more"),
+        ("canary", "RuntimeError"),
+    ],
+)  # fmt: skip
+def test_an_error_of_spark_is_named_without_the_row_it_carries(message, said):
+    assert sentence_of(RuntimeError(message)) == said
+
+
+def test_sessions_of_tasks_are_named_by_table_and_batch_within_what_postgres_keeps():
+    names = {writer_name(batch, staging_oid=oid) for batch in ("a", "b" * 500) for oid in (1, 4_294_967_295)}
+    assert len(names) == 4
+    assert max(map(len, names)) < 64
+
+
+@pytest.mark.parametrize("batch", ["", "a\0b"])
+def test_a_batch_needs_an_id_and_a_stream_a_name(batch):
+    with pytest.raises(ConfigError, match="no id"):
+        sink(None, dsn="", batch_id=batch, records=Records(topic="t", key="k"))
+    with pytest.raises(ConfigError, match="no name"):
+        foreach_batch(dsn="", stream="", records=Records(topic="t", key="k"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["x.csv"], ["x.csv", "--dsn", "", "--batch-id", "b", "--topic", "a b", "--key", "k"]]
+)
+def test_bad_arguments_exit_with_3(arguments, capsys):
+    assert main(arguments) == 3
+    assert "next step" in capsys.readouterr().err
