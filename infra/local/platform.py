@@ -15,7 +15,7 @@ from infra.local.airflow import USER, Airflow, kafka_connections
 from infra.local.dagster import Dagster
 from infra.local.databases import own_database
 from infra.local.description import Server
-from infra.local.jars import POSTGRES_JDBC, resolve
+from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
 from infra.local.java import find_java
 from infra.local.service import Service
 from infra.local.state import make_folder
@@ -138,7 +138,9 @@ class Platform:
             "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
             "HARVEST_HOME": str(self._state),
             "HARVEST_SPARK_JARS": os.environ.get("HARVEST_SPARK_JARS", "")
-            or ",".join(str(jar) for jar in resolve(POSTGRES_JDBC, self._parts, java_home)),
+            or ",".join(
+                str(jar) for jars in (POSTGRES_JDBC, SPARK_KAFKA) for jar in resolve(jars, self._parts, java_home)
+            ),
             "DAGSTER_URL": self._dagster.url,
             "JAVA_HOME": str(java_home),
             "PYTHONPATH": _path(),
