@@ -5,8 +5,8 @@
 
 A suite, a validation and a checkpoint in a context that ends with the call: nothing is configured on disk, nothing is
 sent to anybody, and the pages under `docs` are all that stays. Give them a folder of their own: what an earlier call
-has built there is replaced as far as it has the same name. The pages load their style from public servers when they
-are opened; without them they are plain, but whole.
+has built there is replaced. The pages load their style, and the signs beside each line, from public servers when they
+are opened; without them they are plain, but the numbers are there.
 
 Importing Great Expectations takes ten seconds: it happens with the first call.
 """

@@ -38,6 +38,7 @@ MOST_FINDINGS = 10_000
 _SHUFFLE_RECORDS = 250_000
 _MOST_SHUFFLE_PARTS = 4_000
 _LONGEST_ID = 200
+_FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 _LONGEST_EVIDENCE = 300
 
 
@@ -121,6 +122,8 @@ def _compared(
     parts = min(_MOST_SHUFFLE_PARTS, max(spark.sparkContext.defaultParallelism, -(-size // _SHUFFLE_RECORDS)))
     for name, value in {
         "spark.sql.shuffle.partitions": parts,
+        # It replaces what turned out to be empty, and with it forgets what was observed there.
+        "spark.sql.adaptive.optimizer.excludedRules": _FORGETS,
         "spark.sql.session.timeZone": "UTC",
         # So that findings beyond the limit are dropped before they are sent around.
         "spark.sql.optimizer.windowGroupLimitThreshold": MOST_FINDINGS,

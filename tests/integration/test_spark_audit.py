@@ -151,6 +151,33 @@ def of_one_key(log):
     return [record for record in log if record.key == key]
 
 
+def test_anomalies_of_all_kinds_are_told_apart(native):
+    outbox = native.outbox
+    outbox.fill(RECORDS, keys=KEYS)
+    outbox.harvest(delivery="transactional").drain(60)
+    first, *_, last = of_one_key(native.log())
+    for _ in range(2):
+        native.produce(last)
+    native.produce(first)
+    native.produce(last, leader=uuid.uuid4())
+    for outbox_id in (10**9 + 1, 10**9):
+        native.produce(last, outbox_id=outbox_id)
+    native.produce(last, header=[(HEADER_NAME, b"another program's")])
+    write(outbox, last.key)
+    assert native.changed() == {
+        "records": RECORDS + 7,
+        "committed": RECORDS + 1,
+        "duplicates_adjacent": 2,
+        "duplicates_separated": 1,
+        "duplicates_cross_epoch": 1,
+        "reordered": 1,
+        "unknown": 2,
+        "foreign_messages": 1,
+        "backlog_records": 1,
+    }
+
+
+@pytest.mark.long
 def test_each_anomaly_changes_its_number_and_no_other(native, admin):
     outbox = native.outbox
     outbox.fill(RECORDS, keys=KEYS)
@@ -197,6 +224,15 @@ def test_each_anomaly_changes_its_number_and_no_other(native, admin):
 
 
 def test_where_rows_are_purged_the_ledger_says_what_was_committed(purged):
+    purged.promote(RECORDS)
+    purged.harvest()
+    purged.promote(1)
+    assert purged.outbox.count() == 1
+    assert purged.changed() == {"records": RECORDS, "committed": RECORDS + 1, "backlog_records": 1}
+
+
+@pytest.mark.long
+def test_each_anomaly_of_a_purged_outbox_changes_its_number_and_no_other(purged):
     purged.promote(RECORDS)
     assert purged.changed() == {"committed": RECORDS, "backlog_records": RECORDS}
     purged.harvest()
