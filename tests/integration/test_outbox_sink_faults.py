@@ -37,8 +37,12 @@ def test_no_row_is_missing_and_none_comes_twice(dsn, runs, tmp_path):
     with psycopg.connect(dsn, autocommit=True) as connection:
         NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
         connection.execute("CREATE TABLE faulty (id bigint, customer text, place bigint)")
-        environment = os.environ | {"JAVA_HOME": str(java_home), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-        command = [sys.executable, "-m", "support.faulty_spark", dsn, str(jar), str(runs), str(tmp_path)]
+        environment = os.environ | {
+            "JAVA_HOME": str(java_home),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "FAULTY_DSN": dsn,
+        }
+        command = [sys.executable, "-m", "support.faulty_spark", str(jar), str(runs), str(tmp_path)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3_000:]
         # A run whose tasks fail too often, or whose promotion is refused, promotes nothing: it is the next's to repeat.

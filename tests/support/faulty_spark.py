@@ -1,7 +1,7 @@
 """A driver whose tasks fail at random while copies of slow ones run: batch after batch into one outbox.
 
-Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <dsn> <jar> <runs>
-<folder>`. Writes a line of JSON per batch: what became of it. Every fault leaves an empty file in the folder.
+Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <jar> <runs> <folder>`,
+with the connection string in FAULTY_DSN. Writes a line of JSON per batch: what became of it. Every fault leaves an empty file in the folder.
 
 Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
 and connections to Postgres are cut, now and then between a commit and its acknowledgement.
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyspark
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -73,7 +74,7 @@ def cuts(proxy, folder):
 
     def cut():
         dice = random.Random()
-        while not ended.wait(dice.uniform(0.5, 4)):
+        while not ended.wait(dice.uniform(2, 10)):
             (folder / f"cut-{uuid.uuid4()}").touch()
             proxy.cut()
             proxy.heal()
@@ -85,6 +86,16 @@ def cuts(proxy, folder):
     finally:
         ended.set()
         thread.join()
+
+
+def home(folder):
+    """Return a home for Spark whose executors work in the folder, else they would inside the installed package."""
+    made = folder / "home"
+    made.mkdir()
+    for part in Path(pyspark.__file__).parent.iterdir():
+        if part.name != "work":
+            (made / part.name).symlink_to(part)
+    return made
 
 
 def session(jar, folder):
@@ -106,10 +117,12 @@ def session(jar, folder):
     return SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
 
 
-def main(dsn, jar, runs, folder):
+def main(jar, runs, folder):
+    dsn = os.environ["FAULTY_DSN"]
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     folder = Path(folder)
+    os.environ["SPARK_HOME"] = str(home(folder))
     info = conninfo_to_dict(dsn)
     real = outbox_sink.jdbc_target
     with TcpProxy() as proxy:
