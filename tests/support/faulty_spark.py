@@ -1,8 +1,8 @@
 """A driver whose tasks fail at random while copies of slow ones run: batch after batch into one outbox.
 
 Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <jar> <runs> <folder>`,
-with the connection string in FAULTY_DSN. Writes a line of JSON per batch: what became of it. Every fault leaves an empty
-file in the folder.
+with the connection string in FAULTY_DSN. Writes a line of JSON per batch: what became of it. Every fault leaves an
+empty file in the folder.
 
 Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
 and connections to Postgres are cut, now and then between a commit and its acknowledgement.
