@@ -8,11 +8,12 @@ partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores)
 
 from typing import LiteralString
 
-# Unlogged: a crash empties it, the counts then differ, and the batch is staged again.
+# Unlogged: a crash empties it, and the batch is staged again. What is the same in all rows of a batch is a setting of
+# the tasks' sessions: sent with each row it would be a good part of what is sent.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
-    batch     text NOT NULL,
-    run       text NOT NULL,
+    batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
+    run       text NOT NULL DEFAULT current_setting('outbox_sink.run'),
     partition integer NOT NULL,
     attempt   xid8 NOT NULL DEFAULT pg_current_xact_id(),
     row       bigint NOT NULL,
@@ -85,6 +86,7 @@ SELECT pg_try_advisory_lock(hashtextextended('batch ' || %(batch)s, %(ledger)s::
 UNLOCK_BATCH = """
 SELECT pg_advisory_unlock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
 """
+WORK_MEM = "SET LOCAL work_mem = '64MB'"  # the rows are sorted
 LOCK_OUTBOX = "SELECT pg_advisory_xact_lock(hashtextextended('outbox promotion', %(outbox)s::regclass::oid::bigint))"
 
 LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM {ledger} WHERE batch = %(batch)s"

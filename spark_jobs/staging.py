@@ -26,15 +26,17 @@ _LONGEST_EVIDENCE = 300
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError."""
     rows = frame.select(
-        F.lit(batch).alias("batch"),
-        F.lit(run).alias("run"),
         F.spark_partition_id().alias("partition"),
         # The partition stands in the upper bits: what is left counts the rows of one partition.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
         *[column(each.name).alias(each.staged) for each in staged_columns(frame.schema)],
     )
-    properties = dict(target.properties) | {"ApplicationName": writer_name(batch, staging_oid=target.oid)}
+    settings = {"batch": batch, "run": run}
+    properties = dict(target.properties) | {
+        "ApplicationName": writer_name(batch, staging_oid=target.oid),
+        "options": " ".join(f"-c outbox_sink.{name}={_option(value)}" for name, value in settings.items()),
+    }
     try:
         rows.write.jdbc(target.url, target.table, mode="append", properties=properties)
     except (PySparkException, Py4JError) as error:
@@ -43,6 +45,10 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
             evidence=sentence_of(error),
             next_step="correct what the message names and run the batch again: nothing of it was promoted",
         ) from error
+
+
+def _option(value: str) -> str:
+    return re.sub(r"([\\\s])", r"\\\1", value)
 
 
 def sentence_of(error: Exception) -> str:

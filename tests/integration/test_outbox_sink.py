@@ -42,6 +42,7 @@ CREATE TABLE orders (
     mood mood, at timestamptz, batch text NOT NULL, since timestamptz NOT NULL DEFAULT clock_timestamp())
 """
 RECORDS = Records(topic="orders", key="customer")
+BATCH = 'b%s\'1 \\ of\t"2"; -c ü'
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +123,15 @@ def test_rows_become_records_in_the_declared_order(dsn, frame, layout, value_typ
         headers={"kind": Fixed("100% 'new'"), "batch": BatchId(), "text": "text"},
         order_by=["place"],
     )
-    report = sink(frame, dsn=dsn, batch_id="b%s'1", records=records)
-    assert (report.batch, report.rows, report.status) == ("b%s'1", 100, "promoted")
+    report = sink(frame, dsn=dsn, batch_id=BATCH, records=records)
+    assert (report.batch, report.rows, report.status) == (BATCH, 100, "promoted")
     assert database.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
     found = database.records()
     rows = sorted(frame.collect(), key=lambda row: row.place)
     assert [json.loads(value) for _, value, _, _ in found] == [{"place": row.place, "text": row.text} for row in rows]
     assert [key for key, *_ in found] == [f"{row.customer}:{row.place}" for row in rows]
     assert {tuple(names) for _, _, names, _ in found} == {("kind", "batch", "text")}
-    assert [values for *_, values in found] == [["100% 'new'", "b%s'1", row.text] for row in rows]
+    assert [values for *_, values in found] == [["100% 'new'", BATCH, row.text] for row in rows]
     assert database.ask("SELECT DISTINCT kafka_topic, leader_id FROM outbox") == [("orders", None)]
     if layout == "native":
         assert database.ask("SELECT count(DISTINCT transaction_id) FROM outbox") == [(1,)]
