@@ -482,7 +482,7 @@ def test_the_command_line_reads_files(ending, frame, database, jdbc_jar, tmp_pat
         (["orders.jsonl", "--schema", "customer nonsense"], 3, "cannot be read"),
         (["orders.jsonl", "--header", "place"], 3, "NAME="),
         (["orders.jsonl", "--topic", "a b"], 3, "cannot name a Kafka topic"),
-        (["orders.jsonl", "--schema", "customer string, place boolean", "--batch-id", "c"], 5, "MALFORMED"),
+        (["orders.jsonl", "--schema", "customer string, place boolean", "--batch-id", "c"], 5, "CANNOT_PARSE"),
         (["orders.jsonl", "--outbox", "events"], 4, "does not exist"),
     ],
 )

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
 _MISSING_AND_DOUBLE = """
 SELECT count(*) FILTER (WHERE found IS NULL), count(*) FILTER (WHERE found > 1), coalesce(sum(found), 0)
-FROM generate_series(0, %(runs)s - 1) AS run, generate_series(0, %(rows)s - 1) AS id
+FROM generate_series(0, %(runs)s - 1) AS runs (run) CROSS JOIN generate_series(0, %(rows)s - 1) AS ids (id)
 LEFT JOIN (
     SELECT kafka_header_values[1] AS batch, (kafka_value::json->>'id')::bigint AS id, count(*) AS found
     FROM outbox GROUP BY 1, 2
-) AS recorded ON recorded.id = id.id AND batch = 'batch-' || run
+) AS recorded ON recorded.id = ids.id AND batch = 'batch-' || run
 """
 
 
