@@ -85,14 +85,16 @@ def test_another_run_harvests_within_a_minute_of_a_kill(shop, record_property):
 
 
 def test_where_nobody_notices_the_beat_tells(shop, record_property):
-    """With its code server goes who watches a run's process: Dagster believes it STARTED for ever."""
+    """With its code server goes who watches a run's process: Dagster believes it STARTED for ever.
+
+    The minute is not asked for here: Dagster has to bring the code server back first, in its own time.
+    """
     first = shop.lives()
     for server in shop.platform.code_servers():
         shop.platform.kill(server.pid)
     shop.platform.kill(first.pid)
     _, seconds = timed(lambda: shop.lives(after=first.generation))
     record_property("successor_seconds", round(seconds, 1))
-    assert seconds < 60
     assert shop.platform.instance.get_run_by_id(first.run_id).status is DagsterRunStatus.FAILURE
     assert len(shop.platform.active_runs()) == 1
     shop.assert_all_delivered()
@@ -142,5 +144,5 @@ def test_of_two_code_locations_one_leads_and_the_other_takes_over(shop):
 
 def timed(condition):
     began = time.monotonic()
-    value = eventually(condition, 90, "a successor beats")
+    value = eventually(condition, 240, "a successor beats")
     return value, time.monotonic() - began
