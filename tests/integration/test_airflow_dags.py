@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 DAGS = {
     "harvest_audit_on_message",
+    "harvest_flights_day",
     "harvest_nightly_audit",
     "harvest_run_dagster_job",
     "harvest_topic_smoke_test",

@@ -1,6 +1,7 @@
 """The whole platform for a test, and its two web services as programs use them."""
 
 import json
+import time
 
 import httpx
 from support.waiting import eventually
@@ -101,6 +102,7 @@ class AirflowApi:
         self._http.headers["Authorization"] = f"Bearer {token}"
 
     def _ask(self, method, path, content=None):
+        time.sleep(0.5)  # it is asked again and again, and has other things to do
         return self._http.request(method, path, json=content).raise_for_status().json()
 
     def dags(self):
