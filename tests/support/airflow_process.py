@@ -18,7 +18,8 @@ def run_airflow(environment, runs):
     An end is a dict of `state`, `run_id`, `tasks`, `returned` and `log`.
     """
     done = subprocess.run(
-        [sys.executable, __file__, json.dumps(runs)],
+        # -P: beside this file others have names of the standard library.
+        [sys.executable, "-P", __file__, json.dumps(runs)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
