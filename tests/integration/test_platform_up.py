@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from support.platform import AirflowApi
+from support.platform_api import AirflowApi
 from support.waiting import eventually
 
 from infra.local import sessions
