@@ -34,7 +34,7 @@ class Platform:
             **variables,
         }
         self._daemon = None
-        self._known = {}
+        self._known = set()  # of psutil's processes, which tell theirs from one that was given the same number later
 
     def __enter__(self):
         self._log = (self.folder / "daemon.log").open("ab")
@@ -44,11 +44,11 @@ class Platform:
 
     def __exit__(self, *_):
         self._note()
-        for process in self._known.values():  # frozen or not, whoever's child it became
+        for process in self._known:  # frozen or not, whoever's child it became
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._daemon.wait(10)
-        psutil.wait_procs(list(self._known.values()), timeout=10)
+        psutil.wait_procs(list(self._known), timeout=10)
         self.instance.dispose()
         self._log.close()
 
@@ -60,6 +60,7 @@ class Platform:
             stdout=self._log,
             stderr=self._log,
         )
+        self._known.add(psutil.Process(self._daemon.pid))
 
     def kill_daemon(self):
         """Kill Dagster's daemon process, and nothing else."""
@@ -68,13 +69,15 @@ class Platform:
         self._daemon.wait(10)
 
     def kill(self, pid):
+        """Kill a process of ours, and no other that may have its number."""
         self._note()
-        os.kill(pid, signal.SIGKILL)
+        (process,) = [each for each in self._known if each.pid == pid and each.is_running()]
+        process.kill()
 
     def code_servers(self):
         """The processes of the code locations."""
         self._note()
-        return [process for process in self._known.values() if _is_code_server(process)]
+        return [process for process in self._known if _is_code_server(process)]
 
     def active_runs(self, job="shop_harvester_daemon"):
         return self.instance.get_runs(RunsFilter(job_name=job, statuses=_ACTIVE))
@@ -84,12 +87,9 @@ class Platform:
 
     def _note(self):
         """Remember every process below the daemon, before a parent goes and they become somebody else's."""
-        parents = [self._daemon.pid, *self._known]
-        for pid in parents:
+        for parent in list(self._known):
             with suppress(psutil.NoSuchProcess):
-                parent = psutil.Process(pid)
-                for process in (parent, *parent.children(recursive=True)):
-                    self._known[process.pid] = process
+                self._known.update(parent.children(recursive=True))
 
 
 def _is_code_server(process):
