@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
+from support.spark import all_jars
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
@@ -58,7 +59,7 @@ def jdbc_jar() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def spark(jdbc_jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(jars=[jdbc_jar], work_folder=tmp_path_factory.mktemp("spark")) as session:
+    with spark_session(jars=all_jars(), work_folder=tmp_path_factory.mktemp("spark")) as session:
         yield session
 
 

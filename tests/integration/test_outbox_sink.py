@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import functions as F  # noqa: N812
+from support.spark import all_jars
 from support.waiting import eventually
 
 from harvest_lib.errors import (
@@ -55,7 +56,7 @@ def jdbc_jar():
 
 @pytest.fixture(scope="module")
 def spark(jdbc_jar, tmp_path_factory):
-    with spark_session(jars=[jdbc_jar], work_folder=tmp_path_factory.mktemp("spark")) as session:
+    with spark_session(jars=all_jars(), work_folder=tmp_path_factory.mktemp("spark")) as session:
         yield session
 
 

@@ -1,4 +1,7 @@
-"""A Spark session for tests that has the jars of the JDBC driver and of the Kafka source."""
+"""A Spark session for tests that has the jars of the JDBC driver and of the Kafka source.
+
+One Java serves all sessions of a process, and its class path is that of the first: so each of them has all jars.
+"""
 
 from contextlib import contextmanager
 
@@ -10,12 +13,16 @@ from infra.local.state import default_state
 from spark_jobs.session import spark_session
 
 
+def all_jars():
+    """Return the jars of the JDBC driver and of the Kafka source."""
+    state = default_state()
+    return [path for each in (POSTGRES_JDBC, SPARK_KAFKA) for path in resolve(each, state, find_java(state))]
+
+
 @contextmanager
 def session_with_kafka(folder):
     """Start a session; for as long as it lasts, the environment names its jars and its Java."""
-    state = default_state()
-    java_home = find_java(state)
-    jars = [path for each in (POSTGRES_JDBC, SPARK_KAFKA) for path in resolve(each, state, java_home)]
+    java_home, jars = find_java(default_state()), all_jars()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_HOME", str(java_home))
         patch.setenv("HARVEST_SPARK_JARS", ",".join(map(str, jars)))
