@@ -101,7 +101,6 @@ def promote(
     end_writers(connection, batch, tables=tables)
     with postgres_errors(f"promoting batch {batch}"), connection.transaction():
         connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(connection)})
-        connection.execute(queries.WORK_MEM)
         connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
         chosen = _chosen(connection, batch, run=run, tables=tables)
         hash_sum = sum((attempt.hash_sum for attempt in chosen), Decimal(0))

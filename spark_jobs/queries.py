@@ -86,7 +86,6 @@ SELECT pg_try_advisory_lock(hashtextextended('batch ' || %(batch)s, %(ledger)s::
 UNLOCK_BATCH = """
 SELECT pg_advisory_unlock(hashtextextended('batch ' || %(batch)s, %(ledger)s::regclass::oid::bigint))
 """
-WORK_MEM = "SET LOCAL work_mem = '64MB'"  # the rows are sorted
 LOCK_OUTBOX = "SELECT pg_advisory_xact_lock(hashtextextended('outbox promotion', %(outbox)s::regclass::oid::bigint))"
 
 LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM {ledger} WHERE batch = %(batch)s"
