@@ -11,9 +11,7 @@ from airflow.sdk import Param, PokeReturnValue, dag, task
 from airflow_dags.dagster_trigger import DagsterJobOperator
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.outlook import Outlook
 
 _DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
 
@@ -23,24 +21,10 @@ def harvested() -> PokeReturnValue:
     """Wait until all that is committed is in Kafka; the number that waits is in the log."""
     file = os.environ.get("HARVEST_CONFIG")
     config = load(file).harvest if file else HarvestConfig()
-    waiting = backlog_records(config)
+    with connect(config.data_source.conninfo()) as connection:
+        waiting = Outlook(connection, config).waiting().records
     print(f"{waiting:,} records wait")  # noqa: T201 - a task's output is its log
     return PokeReturnValue(is_done=waiting == 0, xcom_value=waiting)
-
-
-def backlog_records(config: HarvestConfig) -> int:
-    """Return how many records the configured subscription, or the marking harvester, has still to deliver.
-
-    Counted up to 100,000 on a native table. Raises DatabaseError.
-    """
-    table = OutboxTable.parse(config.outbox_table)
-    with connect(config.data_source.conninfo()) as connection:
-        if table.subscriptions.exists(connection):
-            reading = Subscriptions(connection, table.placed(connection), make_selection(config, table))
-            shards = [each for each in reading.shards(config.subscription) if each.source != "mark"]
-            if shards:
-                return sum(reading.lag(each).records for each in shards)
-        return table.backlog(connection).records
 
 
 @dag(

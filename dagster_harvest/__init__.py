@@ -8,7 +8,6 @@ daemon       the run that harvests, and what it tells
 heartbeat    the rows by which a living run is known
 decisions    pure: what has to be done so that one run lives
 supervisor   the sensor that does it
-look         what waits in the outbox, and who leads
 assets       source data, outbox, topics, audit tables
 checks       what is asserted of them, with the numbers
 quality      contracts and expectations, imported when they are asked for

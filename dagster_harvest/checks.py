@@ -14,11 +14,11 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.look import Waiting, look
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from dagster_harvest.summary import Summary, last_summary
 from harvest_lib.errors import HarvestError
+from harvest_lib.outlook import Outlook, Waiting
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 
@@ -150,7 +150,7 @@ def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         resource = _resource(context, settings)
         try:
             with resource.connect() as connection:
-                verdicts = judged_backlog(look(connection, resource.config()), settings.thresholds)
+                verdicts = judged_backlog(Outlook(connection, resource.config()).waiting(), settings.thresholds)
         except HarvestError as error:
             verdicts = (unreadable(error), unreadable(error))
         for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True):

@@ -20,13 +20,13 @@ import dagster as dg
 
 from dagster_harvest.beating import Beating
 from dagster_harvest.heartbeat import Place
-from dagster_harvest.look import Waiting, look
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outlook import Outlook, Waiting
 from harvest_lib.tuning import tune_interpreter
 
 _log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class _Daemon:
     def _waiting(self) -> Waiting | None:
         try:
             with self._resource.connect() as connection:
-                return look(connection, self._config)
+                return Outlook(connection, self._config).waiting()
         except DatabaseError as error:  # the harvester waits it out, and so do we
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None

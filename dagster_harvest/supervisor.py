@@ -17,11 +17,11 @@ from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
 from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, location_of
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, Keep, Phase, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Beat, Heartbeats, Place
-from dagster_harvest.look import Waiting, leader, look
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outlook import Outlook, Waiting
 
 _RUNS_LOOKED_AT = 25
 _TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
@@ -170,8 +170,9 @@ class _Tick:
         try:
             with self._resource.connect() as connection:
                 config = self._resource.config()
-                waiting = look(connection, config)
-                leads = leader(connection, config) if self._settings.daemon.mode == "external" else None
+                outlook = Outlook(connection, config)
+                waiting = outlook.waiting()
+                leads = outlook.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
         except HarvestError as error:
             self._context.log.warning(str(error))
             return [], f"the outbox cannot be read: {error.cause}"

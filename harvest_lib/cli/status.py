@@ -2,14 +2,11 @@
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import psycopg
 import typer
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -19,17 +16,9 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.cli.park import set_aside
 from harvest_lib.cli.subscriptions import as_dict
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect, translated
-from harvest_lib.kafka_client import client_settings
-from harvest_lib.lag import Lag
-from harvest_lib.leadership import lock_holder
+from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, check_mapped
-from harvest_lib.outbox.table import Backlog
-from harvest_lib.parts import make_selection
-from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
-
-_PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
-_GROUP_TIMEOUT_SECONDS = 5.0
+from harvest_lib.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,94 +84,37 @@ def status(
 
 
 class _Look:
-    """Look at an outbox every second; the rate is what was purged since the last look, or delivered by the configured
-    subscription, if it purges nothing."""
+    """Look at an outbox every second; the rate is what was done since the last look."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig) -> None:
         self._connection = connection
         self._table = table
         self._config = config
-        self._subscriptions = _subscriptions(connection, table, config)
-        self._done, self._at = self._count_done(), time.monotonic()
+        self._outlook = Outlook(connection, config)
+        self._done, self._at = self._outlook.done(self._outlook.shards()), time.monotonic()
 
     def next(self) -> Status:
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
-        done, at = self._count_done(), time.monotonic()
+        shards = self._outlook.shards()
+        done, at = self._outlook.done(shards), time.monotonic()
         rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
-        reading = self._subscriptions
-        read = [(each, reading.lag(each)) for each in reading.shards()] if reading is not None else []
-        backlog = self._backlog(read)
+        read = self._outlook.read(shards)
+        waiting, leaders = self._outlook.waiting(read), self._outlook.leaders()
         counts = set_aside(self._connection, self._table, self._config).counts(self._connection)
-        leaders, members, trouble = _leaders(self._config, self._connection)
         return Status(
             table=str(self._table),
-            backlog_records=backlog.records,
-            oldest_age_seconds=round(backlog.oldest_age_seconds, 3),
-            marked_records=backlog.marked,
+            backlog_records=waiting.records,
+            oldest_age_seconds=round(waiting.age_seconds, 3),
+            marked_records=waiting.marked,
             parked_records=counts.parked if counts is not None else None,
             held_records=counts.held if counts is not None else None,
-            leader=leaders[0],
-            leaders=leaders,
-            members=members,
+            leader=leaders.by_shard[0],
+            leaders=leaders.by_shard,
+            members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
-            kafka_trouble=trouble,
+            kafka_trouble=leaders.trouble,
             subscriptions=[as_dict(*each) for each in read],
         )
-
-    def _backlog(self, read: Sequence[tuple[SubscriptionShard, Lag]]) -> Backlog:
-        """Return what waits: for the configured subscription, if it is one; else everything that is there."""
-        lags = [lag for shard, lag in read if self._is_ours(shard)]
-        if not lags and self._config.columns is None:
-            return self._table.backlog(self._connection)
-        return Backlog(
-            records=sum(lag.records for lag in lags),
-            oldest_age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),
-            marked=0,
-        )
-
-    def _is_ours(self, shard: SubscriptionShard) -> bool:
-        return shard.name == self._config.subscription and shard.source != "mark"
-
-    def _count_done(self) -> int:
-        with translated():
-            row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
-        shards = self._subscriptions.shards() if self._subscriptions is not None else []
-        passed = sum(each.checkpoint.delivered for each in shards if self._is_ours(each) and each.checkpoint)
-        return passed + (int(row[0]) if row is not None else 0)
-
-
-def _subscriptions(
-    connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig
-) -> Subscriptions | None:
-    if not table.subscriptions.exists(connection):
-        return None
-    return Subscriptions(connection, table.placed(connection), make_selection(config, table))
-
-
-def _leaders(
-    config: HarvestConfig, connection: psycopg.Connection[Any]
-) -> tuple[list[str | None], int | None, str | None]:
-    """Ask the group's coordinator who owns each partition of the leader topic, and how many are in the pool; or
-    Postgres who holds the locks."""
-    nobody: list[str | None] = [None] * config.shards
-    if config.leadership == "solo":
-        return nobody, None, None
-    if config.leadership == "postgres":
-        return [lock_holder(connection, config.leader_group_id)] * config.shards, None, None  # one lock for all
-    admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
-    group = config.leader_group_id
-    try:
-        description = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
-    except KafkaException as error:
-        failure = error.args[0]  # its text may be no more than the name of the request
-        return nobody, None, f"{failure.str().rstrip(': ')} ({failure.name()})"
-    owners = {
-        owned.partition: f"{member.client_id}@{member.host.lstrip('/')}"
-        for member in description.members
-        for owned in member.assignment.topic_partitions
-        if owned.topic == config.leader_topic
-    }
-    return [owners.get(shard) for shard in range(config.shards)], len(description.members), None
 
 
 def _rendered(status: Status) -> Table:

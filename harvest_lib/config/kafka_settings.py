@@ -17,6 +17,7 @@ HIDDEN = "***"
 
 SESSION_TIMEOUT = "session.timeout.ms"
 DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
+IN_FLIGHT = ("max.in.flight", "max.in.flight.requests.per.connection")  # likewise
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
 """Settings that our own, checked ones stand for; clients get those."""
 
@@ -76,7 +77,7 @@ _KEPT = (
         promise="the producer's own retries neither repeat nor reorder records",
     ),
     _Kept(
-        names=("max.in.flight", "max.in.flight.requests.per.connection"),
+        names=IN_FLIGHT,
         allowed=frozenset("12345"),
         promise="an idempotent producer keeps order with at most 5 requests in flight",
         remedy="set 5 or less",

@@ -22,7 +22,14 @@ from harvest_lib.config.columns import ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
-from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
+from harvest_lib.config.kafka_settings import (
+    DELIVERY_TIMEOUTS,
+    IN_FLIGHT,
+    SESSION_TIMEOUT,
+    TRANSLATED,
+    KafkaSettings,
+    canonical,
+)
 from harvest_lib.config.limits import Count, Limits, Seconds
 from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
 from harvest_lib.config.report import config_error
@@ -277,11 +284,25 @@ class HarvestConfig(BaseSettings):
         if self.source == "mark" and self.shards > 1:
             message = f"is {self.shards}, but `mark` has one writer: its leader marks for all keys"
             problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
+        if self.delivery != "barrier" or self.source not in ("mark", "auto"):
+            problems += self._in_flight_problems()
         if self.columns is not None and self.source == "mark":
             message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"
             remedy = "use `source: snapshot` or `transaction_id`"
             problems.append(Problem(path=("columns",), message=message, remedy=remedy))
         return problems
+
+    def _in_flight_problems(self) -> list[Problem]:
+        message = (
+            f"must be 1 with source `{self.source}` and delivery `{self.delivery}`: behind a request that a broker "
+            "refuses another may be taken, and what was refused would count as delivered"
+        )
+        return [
+            Problem(path=(place, name), message=message, remedy="remove it")
+            for place in ("base_kafka_config", "producer_kafka_config")
+            for name in IN_FLIGHT
+            if str(getattr(self, place).get(name, 1)).strip() != "1"
+        ]
 
     def _session_problems(self) -> list[Problem]:
         configured = self.base_kafka_config.milliseconds(SESSION_TIMEOUT)

@@ -25,17 +25,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.delivery.headers import header_maker
 from harvest_lib.delivery.protocol import Failure, Reports
 from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
-from harvest_lib.provenance import HEADER_NAME, stamp
 from harvest_lib.record import Row
 
 _ABANDON_SECONDS = 2.0
+_NO_OFFSET = "reported delivered without an offset: no broker said so (decision 0019)"
 """How long purged records may take to report; it is a local operation."""
 _ABANDON_POLL_SECONDS = 0.05
 
@@ -82,14 +83,14 @@ class AtLeastOnce:
         self._flying: dict[int, tuple[float, Row]] = {}  # id -> when the producer took it, in boot seconds, and what
         self._suspects: set[int] = set()
         self._alone: Row | None = None
-        self._stamp: Callable[[int], bytes] | None = None
+        self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
         self._dead = False  # librdkafka calls some errors fatal: the producer never sends again
         self._reports = Reports()
 
     def begin(self, leader_id: UUID) -> None:
-        self._stamp = stamp(leader_id) if self._settings.record_header else None
+        self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         if self._dead:
             self._replace()
         if self._producer is None:
@@ -166,7 +167,7 @@ class AtLeastOnce:
         assert self._producer is not None  # noqa: S101 - `send` has checked
         # This runs for every record: names are bound once, and arguments go by position (topic, value, key, partition,
         # callback, its other name, timestamp, headers), which together halves the time it takes.
-        produce, stamped, report = self._producer.produce, self._stamp, self._report
+        produce, headers_of, report = self._producer.produce, self._headers_of, self._report
         partial, clock, flying, now = functools.partial, time.time, self._flying, boot_seconds()
         suspects, large = self._suspects, self._large
         while rows:
@@ -180,13 +181,7 @@ class AtLeastOnce:
                     return Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
                 self._alone = row if self._is_suspect(row) else None
             try:
-                headers: list[tuple[str, str | bytes | None]]
-                if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
-                    headers = [(names[0], contents[0])]
-                else:
-                    headers = list(zip(names, contents, strict=True))
-                if stamped is not None:
-                    headers.append((HEADER_NAME, stamped(record_id)))
+                headers = headers_of(record_id, names, contents)
                 produce(topic, value, key, ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
             except BufferError:
                 return Went.UNTIL_FULL
@@ -224,13 +219,15 @@ class AtLeastOnce:
         self._learn_from(reason)
         self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in NEVER_TAKEN))
 
-    def _report(self, row: Row, error: KafkaError | None, _message: object) -> None:
+    def _report(self, row: Row, error: KafkaError | None, message: Message) -> None:
         if self._flying.pop(row[0], None) is None:
             return  # given up on
-        if error is None:
-            self._reports.acknowledged.append(row)
-        else:
+        if error is not None:
             self._failed(row, error)
+        elif message.offset() is None:
+            self._reports.failed.append(Failure(row=row, reason=_NO_OFFSET))
+        else:
+            self._reports.acknowledged.append(row)
         if row is self._alone:
             self._alone = None
             self._suspects.discard(row[0])

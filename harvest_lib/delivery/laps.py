@@ -19,10 +19,10 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.deadline import Deadline
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal, raised
+from harvest_lib.delivery.headers import Headers, header_maker
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, ONE_AT_A_TIME, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
-from harvest_lib.provenance import HEADER_NAME, stamp
 from harvest_lib.record import Row
 
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's own codes
@@ -105,12 +105,12 @@ class PipelinedLaps:
         self._topics = topics
         self._failure: KafkaError | None = None  # of the lap: the first
         self._stopped = False
-        self._stamp: Callable[[int], bytes] | None = None
+        self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
 
     def begin(self, leader_id: UUID) -> Outcome:
-        self._stamp = stamp(leader_id) if self._settings.record_header else None
+        self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         if self._producer is None or self._failure is not None or self._stopped:
             self._discard()
             self._failure, self._stopped = None, False
@@ -124,16 +124,11 @@ class PipelinedLaps:
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
-        produce, stamped, refused = self._producer.produce, self._stamp, dict[int, str]()
+        produce, headers_of, refused = self._producer.produce, self._headers_of, dict[int, str]()
         for row in rows:
             record_id, topic, key, value, names, contents = row
             try:
-                if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
-                    headers = [(names[0], contents[0])]
-                else:
-                    headers = list(zip(names, contents, strict=True))
-                if stamped is not None:
-                    headers.append((HEADER_NAME, stamped(record_id)))  # type: ignore[arg-type]
+                headers = headers_of(record_id, names, contents)
                 produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
             except BufferError:
                 if not self._produce_when_there_is_room(row, headers, may_send):
@@ -157,9 +152,7 @@ class PipelinedLaps:
     def close(self) -> None:
         self._discard()
 
-    def _produce_when_there_is_room(
-        self, row: Row, headers: list[tuple[str, str | None]], may_send: Callable[[], bool]
-    ) -> bool:
+    def _produce_when_there_is_room(self, row: Row, headers: Headers, may_send: Callable[[], bool]) -> bool:
         assert self._producer is not None  # noqa: S101 - `send` has looked
         deadline = Deadline(self._settings.delivery_timeout_seconds)
         while may_send() and not deadline.passed and self._failure is None:
@@ -245,6 +238,7 @@ class PipelinedLaps:
             "enable.idempotence": True,
             "on_delivery": self._report,
             "delivery.report.only.error": True,
+            **ONE_AT_A_TIME,
             **self._own_settings(),
         }
         largest = min(self._topics.smallest_limit, DEFAULT_BATCH_BYTES)

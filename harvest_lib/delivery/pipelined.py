@@ -27,9 +27,9 @@ from confluent_kafka import KafkaError, KafkaException
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.at_least_once import ANY_PARTITION, AtLeastOnce, LaneSettings, Went
 from harvest_lib.delivery.protocol import Failure, Reports
+from harvest_lib.delivery.refusals import ONE_AT_A_TIME
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
-from harvest_lib.provenance import HEADER_NAME
 from harvest_lib.record import Row
 
 _SLICE = 100
@@ -113,7 +113,7 @@ class Pipelined(AtLeastOnce):
         assert self._producer is not None  # noqa: S101 - `send` has checked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers).
-        produce, stamped, flying, now = self._producer.produce, self._stamp, self._flying, boot_seconds()
+        produce, headers_of, flying, now = self._producer.produce, self._headers_of, self._flying, boot_seconds()
         large = self._large
         while rows:
             timestamp_ms = int(time.time() * 1000)
@@ -126,13 +126,7 @@ class Pipelined(AtLeastOnce):
                     self._singly = max(self._singly, _LEAST_SINGLY)  # it has to travel alone
                     return Went.UNTIL_TOLD
                 try:
-                    headers: list[tuple[str, str | bytes | None]]
-                    if len(names) == 1 == len(contents):  # as a rule, and in a third of the time
-                        headers = [(names[0], contents[0])]
-                    else:
-                        headers = list(zip(names, contents, strict=True))
-                    if stamped is not None:
-                        headers.append((HEADER_NAME, stamped(record_id)))
+                    headers = headers_of(record_id, names, contents)
                     produce(topic, value, key, ANY_PARTITION, None, None, timestamp_ms, headers)
                 except BufferError:
                     return Went.UNTIL_FULL
@@ -175,7 +169,7 @@ class Pipelined(AtLeastOnce):
         return super()._make_producer()
 
     def _own_settings(self) -> dict[str, object]:
-        settings: dict[str, object] = {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
+        settings: dict[str, object] = {**ONE_AT_A_TIME, "enable.gapless.guarantee": True, "message.timeout.ms": 0}
         if self._by_rounds:
             settings |= {"on_delivery": self._hear_of_round, "delivery.report.only.error": True}
         return settings

@@ -8,6 +8,11 @@ DEFAULTS = {
     "queue.buffering.max.messages": 1_000_000,  # our window is the limit that counts
 }
 
+ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
+"""For a delivery that does not look at each record's report. With more requests on the wire librdkafka calls the first
+one delivered as soon as the second is, though a broker that did not lead yet refused the first; Kafka takes a sequence
+number other than 0 from a producer that is new to a partition. See decision 0019."""
+
 NEVER_TAKEN = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,

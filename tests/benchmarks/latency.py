@@ -32,6 +32,7 @@ _RATE = 1_000
 _SECONDS = 10
 _SETTLE_SECONDS = 3
 _LONGEST_SECONDS = 60
+_TRANSACTIONS = 3_000
 _INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), %s, %s, %s, '{}', '{}')
@@ -48,15 +49,37 @@ class Latency:
 
 def latencies(servers: Servers, size: "Size") -> Iterator[Result]:
     """At least once and exactly once, against produce and consume."""
-    for _ in range(2):
-        _harvested(servers, "transactional")  # while the broker compiles its code for small transactions
+    transaction = _transactions(servers)
+    _harvested(servers, "transactional")
     raw = _raw(servers)
     yield Result(name="latency-raw-p50", value=raw.p50, unit="ms")
     yield Result(name="latency-raw-p99", value=raw.p99, unit="ms")
+    yield Result(name="latency-bare-transaction-p50", value=transaction.p50, unit="ms")
+    yield Result(name="latency-bare-transaction-p99", value=transaction.p99, unit="ms")
     for delivery, more50, more99 in (("pipelined", 5, 20), ("barrier", 5, 20), ("transactional", 15, 40)):
         found = _harvested(servers, delivery)
         yield at_most(f"latency-{delivery}-p50", found.p50, "ms", target=raw.p50 + more50)
         yield at_most(f"latency-{delivery}-p99", found.p99, "ms", target=raw.p99 + more99)
+
+
+def _transactions(servers: Servers) -> Latency:
+    """Return what one transaction of ten records takes by itself, once the broker has compiled its code for them: until
+    then it takes several times as long."""
+    producer = Producer(
+        {"bootstrap.servers": servers.bootstrap_servers, "transactional.id": f"bench-{uuid4().hex[:8]}"}
+    )
+    producer.init_transactions(_LONGEST_SECONDS)
+    milliseconds: list[float] = []
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while len(milliseconds) < _TRANSACTIONS and time.monotonic() < deadline:
+        began = time.perf_counter()
+        producer.begin_transaction()
+        for number in range(10):
+            producer.produce(servers.topic, b"x" * VALUE_BYTES, f"key-{number * 7919 % KEYS}")
+        producer.commit_transaction(_LONGEST_SECONDS)
+        milliseconds.append((time.perf_counter() - began) * 1_000)
+    cuts = quantiles(milliseconds[-_TRANSACTIONS // 5 :], n=100)
+    return Latency(p50=cuts[49], p99=cuts[98])
 
 
 def _raw(servers: Servers) -> Latency:

@@ -8,13 +8,13 @@ from support.native import Native
 from support.outbox import harvest_config
 
 from dagster_harvest.checks import audit_checks, backlog_checks
-from dagster_harvest.look import look
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from dagster_harvest.summary import AuditMissing, details, last_summary
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import append
+from harvest_lib.outlook import Outlook
 from harvest_lib.record import OutboxRecord
 
 
@@ -117,11 +117,11 @@ def test_what_waits_in_a_native_table_is_what_the_subscription_has_not_seen(
     native = Native(dsn)
     append(native.connection, [OutboxRecord(topic=topic, key="k", value="v")] * 5)
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo")
-    assert look(native.connection, config).records == 5
+    assert Outlook(native.connection, config).waiting().records == 5
     assert Harvest(config).drain(60).records == 5
-    seen = look(native.connection, config)
+    seen = Outlook(native.connection, config).waiting()
     assert (seen.records, seen.age_seconds) == (0, 0.0)
     assert seen.epoch >= 1
     append(native.connection, [OutboxRecord(topic=topic, key="k", value="v")] * 2)
-    assert look(native.connection, config).records == 2
+    assert Outlook(native.connection, config).waiting().records == 2
     native.connection.close()

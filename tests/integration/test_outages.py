@@ -9,6 +9,7 @@ from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
 from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest, State
+from harvest_lib.outbox import ParkedRecords
 
 
 @pytest.fixture
@@ -23,6 +24,8 @@ def harvest(outbox, bootstrap_servers, group_id):
 
 
 def check_delivered(outbox, bootstrap_servers, records):
+    assert outbox.count() == 0
+    assert ParkedRecords(outbox.name).counts(outbox.connection).parked == 0
     delivered = read_topic(bootstrap_servers, outbox.topic)
     assert {record.outbox_id for record in delivered} == set(range(1, records + 1))
     assert steps_back(delivered) == 0

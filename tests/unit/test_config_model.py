@@ -232,6 +232,18 @@ def test_everything_else_passes_through(name: str, value: object) -> None:
     assert config(producer_kafka_config={name: value}).kafka_settings(for_producer=True)[name] == value
 
 
+@pytest.mark.parametrize("name", ["max.in.flight", "max.in.flight.requests.per.connection"])
+@pytest.mark.parametrize(
+    ("source", "delivery"), [("mark", "pipelined"), ("mark", "transactional"), ("snapshot", "barrier")]
+)
+def test_one_request_at_a_time_where_reports_are_not_looked_at(name: str, source: str, delivery: str) -> None:
+    chosen = {"source": source, "delivery": delivery}
+    error = refused(producer_kafka_config={name: 2}, **chosen)
+    assert error.field == f"producer_kafka_config.{name}"
+    assert "must be 1" in error.cause
+    assert config(producer_kafka_config={name: "1"}, **chosen).producer_kafka_config[name] == "1"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

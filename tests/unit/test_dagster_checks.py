@@ -6,9 +6,9 @@ import dagster as dg
 import pytest
 
 from dagster_harvest.checks import judged_backlog, judged_duplicates, judged_lost, judged_ordering, judged_unknown
-from dagster_harvest.look import Waiting
 from dagster_harvest.settings import Thresholds
 from dagster_harvest.summary import Summary
+from harvest_lib.outlook import Waiting
 
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 THRESHOLDS = Thresholds(

@@ -3,8 +3,9 @@
 import uuid
 
 import pytest
+from confluent_kafka import Message
 from support.brokers import begun, failed_ids, ids, send
-from support.rows import row
+from support.rows import LANDED, row
 
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Topics
@@ -14,7 +15,7 @@ class Slow:
     """A producer whose records land when the test says so, or never."""
 
     def __init__(self, settings):
-        self.settings, self.callbacks, self.landing = settings, [], False
+        self.settings, self.callbacks, self.landing, self.message = settings, [], False, LANDED
 
     def produce(self, _topic, _value, _key, _partition, callback, *_):
         self.callbacks.append(callback)
@@ -22,7 +23,7 @@ class Slow:
     def poll(self, _seconds=0):
         while self.landing and self.callbacks:
             if (callback := self.callbacks.pop(0)) is not None:
-                callback(None, None)
+                callback(None, self.message)
         return 0
 
     flush = poll
@@ -53,6 +54,20 @@ def test_pipelined_what_was_overdue_and_landed_after_all_is_said_to_have_halted(
     assert ids(send(delivery, row(2, "k"))) == [2], "it takes nothing before it begins"
     delivery.begin(uuid.uuid4())
     assert send(delivery, row(2, "k")) == []
+    delivery.close()
+
+
+def test_a_report_without_an_offset_is_the_clients_inference_and_counts_as_failed():
+    made = []
+    settings = LaneSettings(
+        kafka={}, delivery_timeout_seconds=5, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
+    )
+    delivery = begun(AtLeastOnce(settings, Topics({})))
+    assert send(delivery, row(1, "k")) == []
+    made[0].landing, made[0].message = True, Message()
+    reports = delivery.poll(0)
+    assert (ids(reports.acknowledged), failed_ids(reports)) == ([], [1])
+    assert not reports.failed[0].refused
     delivery.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.bench import Bench
 from support.fakes import FakeDelivery, FakeSource, FakeTable
-from support.rows import row
+from support.rows import LANDED, row
 
 from harvest_lib import deadline, harvester, term_loop
 from harvest_lib.config import HarvestConfig, Limits
@@ -224,7 +224,7 @@ class Producer:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             if callback is not None:
-                callback(None, None)
+                callback(None, LANDED)
         return len(callbacks)
 
     def __len__(self):

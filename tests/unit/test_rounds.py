@@ -5,7 +5,7 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.brokers import begun, failed_ids, ids, send
-from support.rows import row
+from support.rows import LANDED, row
 
 from harvest_lib.delivery import LaneSettings, Pipelined, Topics
 
@@ -49,7 +49,7 @@ class Made:
             error = TRANSPORT if value in self.broker.bad else None
             self.sent.append(value)
             if callback is not None:
-                callback(error, None)
+                callback(error, None if error else LANDED)
             elif error is not None:
                 self.settings["on_delivery"](error, None)
         return 0

@@ -1,0 +1,98 @@
+"""A producer's first request is refused by a broker that leads no more, its second taken by one that leads already.
+
+librdkafka then calls the records of the first delivered, as implicitly acknowledged by the second: they are in no log.
+Batches here are of three records, for only so small ones have company on the wire.
+"""
+
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.native import Native
+from support.outbox import Outbox, harvest_config, read_topic, steps_back
+from support.refusing import RefusingProxy
+
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+from infra.local.kafka import KafkaCluster
+
+RECORDS = 600
+SMALL_BATCHES = {"batch.num.messages": 3}
+
+
+@pytest.fixture(scope="module")
+def way():
+    """The way to the broker on which requests get lost."""
+    with RefusingProxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def broker(way, parts, tmp_path_factory):
+    """A broker that is reached by that way too."""
+    cluster = KafkaCluster(tmp_path_factory.mktemp("kafka"), parts=parts, detour_ports=[way.port])
+    try:
+        cluster.start()
+        way.forward_to("127.0.0.1", cluster.ports["detour-1"])
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+@pytest.fixture
+def topic(broker, group_id):
+    """A topic of one partition."""
+    name, admin = f"topic_{group_id}", AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+    return name
+
+
+def test_the_client_calls_delivered_what_is_in_no_log(broker, way, topic):
+    """Why we look at offsets, or have one request at a time. Once this fails, see what decision 0019 has to say."""
+    reported = {}
+    producer = Producer(
+        {"bootstrap.servers": f"127.0.0.1:{way.port}", "enable.idempotence": True, "linger.ms": 2, **SMALL_BATCHES}
+    )
+    way.refuse_next()
+    for number in range(RECORDS):
+        told = partial(lambda number, error, message: reported.update({number: (error, message.offset())}), number)
+        producer.produce(topic, str(number), on_delivery=told)
+    assert producer.flush(30) == 0
+    assert way.overtaken == 1
+    assert [error for error, _ in reported.values()] == [None] * RECORDS
+    there = {int(each.value) for each in read_topic(broker.bootstrap_servers, topic)}
+    lost = set(range(RECORDS)) - there
+    assert 1 <= len(lost) <= 4
+    assert {number for number, (_, offset) in reported.items() if offset is None} == lost
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
+@pytest.mark.parametrize("source", ["mark", "snapshot"])
+def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
+    broker, way, topic, dsn, group_id, source, delivery
+):
+    if source == "snapshot":
+        outbox = Native(dsn, size=1_000_000)
+        append(outbox.connection, [OutboxRecord(topic=topic, key=f"key-{n % 300}", value="v") for n in range(RECORDS)])
+    else:
+        Outbox(dsn, topic).fill(RECORDS, keys=300)
+    config = harvest_config(
+        dsn,
+        f"127.0.0.1:{way.port}",
+        group_id,
+        source=source,
+        leadership="solo",
+        delivery=delivery,
+        producer_kafka_config=SMALL_BATCHES,
+    )
+    way.refuse_next()
+    Harvest(config).drain(60)
+    assert way.refused == 1
+    looks_at_offsets = (source, delivery) == ("mark", "barrier")
+    assert way.overtaken == (1 if looks_at_offsets else 0), "others have one request at a time on the wire"
+    found = read_topic(broker.bootstrap_servers, topic, isolation="read_committed")
+    assert {each.outbox_id for each in found} == set(range(1, RECORDS + 1))
+    assert steps_back(found) == 0
+    assert looks_at_offsets or len(found) == RECORDS
