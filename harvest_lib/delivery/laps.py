@@ -25,6 +25,8 @@ from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.record import Row
 
+_LINGER = {"linger.ms": 20}
+"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a lap waits for none."""
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's own codes
 """What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
 _ANY_PARTITION = -1
@@ -231,7 +233,7 @@ class PipelinedLaps:
         return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
 
     def _make_producer(self) -> KafkaProducer:
-        user = {**DEFAULTS, **self._settings.kafka}
+        user = {**DEFAULTS, **_LINGER, **self._settings.kafka}
         own = {
             "acks": "all",
             "allow.auto.create.topics": False,
