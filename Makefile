@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 EXTRAS := --extra local --extra spark --extra quality --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-long lint format bench docs clean
+.PHONY: help setup demo test test-long test-e2e lint format bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,9 +34,14 @@ demo: setup  ## Spark writes, the harvester delivers, its leader is killed twice
 
 test: lint  ## lint, types, layers and the tests, on WORKERS=2 workers
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
+	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer
-	@$(BIN)/python -m pytest -m long --timeout 900
+	@$(BIN)/python -m pytest -m "long and not e2e" --timeout 900
+
+test-e2e: setup  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways
+	@sh infra/browser.sh
+	@$(BIN)/python -m pytest -m e2e tests/e2e
 
 lint: setup  ## style, types, layers
 	@$(BIN)/ruff check .

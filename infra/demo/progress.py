@@ -18,6 +18,9 @@ from rich.text import Text
 
 from infra.demo.loading import FLIGHTS
 
+DAY = "2013-01-01"
+"""What the second act loads."""
+
 _PLAIN_SECONDS = 3.0
 
 
@@ -137,3 +140,20 @@ def explained(report: Mapping[str, Any]) -> list[str]:
         f"between term {order[each['old_leader']]} and {order[each['new_leader']]}"
         for each in sorted(report["explanations"], key=lambda each: order[each["old_leader"]])
     ]
+
+
+def verdicts(dagster: Mapping[str, Any]) -> Table:
+    """Return the table of the second act: every check with what it says."""
+    table = Table(show_header=False, title=f"{DAY} in Dagster")
+    table.add_column()
+    table.add_column()
+    table.add_column(style="dim")
+    for name, check in dagster["checks"].items():
+        good = check["verdict"] == "passed"
+        table.add_row(name, Text(check["verdict"], style="green" if good else "red"), check["description"])
+    table.add_section()
+    missing = ", ".join(dagster["never_made"])
+    table.add_row("assets", Text(missing or "all made", style="red" if missing else "green"), "")
+    runs = dagster["daemon_runs"]
+    table.add_row("harvester", Text("runs" if runs else "does not run", style="green" if runs else "red"), "")
+    return table

@@ -27,19 +27,25 @@ class Platform:
     """Dagster and Airflow for as long as it is open."""
 
     def __init__(
-        self, state: Path, *, definitions: str = DEFINITIONS, dags: Path | None = None, parts: Path | None = None
+        self,
+        state: Path,
+        *,
+        definitions: str = DEFINITIONS,
+        dags: Path | None = None,
+        parts: Path | None = None,
+        airflow: bool = True,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
-        default), `parts` the folder of what is brought once (the state folder by default). Raises StackError when a
-        module is not there.
+        default), `parts` the folder of what is brought once (the state folder by default); without `airflow` Dagster
+        is alone. Raises StackError when a module is not there.
         """
         self._state = state
         self._parts = parts or state
         self._definitions = definitions
         self._dagster = Dagster(state, definitions=definitions)
-        self._airflow = Airflow(state, dags=dags)
+        self._airflow = Airflow(state, dags=dags) if airflow else None
         self._services: list[Service] = []
         self._guard: subprocess.Popen[str] | None = None
 
@@ -48,18 +54,19 @@ class Platform:
         passwords = make_folder(self._state / "passwords")
         passwords.chmod(0o700)
         self._dagster.prepare()
-        self._airflow.prepare()
         environment = self._environment(dsn, bootstrap_servers)
         dagster = own_database(dsn, "harvest_dagster", password_file=passwords / "dagster")
-        airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
         if self._definitions == DEFINITIONS:
             example.prepare(dsn, bootstrap_servers)
         self._spawn_guard()
         # Airflow's tables take some seconds, which Dagster uses to start.
         self._spawn([Service(plan, logs=self._logs) for plan in self._dagster.plans(dagster, environment)])
-        variables = self._airflow.environment(airflow, environment)
-        self._airflow.migrate(variables)
-        self._spawn([Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)])
+        if self._airflow:
+            self._airflow.prepare()
+            airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
+            variables = self._airflow.environment(airflow, environment)
+            self._airflow.migrate(variables)
+            self._spawn([Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)])
         for service in self._services:
             service.await_ready()
 
@@ -88,8 +95,13 @@ class Platform:
         return tuple(service.describe() for service in self._services if service.pid)
 
     def login(self) -> str:
-        """Say how to log in to Airflow, without the password."""
-        return f"{USER}, password in {self._airflow.password_file}"
+        """Say how to log in to Airflow, without the password; nothing if it does not run."""
+        return f"{USER}, password in {self._airflow.password_file}" if self._airflow else ""
+
+    @property
+    def dagster_url(self) -> str:
+        """Where Dagster is, once it was started."""
+        return self._dagster.url
 
     @property
     def _logs(self) -> Path:

@@ -1,96 +1,52 @@
-"""The whole platform for a test, and its two web services as programs use them."""
+"""The two web services of the platform, as programs use them."""
 
-import json
 import time
 
 import httpx
 from support.waiting import eventually
 
-_CHECKS = """
-{ assetNodes { assetChecksOrError { ... on AssetChecks { checks {
-  name executionForLatestMaterialization { runId status evaluation { success severity description } }
-} } } } }
-"""
-
-_JOBS = """
-{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
-  ... on RepositoryLocation { repositories { name jobs { name } } } } } } } }
-"""
-
-_LAUNCH = """
-mutation Launch($parameters: ExecutionParams!) { launchRun(executionParams: $parameters) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on Error { message }
-} }
-"""
-
-_RUNS = """
-query Runs($job: String!) { runsOrError(filter: {pipelineName: $job}, limit: 20) { ... on Runs {
-  results { runId status } } } }
-"""
+from infra.demo.dagster_api import ENDED
+from infra.demo.dagster_api import DagsterApi as Api
 
 _TERMINATE = "mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename } }"
-
-_SENSOR = """
-mutation Stop($sensor: SensorSelector!) { resetSensor(sensorSelector: $sensor) { __typename } }
-"""
-
-ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
+_START = "mutation Start($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"
+_STOP = "mutation Stop($id: String!) { stopSensor(id: $id) { __typename } }"
+_FIND = "query Find($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor { id } } }"
 
 
-class DagsterApi:
-    """Dagster's GraphQL."""
+class DagsterApi(Api):
+    """Dagster's GraphQL, as far as tests go beyond what the demo needs."""
 
-    def __init__(self, url):
-        self._http = httpx.Client(base_url=url, trust_env=False, timeout=120)
-
-    def ask(self, query, **variables):
-        answer = self._http.post("/graphql", json={"query": query, "variables": variables}).raise_for_status().json()
-        assert "errors" not in answer, json.dumps(answer["errors"])[:2000]
-        return answer["data"]
-
-    def job(self, name):
-        """Return the selector of a job, wherever it is."""
-        for entry in self.ask(_JOBS)["workspaceOrError"]["locationEntries"]:
-            for repository in entry["locationOrLoadError"]["repositories"]:
-                if any(job["name"] == name for job in repository["jobs"]):
-                    return {
-                        "jobName": name,
-                        "repositoryName": repository["name"],
-                        "repositoryLocationName": entry["name"],
-                    }
-        raise AssertionError(f"no job {name}")
-
-    def runs(self, job):
-        """Return the runs of a job, the newest first: id and status."""
-        return [(run["runId"], run["status"]) for run in self.ask(_RUNS, job=job)["runsOrError"]["results"]]
-
-    def launch(self, job, seconds=300):
+    def run(self, job, seconds=300, **selection):
         """Run a job to its end and return its status."""
-        parameters = {"selector": self.job(job), "runConfigData": {}, "executionMetadata": {"tags": []}}
-        answer = self.ask(_LAUNCH, parameters=parameters)["launchRun"]
-        assert answer["__typename"] == "LaunchRunSuccess", answer
-        mine = answer["run"]["runId"]
-        return eventually(lambda: (s := dict(self.runs(job)).get(mine)) in ENDED and s, seconds, f"{job} ends")
+        mine = self.launch(job, **selection)
+        return eventually(lambda: (status := self.runs(job).get(mine)) in ENDED and status, seconds, f"{job} ends")
+
+    def judge(self):
+        """Have every check look again, as the button of the page does, and return those that fail."""
+        checks = [{"assetKey": {"path": path.split("/")}, "name": name} for path, name in self.checks()]
+        self.run("__ASSET_JOB", assetSelection=[], assetCheckSelection=checks)
+        return self.failing()
+
+    def failing(self):
+        """Return the verdicts of the checks that do not pass, by `asset:check`."""
+        return {
+            f"{path}:{name}": found.verdict
+            for (path, name), found in self.checks().items()
+            if found.verdict != "passed"
+        }
 
     def terminate(self, run_id):
         self.ask(_TERMINATE, run=run_id)
 
-    def checks(self):
-        """Return each check's last verdict: `passed`, `WARN` or `ERROR`, or None if it has none yet."""
-        found = {}
-        for node in self.ask(_CHECKS)["assetNodes"]:
-            for check in node["assetChecksOrError"].get("checks", ()):
-                found.setdefault(check["name"], _verdict(check["executionForLatestMaterialization"]))
-        return found
-
-    def failing(self):
-        return {name: verdict for name, verdict in self.checks().items() if verdict not in {"passed", None}}
-
-
-def _verdict(execution):
-    if execution is None or execution["evaluation"] is None:
-        return None if execution is None else execution["status"]
-    return "passed" if execution["evaluation"]["success"] else execution["evaluation"]["severity"]
+    def switch(self, sensor, how):
+        """Turn a sensor on (`start`) or off (`stop`)."""
+        location, repository = self.place()
+        selector = {"sensorName": sensor, "repositoryName": repository, "repositoryLocationName": location}
+        if how == "start":
+            self.ask(_START, sensor=selector)
+        else:
+            self.ask(_STOP, id=self.ask(_FIND, sensor=selector)["sensorOrError"]["id"])
 
 
 class AirflowApi:

@@ -1,0 +1,97 @@
+"""The second act: a day of flights in Dagster, with a run that harvests, and every check of what came of it.
+
+stack ─► Dagster ─► its supervisor starts the run that harvests
+                 ─► flights_load: Spark writes a day ─► it is delivered ─► flights_audit ─► checks
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.errors import StackError
+from harvest_lib.outlook import Outlook
+from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
+from infra.demo.progress import DAY, Progress
+from infra.local import Stack
+from infra.local.platform import Platform
+
+_DAEMON, _LOAD, _AUDIT = "flights_harvester_daemon", "flights_load", "flights_audit"
+_DAEMON_SECONDS, _JOB_SECONDS, _DELIVERY_SECONDS = 180.0, 600.0, 120.0
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What Dagster shows in the end. `checks` by `asset:check`."""
+
+    url: str
+    checks: Mapping[str, Verdict]
+    never_made: tuple[str, ...]
+    daemon_runs: bool
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether every asset was made, every check passes and the daemon runs."""
+        passed = all(each.verdict == "passed" for each in self.checks.values())
+        return bool(self.checks) and passed and not self.never_made and self.daemon_runs
+
+    def document(self) -> dict[str, Any]:
+        """Return it for `report.json`."""
+        return {
+            "ok": self.ok,
+            "checks": {name: asdict(each) for name, each in self.checks.items()},
+            "never_made": list(self.never_made),
+            "daemon_runs": self.daemon_runs,
+        }
+
+
+@contextmanager
+def proof(state: Path, progress: Progress) -> Iterator[Proof]:
+    """Run the second act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
+    folder = state / "demo" / "dagster"
+    with ExitStack() as ending:
+        progress.say("second act: Dagster, with a stack of its own")
+        stack = ending.enter_context(Stack(folder, fresh=True, parts=state))
+        platform = Platform(folder, parts=state, airflow=False)
+        ending.callback(platform.stop)
+        platform.start(dsn=stack.dsn, bootstrap_servers=stack.bootstrap_servers)
+        dagster = DagsterApi(platform.dagster_url)
+        progress.say(f"Dagster is at {dagster.url}; its supervisor starts the run that harvests")
+        _wait(lambda: _runs(dagster), _DAEMON_SECONDS, f"no run of {_DAEMON}", folder)
+        progress.say(f"it harvests; Spark writes the flights of {DAY}")
+        _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
+        _wait(lambda: _waiting(stack) == 0, _DELIVERY_SECONDS, "the day is not delivered", folder)
+        progress.say("all delivered; Spark audits Kafka against Postgres")
+        _run(dagster, _AUDIT, {}, folder)
+        checks = {f"{path}:{name}": found for (path, name), found in sorted(dagster.checks().items())}
+        yield Proof(url=dagster.url, checks=checks, never_made=tuple(dagster.never_made()), daemon_runs=_runs(dagster))
+        progress.say("ending what was started")
+
+
+def _runs(dagster: DagsterApi) -> bool:
+    return "STARTED" in dagster.runs(_DAEMON).values()
+
+
+def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> None:
+    """Run a job to its end; a check that fails may have failed it, and that shows."""
+    mine = dagster.launch(job, tags)
+    _wait(lambda: dagster.runs(job).get(mine) in ENDED, _JOB_SECONDS, f"{job} does not end", folder)
+
+
+def _waiting(stack: Stack) -> int:
+    config = HarvestConfig(data_source=stack.dsn, leader_group_id="harvest-local")
+    with connect(stack.dsn) as connection:
+        return Outlook(connection, config).waiting().records
+
+
+def _wait(is_so: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise StackError(f"{trouble} after {seconds:.0f} s", next_step=f"read the logs in {folder / 'logs'}")
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,92 @@
+"""Everything at once: Postgres, Kafka, Dagster, Airflow and Spark, as `harvest up --all` starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.platform_api import AirflowApi, DagsterApi
+from support.waiting import eventually
+
+from infra.local.description import running
+from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, kafka_jars, resolve
+from infra.local.java import find_java
+
+HARVEST = Path(sys.executable).parent / "harvest"
+_DAG = "harvest_flights_day"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """Where things are, and who answers for them."""
+
+    dsn: str
+    bootstrap_servers: str
+    dagster_url: str
+    airflow_url: str
+    airflow_password: str
+    dagster: DagsterApi
+    airflow: AirflowApi
+    home: Path
+
+    def harvest(self, *arguments):
+        """Run the command line as its user would, on this platform."""
+        done = subprocess.run([HARVEST, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def platform(parts, tmp_path_factory):
+    """A platform of this session's own; the jars are shared."""
+    home = tmp_path_factory.mktemp("platform")
+    java = find_java(parts)
+    for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, SPARK_KAFKA):
+        resolve(jars, parts, java)
+    (home / "jars").symlink_to(parts / "jars")
+    if (parts / "java").exists():
+        (home / "java").symlink_to(parts / "java")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("HARVEST_")]:
+            patch.delenv(name)
+        patch.setenv("HARVEST_HOME", str(home))
+        try:
+            up = subprocess.run([HARVEST, "up", "--all"], capture_output=True, text=True, timeout=900, check=False)
+            assert up.returncode == 0, up.stderr
+            found = running(home)
+            url = {server.name: server.url for server in found.servers}
+            password = json.loads((home / "airflow" / "passwords.json").read_text())["admin"]
+            for name, value in {
+                "HARVEST_DSN": found.dsn,
+                "HARVEST_BOOTSTRAP_SERVERS": found.bootstrap_servers,
+                "HARVEST_LEADER_GROUP_ID": "harvest-local",
+                "HARVEST_DELIVERY": "transactional",
+            }.items():
+                patch.setenv(name, value)
+            yield Platform(
+                dsn=found.dsn,
+                bootstrap_servers=found.bootstrap_servers,
+                dagster_url=url["dagster-webserver"],
+                airflow_url=url["airflow-api-server"],
+                airflow_password=password,
+                dagster=DagsterApi(url["dagster-webserver"]),
+                airflow=AirflowApi(url["airflow-api-server"], password),
+                home=home,
+            )
+        finally:
+            subprocess.run([HARVEST, "down"], capture_output=True, timeout=300, check=False)
+            if left := running(home):
+                os.kill(left.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def loaded(platform):
+    """A day from its source to the proof: the DAG run succeeds."""
+    eventually(lambda: _DAG in platform.airflow.dags(), 120, "the DAGs are there")
+    run = platform.airflow.start(_DAG, {"day": "2013-01-01"})
+    ended = eventually(lambda: (s := platform.airflow.state(_DAG, run)) in {"success", "failed"} and s, 800, "it ends")
+    assert ended == "success", platform.airflow.tasks(_DAG, run)

@@ -1,0 +1,97 @@
+"""The pages that people look at, in a real browser; what they showed stays in `.harvest/screenshots`.
+
+The browser is a Chromium of the system's, or Playwright's own. Where there is none these tests say so and skip; where
+CI is set that is an error.
+"""
+
+import os
+import shutil
+
+import pytest
+from playwright.sync_api import Error, expect, sync_playwright
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+_SLOW = 60_000  # milliseconds; the machine may be busy
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    with sync_playwright() as playwright:
+        try:
+            # As root there is no sandbox to be had.
+            launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except Error as error:
+            missing = f"no browser: install chromium, or run `playwright install chromium` ({error.message[:200]})"
+            if os.environ.get("CI"):
+                pytest.fail(missing)
+            pytest.skip(missing)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser):
+    opened = browser.new_page(viewport={"width": 1600, "height": 1000})
+    opened.set_default_timeout(_SLOW)
+    expect.set_options(timeout=_SLOW)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def keep(page, parts):
+    """Take a picture of the page."""
+    folder = parts / "screenshots"
+    folder.mkdir(exist_ok=True)
+
+    def shoot(name):
+        page.wait_for_timeout(2_000)  # for what moves into its place
+        page.screenshot(path=folder / f"{name}.png")
+
+    return shoot
+
+
+def test_the_asset_graph_shows_all_from_the_source_to_the_proof(platform, loaded, page, keep):
+    page.goto(f"{platform.dagster_url}/asset-groups")
+    for asset in ("nycflights13", "flights", "summary", "verified"):
+        expect(page.get_by_text(asset, exact=True).first).to_be_visible()
+    keep("dagster-assets")
+
+
+def test_the_checks_show_their_numbers(platform, loaded, page, keep):
+    page.goto(f"{platform.dagster_url}/assets/audit/flights/summary?view=checks")
+    for check in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations"):
+        expect(page.get_by_text(check, exact=True).first).to_be_visible()
+    page.get_by_text("lost", exact=True).first.click()
+    expect(page.get_by_text("records are committed and not in Kafka").first).to_be_visible()
+    keep("dagster-checks")
+
+
+def test_the_daemons_run_tells_its_numbers_as_it_goes(platform, loaded, page, keep):
+    run = next(run for run, status in platform.dagster.runs("flights_harvester_daemon").items() if status == "STARTED")
+    page.goto(f"{platform.dagster_url}/runs/{run}")
+    expect(page.get_by_text("Started", exact=True).first).to_be_visible()
+    expect(page.get_by_text("records", exact=False).first).to_be_visible()
+    keep("dagster-daemon")
+
+
+def test_the_topic_has_its_throughput_plotted(platform, loaded, page, keep):
+    page.goto(f"{platform.dagster_url}/assets/kafka/flights?view=events")
+    expect(page.get_by_text("flights_harvester_daemon").first).to_be_visible()
+    keep("dagster-topic")
+
+
+def test_airflow_shows_the_day_in_its_grid(platform, loaded, page, keep):
+    page.goto(platform.airflow_url)
+    page.get_by_label("Username").fill("admin")
+    page.get_by_label("Password").fill(platform.airflow_password)
+    page.get_by_role("button", name="Sign in").click()
+    eventually(lambda: "login" not in page.url, 60, "logged in")
+    page.goto(f"{platform.airflow_url}/dags/harvest_flights_day")
+    for task in ("load", "harvested", "audit"):
+        expect(page.get_by_text(task, exact=True).first).to_be_visible()
+    keep("airflow-grid")
