@@ -80,8 +80,10 @@ def test_the_daemons_run_tells_its_numbers_as_it_goes(platform, loaded, page, ke
 
 
 def test_the_topic_has_its_throughput_plotted(platform, loaded, page, keep):
-    page.goto(f"{platform.dagster_url}/assets/kafka/flights?view=events")
-    expect(page.get_by_text("flights_harvester_daemon").first).to_be_visible()
+    page.goto(f"{platform.dagster_url}/assets/kafka/flights?view=overview")
+    expect(page.get_by_text("delivered_records", exact=True).first).to_be_visible()
+    page.get_by_text("Plots", exact=True).click()
+    expect(page.locator("canvas").first).to_be_visible()
     keep("dagster-topic")
 
 
