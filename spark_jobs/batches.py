@@ -7,11 +7,12 @@ other finds the batch promoted. `promote` looks into the ledger once more, under
 the batch's.
 """
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import psycopg
@@ -45,6 +46,10 @@ class BatchReport:
     def rows_per_second(self) -> int:
         seconds = self.staging_seconds + self.promote_seconds
         return round(self.rows / seconds) if seconds else 0
+
+    def as_json(self) -> str:
+        """Return it as a JSON object in one line, `rows_per_second` included."""
+        return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
 
 
 def load_batch(

@@ -9,20 +9,17 @@ the staging table is not one; 5 database; 8 the batch id stands for other data; 
 """
 
 import argparse
-import json
-import logging
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.errors import ConfigError
 from spark_jobs.batches import BatchReport, load_batch
+from spark_jobs.command import Parser, run, tell
 from spark_jobs.database import Tables, connect, jdbc_target
 from spark_jobs.errors import EmptyBatch, SourceError
 from spark_jobs.plan import prepare
@@ -33,7 +30,6 @@ from spark_jobs.staging import sentence_of
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "foreach_batch", "sink"]
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-_INTERRUPTED = 130
 
 
 def sink(
@@ -104,18 +100,12 @@ def foreach_batch(
     return write
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, next_step=f"see {self.prog} --help")
-
-
-def _arguments() -> _Parser:
-    parser = _Parser(
-        prog="python -m spark_jobs.outbox_sink",
+def _arguments() -> Parser:
+    parser = Parser(
+        module="spark_jobs.outbox_sink",
         description=__doc__,
-        epilog="Example: %(prog)s orders.parquet --dsn 'host=127.0.0.1 dbname=app user=app' --batch-id orders-7 "
+        example="orders.parquet --dsn 'host=127.0.0.1 dbname=app user=app' --batch-id orders-7 "
         "--topic orders --key order_id --order-by placed_at",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("input", help="a file or folder of parquet, csv (with a header) or jsonl")
@@ -199,24 +189,12 @@ def _run(arguments: Sequence[str] | None) -> None:
             batch_column=options.batch_column,
             allow_empty=options.allow_empty,
         )
-    if options.json:
-        sys.stdout.write(json.dumps(asdict(report) | {"rows_per_second": report.rows_per_second}) + "\n")
-    else:
-        sys.stdout.write(f"{report.batch}  {report.rows} rows  {report.status}\n")
+    tell(report.as_json() if options.json else f"{report.batch}  {report.rows} rows  {report.status}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
-    try:
-        _run(arguments)
-    except HarvestError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: run it again, nothing will be written twice\n")
-        return _INTERRUPTED
-    return 0
+    return run(lambda: _run(arguments), interrupted="run it again, nothing will be written twice")
 
 
 if __name__ == "__main__":

@@ -8,34 +8,27 @@ Exit codes: 0 all is well; 1 anomalies were found; 3 bad arguments; 4 a table is
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harvest_lib.config import load
-from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.errors import ConfigError
 from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, Business, audit
+from spark_jobs.command import Parser, run, tell
 from spark_jobs.session import JARS_VARIABLE
 
-_INTERRUPTED = 130
 _DSN, _SERVERS, _CONFIG = "HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS", "HARVEST_CONFIG"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, next_step=f"see {self.prog} --help")
-
-
-def _arguments() -> _Parser:
-    parser = _Parser(
-        prog="python -m spark_jobs.audit",
+def _arguments() -> Parser:
+    parser = Parser(
+        module="spark_jobs.audit",
         description=__doc__,
-        epilog="Example: %(prog)s -f reaper.yaml --topic flights --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example="-f reaper.yaml --topic flights --json",
     )
     parser.add_argument("-f", "--config", type=Path, help=f"the harvester's YAML (default: ${_CONFIG})")
     parser.add_argument("--dsn", help=f"libpq conninfo or URL, instead of the YAML's (default: ${_DSN})")
@@ -104,27 +97,23 @@ def _sentences(summary: AuditSummary) -> str:
     return "\n".join(lines)
 
 
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _arguments().parse_args(arguments)
+    summary = audit(
+        **_place(options),
+        topics=options.topic,
+        business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
+        audit_id=options.audit_id,
+        jars=options.jars,
+    )
+    document = {**asdict(summary), "at": summary.at.isoformat(), "ok": summary.ok}
+    tell(json.dumps(document) if options.json else _sentences(summary))
+    return 0 if summary.ok else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
-    try:
-        options = _arguments().parse_args(arguments)
-        summary = audit(
-            **_place(options),
-            topics=options.topic,
-            business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
-            audit_id=options.audit_id,
-            jars=options.jars,
-        )
-    except HarvestError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: the result tables are as before\n")
-        return _INTERRUPTED
-    document = {**asdict(summary), "at": summary.at.isoformat(), "ok": summary.ok}
-    sys.stdout.write((json.dumps(document) if options.json else _sentences(summary)) + "\n")
-    return 0 if summary.ok else 1
+    return run(lambda: _run(arguments), interrupted="the result tables are as before")
 
 
 if __name__ == "__main__":

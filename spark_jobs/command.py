@@ -1,0 +1,51 @@
+"""What the command lines of the jobs have in common: how they read options, what they tell, and how they end."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from harvest_lib.errors import ConfigError, HarvestError
+
+_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows a module's docstring line by line, and raises ConfigError for what it does not understand."""
+
+    def __init__(self, *, module: str, description: str | None, example: str) -> None:
+        """Make the parser of `python -m module`; `example` is a line of its arguments."""
+        super().__init__(
+            prog=f"python -m {module}",
+            description=description,
+            epilog=f"Example: %(prog)s {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(message, next_step=f"see {self.prog} --help")
+
+
+def tell(text: str) -> None:
+    """Print a text at once: whoever reads along acts on it."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run(command: Callable[[], int | None], *, interrupted: str) -> int:
+    """Run a command; return its exit code, 0 where it returns none.
+
+    An error is told in its own words, and its exit code returned. `interrupted` is told of an interrupt: what to do
+    next, or what is as it was.
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
+    try:
+        return command() or 0
+    except HarvestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted: {interrupted}\n")
+        return _INTERRUPTED
