@@ -31,7 +31,8 @@ from spark_jobs import queries
 from spark_jobs.batches import BatchReport, load_batch
 from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.errors import BatchConflict, PromotionRefused, SourceError
-from spark_jobs.flights_to_outbox import flight_records, main, prepare_flights
+from spark_jobs.flights import flight_records, prepare_flights
+from spark_jobs.flights_to_outbox import main
 from spark_jobs.plan import Plan
 from spark_jobs.promotion import promote
 from spark_jobs.session import spark_session

@@ -1,0 +1,76 @@
+"""How the command lines of the jobs end, and what they say when they do."""
+
+import pytest
+
+from harvest_lib.errors import ConfigError, DatabaseUnavailable
+from spark_jobs import flights_by_day, flights_to_outbox, outbox_sink
+from spark_jobs.audit import __main__ as audit
+from spark_jobs.command import Parser, run, tell
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
+def test_a_command_ends_with_what_it_returns(returned, code, capsys):
+    def command():
+        tell("done")
+        return returned
+
+    assert run(command, interrupted="") == code
+    assert capsys.readouterr() == ("done\n", "")
+
+
+@pytest.mark.parametrize("error", [ConfigError("no", next_step="yes"), DatabaseUnavailable("away", next_step="wait")])
+def test_an_error_is_told_and_its_code_returned(error, capsys):
+    def command():
+        raise error
+
+    assert run(command, interrupted="") == error.exit_code != 0
+    assert capsys.readouterr() == ("", f"error: {error}\n")
+
+
+def test_a_bug_is_no_error_to_be_told():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 // 0, interrupted="")
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (flights_to_outbox, "run it again to load the rest"),
+        (flights_by_day, "run it again to load the rest"),
+        (outbox_sink, "nothing will be written twice"),
+        (audit, "the result tables are as before"),
+    ],
+)
+def test_who_interrupts_a_job_is_told_what_that_leaves(job, says, monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_run", interrupt)
+    assert job.main([]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted: ")
+    assert says in said
+
+
+def test_help_shows_the_lines_of_the_docstring_and_an_example(capsys):
+    parser = Parser(module="a.job", description="What it does.\n\nExit codes: 0", example="--such as")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    assert "What it does.\n\nExit codes: 0\n" in (said := capsys.readouterr().out)
+    assert "Example: python -m a.job --such as" in said
+    with pytest.raises(ConfigError, match=r"(?s)--unheard-of.*python -m a.job --help"):
+        parser.parse_args(["--unheard-of"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--dsn, --first-day"),
+        (["--dsn", "", "--first-day", "2013-13-01"], "2013-13-01"),
+        (["--dsn", "", "--first-day", "2013-01-02", "--last-day", "2013-01-01"], "last day is before the first"),
+    ],
+)
+def test_bad_days_exit_with_3(arguments, says, capsys):
+    assert flights_by_day.main(arguments) == 3
+    assert says in (said := capsys.readouterr().err)
+    assert "next step" in said
