@@ -23,8 +23,9 @@ from dagster_harvest.daemon import as_failure
 from dagster_harvest.piped import SAID_VARIABLE, WELL_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
-from dagster_harvest.summary import TABLES, AuditMissing, Summary, details, last_summary
+from dagster_harvest.summary import TABLES, AuditMissing, details, last_summary
 from harvest_lib.errors import HarvestError
+from spark_jobs.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
 
@@ -233,8 +234,8 @@ def run_piped(
     return list(done.get_custom_messages())
 
 
-def _numbers(summary: Summary) -> dict[str, Any]:
-    names = [name for name in Summary.__slots__ if name not in {"audit_id", "at"}]
+def _numbers(summary: AuditSummary) -> dict[str, Any]:
+    names = [name for name in AuditSummary.__slots__ if name not in {"audit_id", "at"}]
     numbers = {name: getattr(summary, name) for name in names if getattr(summary, name) is not None}
     return {"audit_id": summary.audit_id, "audited_at": dg.MetadataValue.timestamp(summary.at), **numbers}
 

@@ -16,9 +16,10 @@ import dagster as dg
 
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
-from dagster_harvest.summary import Summary, last_summary
+from dagster_harvest.summary import last_summary
 from harvest_lib.errors import HarvestError
 from harvest_lib.outlook import Outlook, Waiting
+from spark_jobs.audit_summary import AuditSummary
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 
@@ -49,12 +50,12 @@ def judged_backlog(waiting: Waiting, thresholds: Thresholds) -> tuple[Verdict, V
     return age, size
 
 
-def judged_lost(summary: Summary) -> Verdict:
+def judged_lost(summary: AuditSummary) -> Verdict:
     """Fail if a record that was committed is not in Kafka."""
     return _none(summary, "lost", "committed and not in Kafka", lost=summary.lost, committed=summary.committed)
 
 
-def judged_unknown(summary: Summary) -> Verdict:
+def judged_unknown(summary: AuditSummary) -> Verdict:
     """Fail if Kafka has a record of ours that was never committed."""
     return _none(
         summary,
@@ -65,12 +66,12 @@ def judged_unknown(summary: Summary) -> Verdict:
     )
 
 
-def judged_ordering(summary: Summary) -> Verdict:
+def judged_ordering(summary: AuditSummary) -> Verdict:
     """Fail if a key's records came in another order than they were written."""
     return _none(summary, "reordered", "before one of their key that was written earlier", reordered=summary.reordered)
 
 
-def judged_duplicates(summary: Summary) -> Verdict:
+def judged_duplicates(summary: AuditSummary) -> Verdict:
     """Warn of copies that one term sent after another had; fail if one term sent a record twice.
 
     The first is what delivery at least once makes when a leader dies; the second nothing of ours does.
@@ -103,7 +104,7 @@ def _graded(value: float, warn: float, error: float | None, *, what: str, unit: 
     )
 
 
-def _none(summary: Summary, what: str, meaning: str, **numbers: int) -> Verdict:
+def _none(summary: AuditSummary, what: str, meaning: str, **numbers: int) -> Verdict:
     count = numbers[what]
     return Verdict(
         passed=count == 0,
@@ -113,7 +114,7 @@ def _none(summary: Summary, what: str, meaning: str, **numbers: int) -> Verdict:
     )
 
 
-def _of(summary: Summary) -> dict[str, Any]:
+def _of(summary: AuditSummary) -> dict[str, Any]:
     return {
         "audit_id": summary.audit_id,
         "audited_at": dg.MetadataValue.timestamp(summary.at),
@@ -121,7 +122,7 @@ def _of(summary: Summary) -> dict[str, Any]:
     }
 
 
-_JUDGES: Mapping[str, Callable[[Summary], Verdict]] = {
+_JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "lost": judged_lost,
     "unknown": judged_unknown,
     "ordering": judged_ordering,

@@ -1,7 +1,6 @@
 """The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `spark_jobs.audit`."""
 
-from dataclasses import dataclass, fields
-from datetime import datetime
+from dataclasses import fields
 from typing import Any
 
 import psycopg
@@ -10,6 +9,7 @@ from psycopg.rows import dict_row
 
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError, OutboxTableError
+from spark_jobs.audit_summary import AuditSummary
 
 SCHEMA = "harvest_audit"
 DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
@@ -31,36 +31,13 @@ class AuditMissing(HarvestError):
     """No audit has left a result: run one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """One audit in one row."""
-
-    audit_id: str
-    at: datetime
-    records: int
-    committed: int
-    lost: int
-    duplicates_adjacent: int
-    duplicates_separated: int
-    duplicates_cross_epoch: int
-    reordered: int
-    unknown: int
-    foreign_messages: int
-    delay_p50_ms: float | None
-    delay_p95_ms: float | None
-    delay_p99_ms: float | None
-    delay_max_ms: float | None
-    backlog_records: int
-    backlog_age_seconds: float | None
-
-
-def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None) -> Summary:
+def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None) -> AuditSummary:
     """Return the row of the last audit, of those whose id begins so.
 
     Raises AuditMissing if there is none, OutboxTableError for another table.
     """
     next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
-    wanted = [field.name for field in fields(Summary)]
+    wanted = [field.name for field in fields(AuditSummary)]
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = {row["attname"] for row in cursor.execute(_COLUMNS)}
         if not found:
@@ -78,7 +55,7 @@ def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None)
     if row is None:
         evidence = f"harvest_audit.summary has no row of {prefix!r}" if prefix else "harvest_audit.summary is empty"
         raise AuditMissing("nothing was audited yet", evidence=evidence, next_step=next_step)
-    return Summary(**row)
+    return AuditSummary(**row)
 
 
 def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:

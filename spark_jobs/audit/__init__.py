@@ -9,6 +9,6 @@ results      the tables in the schema `harvest_audit`
 
 from spark_jobs.audit.committed import Business
 from spark_jobs.audit.run import audit
-from spark_jobs.audit.summary import MUST_BE_ZERO, AuditSummary
+from spark_jobs.audit_summary import MUST_BE_ZERO, AuditSummary
 
 __all__ = ["MUST_BE_ZERO", "AuditSummary", "Business", "audit"]

@@ -28,7 +28,7 @@ from harvest_lib.outbox import OutboxTable
 from spark_jobs.audit import comparison, results
 from spark_jobs.audit.committed import Business, Committed, Taken, known_from, taken_from_ledger, taken_from_outbox
 from spark_jobs.audit.kafka_side import Logs, Topics, translated
-from spark_jobs.audit.summary import AuditSummary
+from spark_jobs.audit_summary import AuditSummary
 from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.session import jdbc_jars, spark_session
 

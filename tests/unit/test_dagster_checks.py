@@ -7,8 +7,8 @@ import pytest
 
 from dagster_harvest.checks import judged_backlog, judged_duplicates, judged_lost, judged_ordering, judged_unknown
 from dagster_harvest.settings import Thresholds
-from dagster_harvest.summary import Summary
 from harvest_lib.outlook import Waiting
+from spark_jobs.audit_summary import AuditSummary
 
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 THRESHOLDS = Thresholds(
@@ -18,8 +18,8 @@ AT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
 
 
 def summary(**numbers):
-    counts = dict.fromkeys(Summary.__slots__, 0) | {"audit_id": "a", "at": AT, "records": 1000, "committed": 1000}
-    return Summary(**(counts | numbers))
+    counts = dict.fromkeys(AuditSummary.__slots__, 0) | {"audit_id": "a", "at": AT, "records": 1000, "committed": 1000}
+    return AuditSummary(**(counts | numbers))
 
 
 def numbers(verdict):

@@ -1,4 +1,7 @@
-"""What an audit found, in one row: the numbers of `harvest_audit.summary`."""
+"""What an audit found, in one row: the numbers of `harvest_audit.summary`.
+
+Outside of `spark_jobs.audit`, which needs Spark: whoever reads the table does not.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
