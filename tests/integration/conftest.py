@@ -1,10 +1,18 @@
-"""What the tests of the commands share: a configuration file, and a way to run them as a person does."""
+"""What several modules share: for the commands, a configuration file; for the jobs, Spark and what it works on."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+from support.audited import Audited, Purged
+from support.sink import ORDERS, Database, hundred_orders
+from support.spark import jars_named, java_named, session
+from support.subscribed import Subscribed
+
+from infra.local.jars import POSTGRES_JDBC, resolve
+from infra.local.java import find_java
+from infra.local.state import default_state
 
 REAPER = """\
 harvest:
@@ -54,3 +62,54 @@ def reaper(tmp_path, dsn, bootstrap_servers, group_id):
     file = tmp_path / "reaper.yaml"
     file.write_text(REAPER.format(servers=bootstrap_servers, group=group_id, dsn=dsn))
     return file
+
+
+@pytest.fixture(scope="module")
+def jdbc_jar():
+    """The JDBC driver, for a Spark of the test's own; the environment names its Java."""
+    state = default_state()
+    with java_named():
+        (jar,) = resolve(POSTGRES_JDBC, state, find_java(state))
+        yield jar
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    with session(tmp_path_factory.mktemp("spark")) as started:
+        yield started
+
+
+@pytest.fixture
+def database(dsn):
+    """An empty outbox of goharvest's layout."""
+    made = Database(dsn)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture
+def orders(database):
+    """The same, with a business table."""
+    database.connection.execute(ORDERS)
+    return database
+
+
+@pytest.fixture
+def frame(spark):
+    return hundred_orders(spark)
+
+
+@pytest.fixture
+def native(spark, dsn, make_topic, bootstrap_servers, group_id):
+    """An outbox to be audited, whose rows stay."""
+    outbox = Subscribed(dsn, make_topic(partitions=4), bootstrap_servers, group_id)
+    with jars_named():
+        yield Audited(outbox, bootstrap_servers)
+    outbox.close()
+
+
+@pytest.fixture
+def purged(spark, outbox, bootstrap_servers, group_id):
+    """An outbox to be audited, whose rows are purged."""
+    with jars_named():
+        yield Purged(outbox, bootstrap_servers, group_id)

@@ -20,13 +20,9 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
-from support.spark import all_jars
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
-from infra.local import jars
-from infra.local.java import find_java
-from infra.local.state import default_state
 from spark_jobs import queries
 from spark_jobs.batches import BatchReport, load_batch
 from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
@@ -35,7 +31,6 @@ from spark_jobs.flights import flight_records, prepare_flights
 from spark_jobs.flights_to_outbox import main
 from spark_jobs.plan import Plan
 from spark_jobs.promotion import promote
-from spark_jobs.session import spark_session
 from spark_jobs.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
 from spark_jobs.staging import stage
 
@@ -48,20 +43,6 @@ CREATE TABLE {} (
     kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
     kafka_header_values TEXT[] NOT NULL, leader_id UUID)
 """
-
-
-@pytest.fixture(scope="module")
-def jdbc_jar() -> Iterator[Path]:
-    java_home = find_java(default_state())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_HOME", str(java_home))
-        yield jars.resolve(jars.POSTGRES_JDBC, default_state(), java_home)[0]
-
-
-@pytest.fixture(scope="module")
-def spark(jdbc_jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(jars=all_jars(), work_folder=tmp_path_factory.mktemp("spark")) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

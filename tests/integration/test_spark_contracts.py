@@ -2,7 +2,6 @@
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
-from support.spark import session_with_kafka
 
 from spark_jobs.contracts import AUDIT_SUMMARY, FLIGHTS, OUTBOX, ContractBroken
 
@@ -11,12 +10,6 @@ pytestmark = pytest.mark.spark
 TYPES = {"integer": "int", "bigint": "bigint", "double": "double", "text": "string", "timestamp": "timestamp"}
 TYPES["texts"] = "array<string>"
 GOOD = {"integer": 10, "bigint": 0, "double": 0.0, "text": "EWR", "texts": ["event-id"], "timestamp": None}
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    with session_with_kafka(tmp_path_factory.mktemp("spark")) as session:
-        yield session
 
 
 def frame(spark, contract, **changes):

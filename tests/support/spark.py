@@ -10,7 +10,7 @@ import pytest
 from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
 from infra.local.java import find_java
 from infra.local.state import default_state
-from spark_jobs.session import spark_session
+from spark_jobs.session import JARS_VARIABLE, spark_session
 
 
 def all_jars():
@@ -20,11 +20,23 @@ def all_jars():
 
 
 @contextmanager
-def session_with_kafka(folder):
-    """Start a session; for as long as it lasts, the environment names its jars and its Java."""
-    java_home, jars = find_java(default_state()), all_jars()
+def java_named():
+    """Name the Java in the environment for as long as the block lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_HOME", str(java_home))
-        patch.setenv("HARVEST_SPARK_JARS", ",".join(map(str, jars)))
-        with spark_session(jars=jars, work_folder=folder) as session:
-            yield session
+        patch.setenv("JAVA_HOME", str(find_java(default_state())))
+        yield
+
+
+@contextmanager
+def jars_named():
+    """Name all jars in the environment for as long as the block lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(JARS_VARIABLE, ",".join(map(str, all_jars())))
+        yield
+
+
+@contextmanager
+def session(folder):
+    """Start a session that works in the folder; for as long as it lasts, the environment names its Java."""
+    with java_named(), spark_session(jars=all_jars(), work_folder=folder) as started:
+        yield started

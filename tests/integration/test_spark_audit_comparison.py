@@ -1,0 +1,65 @@
+"""The audit by Spark against the audit in one process: on random logs both count the same."""
+
+import random
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.audit import CommittedRecord, ObservedRecord
+from harvest_lib.audit import audit as audit_in_one_process
+from spark_jobs.audit import comparison
+
+pytestmark = pytest.mark.spark
+
+CASES, IDS = 300, 9
+
+
+def random_case(dice):
+    committed = dice.sample(range(IDS), dice.randrange(IDS))
+    log = [
+        (
+            dice.choice("tu"),
+            dice.randrange(2),
+            dice.choice([b"a", b"a", b"b", b""]),
+            dice.randrange(IDS),
+            dice.choice("XYZ"),
+        )
+        for _ in range(dice.randrange(25))
+    ]
+    return committed, log
+
+
+def test_the_comparison_counts_as_that_of_one_process_does(spark):
+    dice = random.Random(1)
+    cases = [random_case(dice) for _ in range(CASES)]
+    observed, committed = [], []
+    for number, (ids, log) in enumerate(cases):
+        committed += [(number * IDS + each, comparison.MUST_COME) for each in ids]
+        for offset, (topic, partition, key, record, leader) in enumerate(log):
+            place = (f"{topic}{number}", partition, offset, bytearray(key))
+            observed.append((number * IDS + record, number * IDS + record, bytearray(leader.encode() * 16), *place))
+    columns = "record bigint, outbox_id bigint, leader binary, topic string, partition int, offset bigint, key binary"
+    compared = comparison.compare(
+        spark.createDataFrame(observed, columns)
+        .withColumn("at", F.current_timestamp())
+        .withColumn("is_judged", F.lit(True)),  # noqa: FBT003
+        spark.createDataFrame(committed, "record bigint, state string").withColumn("since", F.current_timestamp()),
+    )
+    case = F.floor(F.col("record") / IDS).alias("case")
+    found = {row["case"]: row for row in compared.groupBy(case).agg(*comparison.numbers()).collect()}
+    for number, (ids, log) in enumerate(cases):
+        if not ids and not log:
+            continue
+        report = audit_in_one_process(
+            [CommittedRecord(each) for each in ids],
+            [
+                ObservedRecord(topic, partition, offset, 0, key, record, leader.encode() * 16)
+                for offset, (topic, partition, key, record, leader) in enumerate(log)
+            ],
+        )
+        row = found[number].asDict()
+        for name in ("committed", "lost", "unknown", "reordered"):
+            assert row[name] == getattr(report, name), (number, name)
+        assert row["ours"] == report.records
+        assert row["duplicates_cross_epoch"] == report.explained_duplicates
+        assert row["duplicates_adjacent"] + row["duplicates_separated"] == report.unexplained_duplicates

@@ -1,0 +1,76 @@
+"""What an audit by Spark leaves: its tables, its words and exit code, and pages for people."""
+
+import json
+import socket
+import uuid
+from dataclasses import asdict
+
+import pytest
+from support.audited import KEYS, RECORDS
+
+from spark_jobs.audit.__main__ import main
+from spark_jobs.contracts import AUDIT_SUMMARY
+from spark_jobs.expectations import Limits, expect_audit, read_audit
+
+pytestmark = pytest.mark.spark
+
+
+def test_an_audit_of_the_same_id_replaces_the_first(native):
+    outbox = native.outbox
+    outbox.fill(RECORDS, keys=KEYS)
+    outbox.harvest(delivery="pipelined").drain(60)
+    log = native.log()
+    native.produce(log[0], outbox_id=10**9)
+    first = native.audit(audit_id="nightly")
+    native.produce(log[0], outbox_id=10**9 + 1)
+    second = native.audit(audit_id="nightly")
+    assert (first.unknown, second.unknown) == (1, 2)
+    assert [row[0] for row in native.findings("unknown")] == ["nightly"] * 2
+    assert read_audit(outbox.dsn).to_dict("records") == read_audit(outbox.dsn, "nightly").to_dict("records")
+    (row,) = AUDIT_SUMMARY.enforce(read_audit(outbox.dsn)).to_dict("records")
+    assert row.pop("at").timestamp() == pytest.approx(second.at.timestamp(), abs=1e-3)
+    assert row == {name: value for name, value in asdict(second).items() if name != "at"}
+    assert native.findings("staging") == []
+
+
+def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch):
+    monkeypatch.setattr("spark_jobs.audit.run.MOST_FINDINGS", 5)
+    native.outbox.fill(RECORDS, keys=KEYS)
+    native.outbox.subscriptions.add("default")
+    native.outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    assert native.audit().lost == RECORDS
+    assert len(native.findings("lost")) == 5
+
+
+def test_the_command_prints_and_exits_by_what_it_found(native, capsys):
+    native.outbox.fill(RECORDS, keys=KEYS)
+    native.outbox.harvest(delivery="pipelined").drain(60)
+    arguments = ["--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic]
+    assert main([*arguments, "--audit-id", "nightly"]) == 0
+    assert "audit nightly: all is well" in capsys.readouterr().out
+    native.produce(native.log()[0], outbox_id=10**9)
+    assert main([*arguments, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["unknown"] == 1
+
+
+def test_expectations_and_their_pages(native, tmp_path, monkeypatch):
+    native.outbox.fill(RECORDS, keys=KEYS)
+    native.outbox.harvest(delivery="pipelined").drain(60)
+    native.audit(audit_id="good")
+    called = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **_: called.append(where) or [])
+    good = expect_audit(read_audit(native.outbox.dsn, "good"), docs=tmp_path / "good")
+    assert good.ok
+    assert good.index.is_file()
+    log = native.log()
+    native.produce(log[0], outbox_id=10**9)
+    native.produce(log[0], leader=uuid.uuid4())
+    monkeypatch.undo()
+    summary = native.audit(audit_id="bad")
+    bad = expect_audit(summary, docs=tmp_path / "bad", limits=Limits(duplicates_cross_epoch=0, foreign_messages=0))
+    assert [failed.column for failed in bad.failed] == ["unknown", "duplicates_cross_epoch"]
+    assert "seen 1" in str(bad.failed[0])
+    assert bad.url == (tmp_path / "bad" / "index.html").as_uri()
+    (page,) = (tmp_path / "bad" / "validations").rglob("*.html")
+    assert "unknown" in page.read_text()
+    assert called == [], "nothing is looked up: nobody is called"

@@ -1,0 +1,61 @@
+"""An outbox that the sink fills, to be looked at, and a frame to fill it with."""
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.outbox import NativeTable, OutboxTable
+from spark_jobs.outbox_sink import Records
+
+ORDERS = """
+CREATE TYPE mood AS ENUM ('fair', 'foul');
+CREATE TABLE orders (
+    number bigserial PRIMARY KEY, id uuid NOT NULL, customer varchar(20), price numeric(10, 2), "%d of" jsonb,
+    mood mood, at timestamptz, batch text NOT NULL, since timestamptz NOT NULL DEFAULT clock_timestamp())
+"""
+RECORDS = Records(topic="orders", key="customer")
+
+
+class Database:
+    """A database with an outbox, to be looked at."""
+
+    def __init__(self, dsn, layout="goharvest", value_type="varchar"):
+        self.dsn = dsn
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        table = OutboxTable.parse("outbox")
+        if layout == "native":
+            NativeTable(outbox=table, segment_size=100, value_type=value_type).create(self.connection)
+        else:
+            table.create(self.connection)
+
+    def ask(self, statement, *values):
+        cursor = self.connection.execute(statement, values or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def records(self):
+        return self.ask("SELECT kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM outbox ORDER BY id")
+
+    def counts(self, beside="outbox"):
+        count = "SELECT count(*) FROM {}"
+        tables = (*dict.fromkeys(("outbox", beside)), f"{beside}_staging", f"{beside}_batches")
+        return {
+            name: self.ask(sql.SQL(count).format(sql.Identifier(name)))[0][0]
+            for name in tables
+            if self.ask("SELECT to_regclass(%s)", name)[0][0]
+        }
+
+
+def left_behind(database, batch, *, connection=None):
+    """Stage a row as a task of another run would."""
+    (connection or database.connection).execute(
+        "INSERT INTO outbox_staging (batch, run, partition, row, row_hash) VALUES (%s, 'dead', 0, 0, 0)", (batch,)
+    )
+
+
+def hundred_orders(spark):
+    """Return a frame: a hundred orders of seven customers in four partitions, in no order."""
+    return spark.range(0, 100, 1, 4).select(
+        F.expr("concat('c', id % 7)").alias("customer"),
+        F.expr("(id * 37) % 100").cast("int").alias("place"),
+        F.concat(F.lit("order "), "id").alias("text"),
+    )
