@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import translated
+from harvest_lib.errors import OutboxTableError
 from harvest_lib.kafka_client import client_settings
 from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
@@ -71,12 +72,21 @@ class Outlook:
         return [(each, self._subscriptions.lag(each)) for each in shards] if self._subscriptions is not None else []
 
     def waiting(self, read: Sequence[Read] | None = None) -> Waiting:
-        """Return what waits: for the configured subscription, if the table has it; else everything that is there."""
+        """Return what waits: for the configured subscription, if the table has it; else everything that is there.
+
+        Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
+        """
         if read is None:
             read = self.read(self._ours(self.shards(self._config.subscription)))
         ours = self._ours([shard for shard, _ in read])
         lags = [lag for shard, lag in read if shard in ours]
-        if not lags and self._config.columns is None:
+        if not lags and self._config.columns is not None:
+            raise OutboxTableError(
+                f"what waits in {self._table} is not known",
+                evidence=f"the subscription {self._config.subscription!r} never read it",
+                next_step="start a harvester, or correct `subscription`",
+            )
+        if not lags:
             backlog = self._table.backlog(self._connection)
             return Waiting(records=backlog.records, age_seconds=backlog.oldest_age_seconds, marked=backlog.marked)
         return Waiting(
@@ -85,6 +95,10 @@ class Outlook:
             is_estimate=any(lag.is_estimate for lag in lags),
             epoch=max((each.epoch for each in ours), default=None),
         )
+
+    def is_known(self, shards: Sequence[SubscriptionShard]) -> bool:
+        """Tell whether it can be said what waits."""
+        return self._config.columns is None or bool(self._ours(shards))
 
     def done(self, shards: Sequence[SubscriptionShard]) -> int:
         """Return how many records were purged, or delivered by the configured subscription, if it purges nothing: a

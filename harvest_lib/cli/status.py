@@ -18,7 +18,7 @@ from harvest_lib.cli.subscriptions import as_dict
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, check_mapped
-from harvest_lib.outlook import Outlook
+from harvest_lib.outlook import Outlook, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,9 @@ class _Look:
         done, at = self._outlook.done(shards), time.monotonic()
         rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
         read = self._outlook.read(shards)
-        waiting, leaders = self._outlook.waiting(read), self._outlook.leaders()
+        known = self._outlook.is_known(shards)
+        waiting = self._outlook.waiting(read) if known else Waiting(records=0, age_seconds=0.0)
+        leaders = self._outlook.leaders()
         counts = set_aside(self._connection, self._table, self._config).counts(self._connection)
         return Status(
             table=str(self._table),

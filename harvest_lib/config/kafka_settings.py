@@ -17,14 +17,17 @@ HIDDEN = "***"
 
 SESSION_TIMEOUT = "session.timeout.ms"
 DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
-IN_FLIGHT = ("max.in.flight", "max.in.flight.requests.per.connection")  # likewise
+IN_FLIGHT = "max.in.flight.requests.per.connection"
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
 """Settings that our own, checked ones stand for; clients get those."""
 
 _SECRET_WORDS = re.compile(r"password|passphrase|secret|token|private|credential|key\.pem|ssl_key", re.IGNORECASE)
 _SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.kerberos.kinit.cmd"})
 _SECRET_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-_ALIASES = {"metadata.broker.list": "bootstrap.servers"}
+_ALIASES = {
+    "metadata.broker.list": "bootstrap.servers",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +80,15 @@ _KEPT = (
         promise="the producer's own retries neither repeat nor reorder records",
     ),
     _Kept(
-        names=IN_FLIGHT,
+        names=(IN_FLIGHT,),
         allowed=frozenset("12345"),
         promise="an idempotent producer keeps order with at most 5 requests in flight",
         remedy="set 5 or less",
+    ),
+    _Kept(
+        names=("retries", "message.send.max.retries"),
+        promise="the producer sends again until the delivery timeout, so that no later record of a key is in its place",
+        remedy="remove it; `delivery.timeout.ms` says for how long",
     ),
     _Kept(
         names=("transactional.id",),

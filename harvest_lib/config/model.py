@@ -298,10 +298,9 @@ class HarvestConfig(BaseSettings):
             "refuses another may be taken, and what was refused would count as delivered"
         )
         return [
-            Problem(path=(place, name), message=message, remedy="remove it")
+            Problem(path=(place, IN_FLIGHT), message=message, remedy="remove it")
             for place in ("base_kafka_config", "producer_kafka_config")
-            for name in IN_FLIGHT
-            if str(getattr(self, place).get(name, 1)).strip() != "1"
+            if str(getattr(self, place).get(IN_FLIGHT, 1)).strip() != "1"
         ]
 
     def _session_problems(self) -> list[Problem]:

@@ -36,9 +36,9 @@ from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, clien
 from harvest_lib.record import Row
 
 _ABANDON_SECONDS = 2.0
-_NO_OFFSET = "reported delivered without an offset: no broker said so (decision 0019)"
 """How long purged records may take to report; it is a local operation."""
 _ABANDON_POLL_SECONDS = 0.05
+_NO_OFFSET = "reported delivered without an offset: no broker said so (decision 0019)"
 
 _BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""

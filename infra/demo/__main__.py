@@ -11,10 +11,10 @@ import os
 import signal
 import sys
 import webbrowser
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -34,6 +34,7 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.exit_code = 128 + number
 
 
@@ -42,40 +43,57 @@ def main() -> int:
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     state, console = default_state(), Console(highlight=False)
+    report: dict[str, Any] = {}
     try:
-        with Progress(console) as progress, ExitStack() as ending:
+        with Progress(console) as progress:
             report = run(state, progress)
-            seen = None
-            if not any(map(os.environ.get, ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"))):
-                seen = ending.enter_context(proof(state, progress))
-                report |= {"dagster": seen.document(), "ok": report["ok"] and seen.ok}
-            files = write(report, state / "demo")
-            if seen is not None and os.environ.get("OPEN") == "1":
-                _stay_open(seen.url, progress)
+            write(report, state / "demo")
+            if any(map(os.environ.get, ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"))):
+                progress.say("no second act on your own servers: Dagster's tables are nothing to leave there")
+            else:
+                _second_act(state, progress, report)
     except Interrupted as interruption:
+        _show(console, report, state)
         console.print("interrupted: everything that was started has been stopped")
         return interruption.exit_code
     except HarvestError as error:
+        _show(console, report, state)
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
         errors.print(Text("error: ", style="red").append(Text(str(error), style="not red")))
         return 1
-    console.print(summary(report))
-    if "dagster" in report:
-        console.print(verdicts(report["dagster"]))
-    for file in files:
-        console.print(f"  {_shown(file)}", soft_wrap=True)
+    _show(console, report, state)
     return 0 if report["ok"] else 1
 
 
+def _second_act(state: Path, progress: Progress, report: dict[str, Any]) -> None:
+    with proof(state, progress) as seen:
+        report |= {"dagster": seen.document(), "ok": report["ok"] and seen.ok}
+        write(report, state / "demo")
+        if os.environ.get("OPEN") == "1":
+            _stay_open(seen.url, progress)
+
+
+def _show(console: Console, report: Mapping[str, Any], state: Path) -> None:
+    """Show what there is of the result, and where it was written."""
+    if not report:
+        return
+    console.print(summary(report))
+    if "dagster" in report:
+        console.print(verdicts(report["dagster"]))
+    for file in sorted((state / "demo").glob("report.*")):
+        console.print(f"  {_shown(file)}", soft_wrap=True)
+
+
 def _stay_open(url: str, progress: Progress) -> None:
-    """Show Dagster's page until somebody has seen enough."""
-    webbrowser.open(f"{url}/asset-groups")
-    progress.say(f"Dagster stays at {url}/asset-groups until Ctrl-C", "bold")
+    """Show Dagster's page until somebody has seen enough and presses Ctrl-C; from then on it ends undisturbed."""
     try:
+        if any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):  # else a browser would take the terminal
+            webbrowser.open(f"{url}/asset-groups")
+        progress.say(f"Dagster stays at {url}/asset-groups until Ctrl-C", "bold")
         signal.pause()
-    except Interrupted:
-        for number in _SIGNALS:
-            signal.signal(number, _interrupt)
+    except Interrupted as interruption:
+        if interruption.number != signal.SIGINT:
+            raise
 
 
 def _shown(file: Path) -> str:

@@ -152,6 +152,8 @@ def verdicts(dagster: Mapping[str, Any]) -> Table:
         good = check["verdict"] == "passed"
         table.add_row(name, Text(check["verdict"], style="green" if good else "red"), check["description"])
     table.add_section()
+    for failed in dagster["failed"]:
+        table.add_row("run", Text("failed", style="red"), failed)
     missing = ", ".join(dagster["never_made"])
     table.add_row("assets", Text(missing or "all made", style="red" if missing else "green"), "")
     runs = dagster["daemon_runs"]

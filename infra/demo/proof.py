@@ -4,6 +4,7 @@ stack ─► Dagster ─► its supervisor starts the run that harvests
                  ─► flights_load: Spark writes a day ─► it is delivered ─► flights_audit ─► checks
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,12 +34,14 @@ class Proof:
     checks: Mapping[str, Verdict]
     never_made: tuple[str, ...]
     daemon_runs: bool
+    failed: tuple[str, ...] = ()
+    """Jobs that did not succeed, with where their runs are."""
 
     @property
     def ok(self) -> bool:
         """Tell whether every asset was made, every check passes and the daemon runs."""
         passed = all(each.verdict == "passed" for each in self.checks.values())
-        return bool(self.checks) and passed and not self.never_made and self.daemon_runs
+        return bool(self.checks) and passed and not self.never_made and not self.failed and self.daemon_runs
 
     def document(self) -> dict[str, Any]:
         """Return it for `report.json`."""
@@ -47,6 +50,7 @@ class Proof:
             "checks": {name: asdict(each) for name, each in self.checks.items()},
             "never_made": list(self.never_made),
             "daemon_runs": self.daemon_runs,
+            "failed": list(self.failed),
         }
 
 
@@ -55,6 +59,7 @@ def proof(state: Path, progress: Progress) -> Iterator[Proof]:
     """Run the second act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
     folder = state / "demo" / "dagster"
     with ExitStack() as ending:
+        ending.enter_context(_own_settings())
         progress.say("second act: Dagster, with a stack of its own")
         stack = ending.enter_context(Stack(folder, fresh=True, parts=state))
         platform = Platform(folder, parts=state, airflow=False)
@@ -64,12 +69,18 @@ def proof(state: Path, progress: Progress) -> Iterator[Proof]:
         progress.say(f"Dagster is at {dagster.url}; its supervisor starts the run that harvests")
         _wait(lambda: _runs(dagster), _DAEMON_SECONDS, f"no run of {_DAEMON}", folder)
         progress.say(f"it harvests; Spark writes the flights of {DAY}")
-        _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
+        failed = _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
         _wait(lambda: _waiting(stack) == 0, _DELIVERY_SECONDS, "the day is not delivered", folder)
         progress.say("all delivered; Spark audits Kafka against Postgres")
-        _run(dagster, _AUDIT, {}, folder)
+        failed += _run(dagster, _AUDIT, {}, folder)
         checks = {f"{path}:{name}": found for (path, name), found in sorted(dagster.checks().items())}
-        yield Proof(url=dagster.url, checks=checks, never_made=tuple(dagster.never_made()), daemon_runs=_runs(dagster))
+        yield Proof(
+            url=dagster.url,
+            checks=checks,
+            never_made=tuple(dagster.never_made()),
+            daemon_runs=_runs(dagster),
+            failed=failed,
+        )
         progress.say("ending what was started")
 
 
@@ -77,10 +88,25 @@ def _runs(dagster: DagsterApi) -> bool:
     return "STARTED" in dagster.runs(_DAEMON).values()
 
 
-def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> None:
-    """Run a job to its end; a check that fails may have failed it, and that shows."""
+def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    """Run a job to its end; return what there is to say if it did not succeed, as a check that fails may cause."""
     mine = dagster.launch(job, tags)
     _wait(lambda: dagster.runs(job).get(mine) in ENDED, _JOB_SECONDS, f"{job} does not end", folder)
+    status = dagster.runs(job)[mine]
+    return () if status == "SUCCESS" else (f"{job} {status}: {dagster.url}/runs/{mine}",)
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Keep from Dagster what a shell says of other harvesters."""
+    ours = {"HARVEST_HOME", "HARVEST_SPARK_JARS"}
+    others = {name: value for name, value in os.environ.items() if name.startswith("HARVEST_") and name not in ours}
+    for name in others:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(others)
 
 
 def _waiting(stack: Stack) -> int:

@@ -78,9 +78,11 @@ def platform(parts, tmp_path_factory):
                 home=home,
             )
         finally:
-            subprocess.run([HARVEST, "down"], capture_output=True, timeout=300, check=False)
-            if left := running(home):
-                os.kill(left.pid, signal.SIGKILL)
+            try:
+                subprocess.run([HARVEST, "down"], capture_output=True, timeout=300, check=False)
+            finally:
+                if left := running(home):
+                    os.kill(left.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

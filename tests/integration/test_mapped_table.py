@@ -15,6 +15,7 @@ from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, append, check_mapped, subscribers_sql
+from harvest_lib.outlook import Outlook
 from harvest_lib.record import OutboxRecord
 
 ARTICLE = """
@@ -106,6 +107,15 @@ def test_a_transaction_that_commits_late_is_not_skipped(article, dsn, make_topic
         eventually(lambda: [record.key for record in read_topic(bootstrap_servers, topic)] == ["early"], 20)
         late.commit()
         eventually(lambda: [record.key for record in read_topic(bootstrap_servers, topic)] == ["early", "late"], 20)
+
+
+def test_of_a_table_that_nobody_has_read_nobody_says_that_nothing_waits(article, dsn, bootstrap_servers, group_id):
+    write(article, "t", "a", "b")
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
+    outlook = Outlook(article, config)
+    with pytest.raises(OutboxTableError, match="is not known"):
+        outlook.waiting()
+    assert not outlook.is_known(outlook.shards())
 
 
 def test_columns_of_any_name_and_type_are_read(connection, dsn, make_topic, bootstrap_servers, group_id):

@@ -187,8 +187,9 @@ PROMISES = [
     ("request.required.acks", 1),
     ("enable.idempotence", False),
     ("enable.idempotence", "false"),
-    ("max.in.flight", 6),
     ("max.in.flight.requests.per.connection", "1000"),
+    ("retries", 1),
+    ("message.send.max.retries", "3"),
     ("transactional.id", "x"),
     ("enable.gapless.guarantee", True),
     ("delivery.report.only.error", True),
@@ -216,7 +217,6 @@ def test_what_a_promise_rests_on_is_not_overridden(mapping: str, name: str, valu
         ("acks", -1),
         ("request.required.acks", "ALL"),
         ("enable.idempotence", True),
-        ("max.in.flight", 1),
         ("max.in.flight.requests.per.connection", "5"),
         ("enable.gapless.guarantee", False),
         ("delivery.report.only.error", False),
@@ -232,16 +232,26 @@ def test_everything_else_passes_through(name: str, value: object) -> None:
     assert config(producer_kafka_config={name: value}).kafka_settings(for_producer=True)[name] == value
 
 
-@pytest.mark.parametrize("name", ["max.in.flight", "max.in.flight.requests.per.connection"])
+_IN_FLIGHT = "max.in.flight.requests.per.connection"
+
+
+@pytest.mark.parametrize("name", ["max.in.flight", _IN_FLIGHT])
 @pytest.mark.parametrize(
-    ("source", "delivery"), [("mark", "pipelined"), ("mark", "transactional"), ("snapshot", "barrier")]
+    ("source", "delivery"), [("mark", "pipelined"), ("auto", "transactional"), ("snapshot", "barrier")]
 )
 def test_one_request_at_a_time_where_reports_are_not_looked_at(name: str, source: str, delivery: str) -> None:
     chosen = {"source": source, "delivery": delivery}
     error = refused(producer_kafka_config={name: 2}, **chosen)
-    assert error.field == f"producer_kafka_config.{name}"
+    assert error.field == f"producer_kafka_config.{_IN_FLIGHT}"
     assert "must be 1" in error.cause
-    assert config(producer_kafka_config={name: "1"}, **chosen).producer_kafka_config[name] == "1"
+    assert config(producer_kafka_config={name: "1"}, **chosen).producer_kafka_config[_IN_FLIGHT] == "1"
+
+
+def test_of_two_names_for_requests_on_the_wire_one_reaches_the_client() -> None:
+    """librdkafka takes the last of two, which would undo what a delivery asks for."""
+    assert "max.in.flight" in refused(base_kafka_config={"max.in.flight": 6}).field
+    made = config(base_kafka_config={_IN_FLIGHT: 3}, producer_kafka_config={"max.in.flight": 5})
+    assert made.kafka_settings(for_producer=True) == {"bootstrap.servers": "localhost:9092", _IN_FLIGHT: 5}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def test_all_made_all_passed_and_the_harvester_runs():
         {"checks": {"a:lost": PASSED, "a:age": Verdict(verdict="never")}},
         {"never_made": ("audit/a/verified",)},
         {"daemon_runs": False},
+        {"failed": ("flights_load FAILURE: http://127.0.0.1:1/runs/7",)},
     ],
 )
 def test_anything_less_is_not_well(changes):
