@@ -14,6 +14,9 @@ from harvest_lib.leadership.seats import Seats
 
 NEVER = float("-inf")
 
+_STALLED_TIMEOUTS = 2
+"""A candidacy of so many heartbeat timeouts has met with something."""
+
 
 class Candidacy:
     """One shard, as seen by a member. The heartbeat is its own; the other proof, that it is a member, is told."""
@@ -31,6 +34,7 @@ class Candidacy:
         self._clock = clock
         self._since = NEVER
         self._heard_at = NEVER
+        self._is_told = False
 
     def stand(self) -> None:
         """Become a candidate under a new id; proofs count from here."""
@@ -38,6 +42,20 @@ class Candidacy:
         self._since = self._clock()
         self._heard_at = NEVER
         self.next_beat = NEVER
+        self._is_told = False
+
+    @property
+    def heard_at(self) -> float:
+        """When the newest of its heartbeats that came back was sent."""
+        return self._heard_at
+
+    def stalls(self, seats: Seats) -> bool:
+        """Tell, once, that it has been assigned its shard for long and has not been able to prove that it leads."""
+        waits = self.assigned and self.shard not in seats.terms
+        if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
+            return False
+        self._is_told = True
+        return True
 
     def beat(self, now: float) -> str:
         """Return a heartbeat that is sent now."""

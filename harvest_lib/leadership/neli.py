@@ -302,5 +302,20 @@ class Neli:
         before = dict(self._seats.terms)
         for candidacy in self._candidacies:
             candidacy.judge(self._seats, self._accepted_at)
+            if candidacy.stalls(self._seats):
+                self._complain_of(candidacy, now)
         over = [term for shard, term in before.items() if shard not in self._seats.terms]
         self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]
+
+    def _complain_of(self, candidacy: Candidacy, now: float) -> None:
+        """Say which proof is missing."""
+        accepted_ago = None if self._accepted_at == NEVER else round(now - self._accepted_at, 1)
+        _log.warning(
+            "election_stalled",
+            extra={
+                "shard": candidacy.shard,
+                "heartbeat_heard": candidacy.heard_at != NEVER,
+                "commit_accepted_seconds_ago": accepted_ago,
+                "commits_unanswered": len(self._commits),
+            },
+        )

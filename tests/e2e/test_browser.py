@@ -54,6 +54,7 @@ def keep(page, parts):
     folder.mkdir(exist_ok=True)
 
     def shoot(name):
+        page.wait_for_load_state("networkidle")  # states and numbers come after the frame
         page.screenshot(path=folder / f"{name}.png", animations="disabled")
 
     return shoot

@@ -106,6 +106,21 @@ def test_commits_are_answered_in_the_order_they_were_sent(member, clock):
     assert not term.is_live(), "by the first answer it is known to be a member up to the first commit"
 
 
+def test_a_candidate_that_cannot_prove_itself_says_so_once(member, clock, caplog):
+    def complaints():
+        return [record for record in caplog.records if record.message == "election_stalled"]
+
+    clock.now += 2 * TIMEOUT - 0.1
+    member._judge()
+    assert complaints() == []
+    clock.now += 0.2
+    hear(member, clock.now)
+    member._judge()
+    member._judge()
+    (complaint,) = complaints()
+    assert (complaint.shard, complaint.heartbeat_heard, complaint.commit_accepted_seconds_ago) == (0, True, None)
+
+
 def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
     hear(member, clock.now)
     commit(member, clock.now)
