@@ -22,7 +22,7 @@ from dagster_harvest.beating import Beating
 from dagster_harvest.heartbeat import Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError
+from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.outbox import OutboxTable
@@ -206,7 +206,7 @@ class _Daemon:
         try:
             with self._resource.connect() as connection:
                 return Outlook(connection, self._config).waiting()
-        except DatabaseError as error:  # the harvester waits it out, and so do we
+        except (DatabaseError, OutboxTableError) as error:  # the harvester waits it out or tells, and so do we
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
 

@@ -26,7 +26,7 @@ _SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.
 _SECRET_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 _ALIASES = {
     "metadata.broker.list": "bootstrap.servers",
-    "max.in.flight": "max.in.flight.requests.per.connection",
+    "max.in.flight": IN_FLIGHT,
 }
 
 
