@@ -2,15 +2,19 @@
 SQL; what would lose records is refused with the DDL that mends it."""
 
 import json
+import logging
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
+from dagster_harvest.daemon import _Daemon
+from dagster_harvest.settings import OutboxSettings
 from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.harvester import Harvest
@@ -116,6 +120,19 @@ def test_of_a_table_that_nobody_has_read_nobody_says_that_nothing_waits(article,
     with pytest.raises(OutboxTableError, match="is not known"):
         outlook.waiting()
     assert not outlook.is_known(outlook.shards())
+
+
+def test_the_run_of_the_daemon_goes_on_before_its_harvester_has_read_the_table(
+    article, dsn, bootstrap_servers, group_id, caplog
+):
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
+    resource = SimpleNamespace(config=lambda: config, connect=lambda: psycopg.connect(dsn))
+    settings = OutboxSettings(name="shop", topics=["t"])
+    context = SimpleNamespace(
+        resources=SimpleNamespace(**{settings.resource_key: resource}), log=logging.getLogger("daemon")
+    )
+    assert _Daemon(context, settings)._waiting() is None
+    assert "is not known" in caplog.text
 
 
 def test_columns_of_any_name_and_type_are_read(connection, dsn, make_topic, bootstrap_servers, group_id):
