@@ -13,7 +13,9 @@ Promises
 
 import enum
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -38,6 +40,12 @@ ON CONFLICT (subscription, shard) DO UPDATE SET epoch = s.epoch + 1, leader_id =
 RETURNING generation, epoch, until::text, checkpoint
 """
 
+_RENEW = """
+UPDATE {table} SET epoch = epoch + 1, updated_at = now()
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+RETURNING generation, epoch, until::text, checkpoint
+"""
+
 _ANNOUNCE = "SELECT set_config('application_name', %s, false)"
 
 _SAVE = """
@@ -52,6 +60,10 @@ SELECT generation, until::text, checkpoint FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
 # The leader id as well: a row that was removed and made again begins with the epochs that it had before.
+
+
+_SHARDS = 2**31 - 1
+"""So many numbers there are for one."""
 
 
 class Standing(enum.Enum):
@@ -86,6 +98,8 @@ class Checkpoint:
     holds: int | None = None
     kept_in: str = "postgres"
     """Where the one that counts is: `postgres`, or `kafka`, of which this is a mirror."""
+    intents: Sequence[Sequence[Any]] = ()
+    """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -94,6 +108,7 @@ class Checkpoint:
             "position": self.position,
             "delivered": self.delivered,
             "kept_in": self.kept_in,
+            **({"intents": self.intents} if self.intents else {}),
         }
 
     @classmethod
@@ -104,6 +119,7 @@ class Checkpoint:
             position=value["position"],
             delivered=value.get("delivered", 0),
             kept_in=value["kept_in"],
+            intents=value.get("intents", ()),
         )
 
 
@@ -118,7 +134,9 @@ class Checkpoints:
         self._table = table
         self._subscription = subscription
         names = {"table": in_statement(table)}
-        self._lead, self._save, self._stands = (sql.SQL(each).format(**names) for each in (_LEAD, _SAVE, _STANDS))
+        self._lead, self._renew, self._save, self._stands = (
+            sql.SQL(each).format(**names) for each in (_LEAD, _RENEW, _SAVE, _STANDS)
+        )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id: UUID | None = None
@@ -143,6 +161,21 @@ class Checkpoints:
         self._generation, self._epoch, self._until, saved = row
         return _checkpoint(self._generation, saved)
 
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """Do what a leader does, on a shard that there is not, and undo it with all that is done inside.
+
+        Raises DatabaseAccessDenied for what a leader would be refused later, when it would be waited out. Nobody leads
+        by these checkpoints afterwards.
+        """
+        leader = {"leader_id": UUID(int=0), "shards": self._subscription.shards, "source": self._subscription.source}
+        self._row["shard"] = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
+        with translated(), self._connected().transaction(force_rollback=True):
+            self._connected().execute(self._lead, {**self._row, **leader})
+            self.save(Checkpoint(generation=0))
+            self.standing()
+            yield
+
     def standing(self) -> tuple[Standing, Checkpoint | None]:
         """Tell whether this leader still leads, and if so from where; MOVED is said once.
 
@@ -156,6 +189,18 @@ class Checkpoints:
         before, (self._generation, self._until, saved) = (self._generation, self._until), row
         moved = before != (self._generation, self._until)
         return Standing.MOVED if moved else Standing.LEADS, _checkpoint(self._generation, saved)
+
+    def renew(self) -> Checkpoint | None:
+        """Raise the epoch once more and return where the subscription stands; None if we were deposed.
+
+        What was saved before and had no answer counts now, or never will.
+        """
+        with translated():
+            row = self._connected().execute(self._renew, self._held()).fetchone()
+        if row is None:
+            return None
+        self._generation, self._epoch, self._until, saved = row
+        return _checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
         """Write a checkpoint; False if this leader was deposed, the subscription was rewound since, or the checkpoint

@@ -4,6 +4,7 @@ Promises: a connection opened here notices a dead server within about 15 s even 
 error that leaves this module is one of `harvest_lib.errors`, without the password.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
+
+_log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_SECONDS = 5
 
@@ -31,6 +34,13 @@ locks, operator, system."""
 
 _NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
 """libpq gives no SQLSTATE for a connection that failed."""
+
+_NOT_LET_IN = re.compile(
+    "password authentication failed|no pg_hba.conf entry|no password supplied|is not permitted to log in"
+    "|permission denied for database"
+)
+
+_TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
 _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""
@@ -88,14 +98,13 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     """Say what an error means: unavailable (comes back by itself), denied, or the table is not what it should be."""
     evidence = _first_line(error)
     state = error.sqlstate or ""
-    if isinstance(error, pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification) or any(
-        words in evidence
-        for words in ("password authentication failed", "no pg_hba.conf entry", "no password supplied")
-    ):
+    refusals = pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification
+    if isinstance(error, refusals) or _NOT_LET_IN.search(evidence):
         return DatabaseAccessDenied(
             "Postgres refused us",
             evidence=evidence,
-            next_step="check user and password in `dataSource`, and the user's grants on the outbox table",
+            next_step="check user and password in `dataSource`, and the user's grants: `harvest grants postgres` "
+            "prints those that are needed",
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.DatatypeMismatch | pg.UndefinedFunction):
         return OutboxTableError(
@@ -106,6 +115,13 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
         return DatabaseError(
             "the database does not exist", evidence=evidence, next_step="create it, or correct `dbname` in `dataSource`"
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and _TLS_FAILED.search(evidence):
+        return DatabaseUnavailable(
+            "the TLS connection to Postgres failed",
+            evidence=evidence,
+            next_step="check `sslrootcert`, by which we know the server, `sslmode`, and that `host` is a name its "
+            "certificate is for",
         )
     if (
         (state == "0A000" and "cached plan" in evidence)  # a column's type was changed meanwhile
@@ -126,6 +142,11 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
 def in_statement(name: sql.Identifier | sql.Literal) -> sql.SQL:
     """Return a quoted name or value for a statement that is given values: there psycopg reads a % even inside it."""
     return sql.SQL(name.as_string(None).replace("%", "%%"))
+
+
+def say_denied(error: DatabaseAccessDenied) -> None:
+    """Log that Postgres refuses what it allowed before: somebody has to do something, until then it is waited out."""
+    _log.error("database_access_denied", extra={"reason": error.evidence, "next_step": error.next_step})
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -13,7 +13,8 @@
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and says no
     │   ├── TopicMissing           a topic that must exist does not
-    │   └── TopicTooSmall          a topic has fewer partitions than are needed
+    │   ├── TopicTooSmall          a topic has fewer partitions than are needed
+    │   └── TopicCompacted         a topic does not keep all that is written to it
     ├── ParkedRecordMissing    a parked record that was asked for is not there
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
@@ -113,6 +114,10 @@ class TopicMissing(KafkaError):
 
 class TopicTooSmall(KafkaError):
     """A topic has fewer partitions than are needed: add them with the command given."""
+
+
+class TopicCompacted(KafkaError):
+    """A topic that has to keep all that is written to it is compacted: change its `cleanup.policy`."""
 
 
 class ParkedRecordMissing(HarvestError):

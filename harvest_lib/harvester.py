@@ -336,7 +336,7 @@ class Harvest:
                 field="shards",
                 next_step=f"set it to 1, or turn {self._table} into the native table with `harvest migrate`",
             )
-        if kind == "mark" and config.delivery != "transactional":
+        if kind == "mark" and not config.exactly_once:
             return self._make_mark(config, self._table)
         return self._make_tail(config, self._table, kind)
 

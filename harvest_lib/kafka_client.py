@@ -132,6 +132,14 @@ _DENIED = {
 }
 
 
+_TLS_FAILED = re.compile(r"SSL routines|SSL_HANDSHAKE|SSL handshake|certificate")
+
+
+def is_refusal(error: ClientError) -> bool:
+    """Tell whether an error says that we may not do this."""
+    return error.code() in _DENIED
+
+
 class LastError:
     """Keep what librdkafka said last: calls that time out do not say why."""
 
@@ -177,16 +185,24 @@ def translate(error: ClientError, *, settings: Mapping[str, object], said: str =
     """Say what a client's error means to the person who has to act."""
     servers = settings.get("bootstrap.servers", "")
     evidence = "; ".join(part for part in (error.str(), said) if part)
-    if error.code() in _DENIED:
+    if is_refusal(error):
         return KafkaAccessDenied(
             f"Kafka at {servers} refused us",
             evidence=evidence,
-            next_step="check the `sasl.*` and `ssl.*` settings in `baseKafkaConfig`, and the ACLs",
+            next_step="check the `sasl.*` and `ssl.*` settings in `baseKafkaConfig`, and the ACLs: "
+            "`harvest grants kafka` prints those that are needed",
+        )
+    if _TLS_FAILED.search(evidence):
+        return KafkaUnavailable(
+            f"the TLS connection to Kafka at {servers} failed",
+            evidence=evidence,
+            next_step="check `ssl.ca.location`, by which we know the brokers, and `ssl.certificate.location` and "
+            "`ssl.key.location`, by which they know us, in `baseKafkaConfig`, and that no certificate has expired",
         )
     return KafkaUnavailable(
         f"Kafka at {servers} does not answer",
         evidence=evidence,
-        next_step="check that the brokers run, and `bootstrap.servers` in `baseKafkaConfig`",
+        next_step="check that the brokers run, and `bootstrap.servers` and `security.protocol` in `baseKafkaConfig`",
     )
 
 
@@ -218,7 +234,14 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
     except KafkaException as error:
         if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
             return
-        raise topic_missing(name, partitions=partitions, evidence=error.args[0].str()) from error
+        missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
+        if is_refusal(error.args[0]):
+            raise TopicMissing(
+                f"the topic {name!r} is not there, or not ours to see, and we may not create it",
+                evidence=missing.evidence,
+                next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
+            ) from error
+        raise missing from error
     except TimeoutError as error:
         raise topic_missing(name, partitions=partitions, evidence="no answer in time") from error
 

@@ -15,6 +15,7 @@ _FIRST_LAP = 1_000
 LAP_BYTES = 32_000_000
 LAP_SECONDS = 1.0
 
+_FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
 _PAGE_BYTES = 8_000_000
 
@@ -30,7 +31,7 @@ class LapSize:
         self._doubtful = 0  # one of the next so many records is to blame for a lap that was refused
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_LAP
-        self.page = 500
+        self.page = _FIRST_PAGE
         self.largest = 0
         """The length of the longest value in the page that was measured last."""
 
@@ -55,7 +56,8 @@ class LapSize:
         sizes = [len(row[3]) for row in rows if row[3]]
         size, self.largest = sum(sizes), max(sizes, default=0)
         if rows:
-            self.page = max(1, min(_LARGEST_PAGE, 2 * len(rows), _PAGE_BYTES * len(rows) // max(1, size)))
+            most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
+            self.page = max(1, min(most, _PAGE_BYTES * len(rows) // max(1, size)))
         return size
 
     def pause(self) -> float:

@@ -1,5 +1,6 @@
 """The parts that a configuration chooses."""
 
+from functools import partial
 from typing import assert_never
 
 from confluent_kafka import Consumer, Producer
@@ -17,8 +18,10 @@ from harvest_lib.delivery import (
     LapSettings,
     Pipelined,
     PipelinedLaps,
+    Sequenced,
     Topics,
-    Transactional,
+    acknowledge_again,
+    exactly_once,
 )
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
@@ -40,7 +43,7 @@ from harvest_lib.source import (
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.source.visibility import NOTHING
-from harvest_lib.stores import KafkaStore, PostgresStore
+from harvest_lib.stores import IntentStore, KafkaStore, PostgresStore
 from harvest_lib.tail_wiring import Store
 
 
@@ -48,6 +51,11 @@ def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
     """Return the mark source on `table`, with a place for parked records unless the policy is to stop."""
     parked = None if config.parking == "stop" else table.parked.identifier
     return MarkSource(config.data_source.conninfo(), table.identifier, parked)
+
+
+def make_topics(config: HarvestConfig) -> Topics:
+    """Return what is known of topics, nothing as yet."""
+    return Topics(config.kafka_settings(for_producer=False), keep_all=config.delivery == "sequenced")
 
 
 def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: KafkaProducerProvider) -> Delivery:
@@ -106,9 +114,16 @@ def make_lap_delivery(
         record_header=config.record_header,
         producer_provider=producer_provider,
     )
-    if config.delivery != "transactional":
-        return PipelinedLaps(settings, topics)
-    return Transactional(settings, topics, f"{config.checkpoint_topic}.{shard}", _checkpoint_place(config, shard))
+    match config.delivery:
+        case "barrier" | "pipelined":
+            return PipelinedLaps(settings, topics)
+        case "transactional":
+            transactional_id = f"{config.checkpoint_topic}.{shard}"
+            return exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard))
+        case "sequenced":
+            return Sequenced(settings, topics)
+        case other:
+            assert_never(other)
 
 
 def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> Checkpoints:
@@ -121,7 +136,7 @@ def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints
     """Return what becomes of records that can never be sent."""
     places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
     if kind == "mark":  # what is marked is purged when it has been passed: set aside by its id alone, it would be lost
-        otherwise = "under `source: mark`, `delivery: transactional` sets nothing aside"
+        otherwise = f"under `source: mark`, `delivery: {config.delivery}` sets nothing aside"
         return Shelf("stop", topics, places, otherwise)
     return Shelf(config.parking, topics, places)
 
@@ -131,14 +146,25 @@ def make_store(
     table: OutboxTable,
     checkpoints: Checkpoints,
     shard: int,
+    *,
     consumer_provider: KafkaConsumerProvider,
+    producer_provider: KafkaProducerProvider,
 ) -> Store:
     """Return the store of one shard's checkpoints."""
-    if config.delivery != "transactional":
-        return PostgresStore(checkpoints)
-    kafka = config.kafka_settings(for_producer=False)
-    outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
-    return KafkaStore(checkpoints, kafka, _checkpoint_place(config, shard), outbox, consumer_provider)
+    acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
+    match config.delivery:
+        case "barrier" | "pipelined":
+            return PostgresStore(checkpoints, acknowledge)
+        case "transactional":
+            kafka, place = config.kafka_settings(for_producer=False), _checkpoint_place(config, shard)
+            outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
+            return KafkaStore(
+                checkpoints, kafka, place, outbox, acknowledge=acknowledge, consumer_provider=consumer_provider
+            )
+        case "sequenced":
+            return IntentStore(checkpoints, acknowledge)
+        case other:
+            assert_never(other)
 
 
 def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:

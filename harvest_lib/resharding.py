@@ -111,10 +111,16 @@ class Resharding:
             generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))
             self._move_set_aside(rows)
             subscriptions.execute(_REMOVE, name=self._name)
+            intents = [intent for each in rows if each.checkpoint is not None for intent in each.checkpoint.intents]
             for shard in range(self._shards):
-                position = position_at(rows[0].source, at, place)
                 subscriptions.insert(
-                    Checkpoint(generation=generation, number=1, position=position, seen=rows[0].seen),
+                    Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(rows[0].source, at, place),
+                        seen=rows[0].seen,
+                        intents=intents,  # any of them may be the first to send the next record of a key
+                    ),
                     name=self._name,
                     shard=shard,
                     shards=self._shards,

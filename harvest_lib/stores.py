@@ -1,7 +1,9 @@
-"""The stores of checkpoints: Postgres alone, or Kafka with a mirror in Postgres."""
+"""The stores of checkpoints: Postgres, with or without what is to be acknowledged, or Kafka with a mirror there."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -10,10 +12,20 @@ from confluent_kafka import Consumer
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, hidden_by_a_transaction, newest, read_checkpoint
-from harvest_lib.delivery import CheckpointPlace
+from harvest_lib.consume import Intent
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.delivery import CheckpointPlace, Offer
 from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider
 
+Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
+"""Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
+there. Raises KafkaUnavailable."""
+
+_log = logging.getLogger(__name__)
+
+_ASK_SECONDS = 5.0
+"""Whether a topic is there again, to which acknowledgements are owed, is asked this often."""
 _LEAP = 1_000_000_000
 
 
@@ -22,8 +34,12 @@ class PostgresStore:
 
     kept_in = "postgres"
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, acknowledge: Acknowledge) -> None:
+        """`acknowledge` writes what a leader may have died before it wrote it, whatever that delivered by."""
         self._checkpoints = checkpoints
+        self._acknowledge = acknowledge
+        self._owed: Sequence[Sequence[Any]] = ()  # what could not be written: the topic may be there again some day
+        self._ask_at = 0.0
         self._mirror = Checkpoint(generation=0)
 
     def lead(self, leader_id: UUID) -> None:
@@ -35,21 +51,58 @@ class PostgresStore:
         return standing
 
     def stands(self) -> Checkpoint:
-        if self._mirror.kept_in == self.kept_in:
+        self._acknowledge_again()
+        if self._mirror.kept_in == "postgres":
             return self._mirror
         # Kafka's may be ahead of its mirror: numbers that go on from here are above those that it has given.
         return replace(self._mirror, number=self._mirror.number + _LEAP)
 
-    def record(self, _checkpoint: Checkpoint, /) -> bytes | None:
+    def offer(self, _checkpoint: Checkpoint, /) -> Offer:
         return None
 
     def save(self, checkpoint: Checkpoint) -> bool:
+        if self._owed and boot_seconds() >= self._ask_at:
+            with suppress(KafkaUnavailable):  # then it is asked again later
+                self._acknowledge_owed(self._owed)
+        if self._owed:
+            checkpoint = replace(checkpoint, intents=[*checkpoint.intents, *self._owed])
         saved = self._checkpoints.save(checkpoint)
         self._mirror = checkpoint if saved else self._mirror
         return saved
 
     def close(self) -> None:
         self._checkpoints.close()
+
+    def _acknowledge_again(self) -> None:
+        self._acknowledge_owed(self._mirror.intents)
+
+    def _acknowledge_owed(self, kept: Sequence[Sequence[Any]]) -> None:
+        self._ask_at = boot_seconds() + _ASK_SECONDS
+        intents = [Intent.of_json(list(each)) for each in kept]
+        owed = self._acknowledge(intents) if intents else ()
+        if owed:
+            _log.warning("acknowledgements_owed", extra={"topics": sorted({each.topic for each in owed})})
+        self._owed = [each.to_json() for each in owed]
+
+
+class IntentStore(PostgresStore):
+    """`Store` in the table of subscriptions, each lap's together with the acknowledgements that make readers see it."""
+
+    def stands(self) -> Checkpoint:
+        checkpoint = self._checkpoints.renew()
+        if checkpoint is None:  # whoever leads now acknowledges; `standing` says so
+            return self._mirror
+        self._mirror = checkpoint
+        return super().stands()
+
+    def offer(self, checkpoint: Checkpoint, /) -> Offer:
+        return lambda intents: super(IntentStore, self).save(
+            replace(checkpoint, intents=[intent.to_json() for intent in intents])
+        )
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        is_kept = (checkpoint.generation, checkpoint.number) == (self._mirror.generation, self._mirror.number)
+        return is_kept or super().save(checkpoint)
 
 
 class KafkaStore(PostgresStore):
@@ -64,15 +117,18 @@ class KafkaStore(PostgresStore):
         kafka: Mapping[str, object],
         place: CheckpointPlace,
         outbox: str,
+        *,
+        acknowledge: Acknowledge,
         consumer_provider: KafkaConsumerProvider = Consumer,
     ) -> None:
-        super().__init__(checkpoints)
+        super().__init__(checkpoints, acknowledge)
         self._kafka = kafka
         self._place = place
         self._outbox = outbox
         self._consumer_provider = consumer_provider
 
     def stands(self) -> Checkpoint:
+        self._acknowledge_again()
         place = self._place
         try:
             record = self._read()
@@ -105,5 +161,5 @@ class KafkaStore(PostgresStore):
         place = self._place
         return read_checkpoint(self._kafka, place.topic, place.partition, place.key, self._consumer_provider)
 
-    def record(self, checkpoint: Checkpoint, /) -> bytes | None:
+    def offer(self, checkpoint: Checkpoint, /) -> Offer:
         return json.dumps({**checkpoint.as_json(), "outbox": self._outbox}, separators=(",", ":")).encode()

@@ -6,6 +6,7 @@ Promises
   any more, not even if one of its name was removed and added again. A generation is never lower than the time it was
   made at, in seconds.
 - A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
+- What was delivered and is still to be acknowledged stays so, wherever the subscription is moved.
 """
 
 import re
@@ -224,8 +225,13 @@ class Subscriptions:
                     )
                 if anchor is not None:
                     at, place = anchor
-                    position = position_at(kind, at, place)
-                    checkpoint = Checkpoint(generation=generation, number=1, position=position, seen=str(at))
+                    checkpoint = Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(kind, at, place),
+                        seen=str(at),
+                        intents=each.checkpoint.intents if each.checkpoint is not None else (),
+                    )
                 else:
                     checkpoint = _mirrored(each, kind, generation)
                 values = {"source": kind, "generation": generation, "shard": each.shard}

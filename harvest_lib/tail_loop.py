@@ -8,15 +8,18 @@
 Promises
 - Nothing is passed by a position before it is in Kafka. What is sent again after a failure begins where the last lap
   that was committed ended.
-- Where the checkpoint goes into the lap's transaction, it is the one that counts; its mirror in Postgres, and the
-  checkpoint of all other deliveries, is written at most five times a second.
+- Where the checkpoint goes along with the lap, into its transaction or before its acknowledgements, it is the one that
+  counts. A mirror of it in Postgres, and the checkpoint of all other deliveries, is written at most five times a
+  second.
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
 - A record that can never be sent is set aside, by itself or with what follows of its key (`harvest_lib.shelf`). Where
   Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone. What people want sent
   again goes in laps of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
-- Under the barrier a lap of which something may still arrive ends the term: what is on the wire has a session timeout
-  to arrive before the next one begins here.
+- A lap of which something may still arrive, to be seen by readers, ends the term: what is on the wire has a session
+  timeout to arrive before the next one begins here.
+- A database that is away, or takes our rights away, is waited for: it is asked again from the last position that was
+  committed.
 - A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
@@ -29,9 +32,10 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from harvest_lib.checkpoint import Checkpoint, Standing
+from harvest_lib.database import say_denied
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
-from harvest_lib.errors import DatabaseUnavailable, KafkaUnavailable
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
 from harvest_lib.leadership import Term, TermEnd
@@ -96,7 +100,7 @@ class TailLoop:
     @property
     def holds_off(self) -> bool:
         """Tell, at the end, whether what was on the wire may still arrive, or we were deposed."""
-        return self._was_deposed or (bool(self.abandoned) and self._wiring.store.kept_in != "kafka")
+        return self._was_deposed or (bool(self.abandoned) and not self._wiring.exactly_once)
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -105,6 +109,9 @@ class TailLoop:
             while self._may_go_on():
                 try:
                     self.turn()
+                except DatabaseAccessDenied as error:
+                    say_denied(error)
+                    self._interrupted()
                 except (DatabaseUnavailable, KafkaUnavailable) as error:
                     _log.warning("harvest_interrupted", extra={"reason": error.evidence or error.cause})
                     self._interrupted()
@@ -246,7 +253,7 @@ class TailLoop:
             self._deposed(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position)
-        outcome = wiring.delivery.commit(wiring.store.record(following), self._term.is_live)
+        outcome = wiring.delivery.commit(wiring.store.offer(following), self._term.is_live)
         if not isinstance(outcome, Committed):
             self._not_committed(outcome, sent, lap)
             return
@@ -307,8 +314,8 @@ class TailLoop:
         self._in_doubt += self.in_flight.records
         self.in_flight.records = 0
         self._is_open = False
-        if may_arrive and self._wiring.one_per_key:
-            # Sent again now, and its next after it, a record of the old lap could arrive behind both.
+        if may_arrive:
+            # Sent again now, records of the old lap could arrive behind what follows: a key would step back for good.
             _log.warning("records_on_the_wire", extra={"records": self._in_doubt})
             self._term.end(TermEnd.FENCED)
             return
@@ -360,6 +367,10 @@ class TailLoop:
         return True
 
     def _rest(self) -> None:
+        settled = self._wiring.delivery.settle(self._term.is_live)
+        if not isinstance(settled, Committed):
+            self._not_committed(settled, 0, self._size)
+            return
         may_look = self._retries.may_look
         # A term that is over has not been looked for anything.
         self.idle = self._may_go_on() and not self._gate.put_off and not may_look
@@ -374,7 +385,7 @@ class TailLoop:
             self._wiring.delivery.abandon()
             if self._is_open and self._term.ended is not TermEnd.FENCED:
                 self._save()
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._wiring.source.close()

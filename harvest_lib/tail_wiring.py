@@ -7,7 +7,7 @@ from uuid import UUID
 
 from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.config import Limits
-from harvest_lib.delivery import LapDelivery
+from harvest_lib.delivery import LapDelivery, Offer
 from harvest_lib.events import Event
 from harvest_lib.shelf import Shelf
 from harvest_lib.source import PagedSource
@@ -27,11 +27,12 @@ class Store(Protocol):
         ...
 
     def stands(self) -> Checkpoint:
-        """Return the last checkpoint, once the delivery has begun: then no other leader can add one."""
+        """Return the last checkpoint, once the delivery has begun: then no other leader can add one. Readers see all
+        that it has passed. Raises KafkaUnavailable."""
         ...
 
-    def record(self, checkpoint: Checkpoint) -> bytes | None:
-        """Return what goes into the lap's transaction, if that is where checkpoints go."""
+    def offer(self, checkpoint: Checkpoint) -> Offer:
+        """Return how the checkpoint goes with its lap."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> bool:
@@ -54,6 +55,8 @@ class TailWiring:
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""
+    exactly_once: bool
+    """Whether what is in doubt is never seen by readers, unless its checkpoint counts."""
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Told how many records were committed."""

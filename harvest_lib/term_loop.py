@@ -50,7 +50,7 @@ class TermLoop:
         self.idle = False
         """True when the last look found the backlog empty and nothing was in flight."""
         self.abandoned = 0
-        """How many records were in flight, their fate unknown, when the term ended."""
+        """How many records, in flight or failed, had an unknown fate when the term ended."""
         self._term = term
         self._wiring = wiring
         self._delivery = wiring.delivery
@@ -61,6 +61,7 @@ class TermLoop:
         self._landed: list[Row] = []  # acknowledged, not purged yet
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
+        self._in_doubt: set[int] = set()  # failed, and not acknowledged since: they may be on the wire
         self._dropped: set[int] = (
             set()
         )  # marked and not sent: marked again under the next leader id, or reset at the end
@@ -268,14 +269,18 @@ class TermLoop:
         if reports.acknowledged:
             self._pace.landed(boot_seconds())
             self._landed.extend(reports.acknowledged)
+            if self._in_doubt:  # what went again went behind what was on the wire
+                self._in_doubt.difference_update(row[0] for row in reports.acknowledged)
         self._force_remark = self._force_remark or reports.halted
         failed = [failure for failure in reports.failed if not failure.refused]
         if failed:
             self._failed.extend(failure.row for failure in failed)
+            self._in_doubt.update(failure.row[0] for failure in failed)
             self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
             _log_failures(failed)
         refused = [failure for failure in reports.failed if failure.refused]
         self._refused.extend(failure.row for failure in refused)
+        self._in_doubt.difference_update(failure.row[0] for failure in refused)
         for failure in refused:
             if self._parking.refuse(failure.row, failure.reason):
                 self._parking.hold(self.in_flight.take_back({failure.row[2]}))
@@ -307,8 +312,10 @@ class TermLoop:
             if self.in_flight.records > len(self._landed) + len(self._failed) + len(self._refused):
                 self._term.abandoned = True
                 abandoned = self._delivery.abandon()
-                self._term.abandoned = bool(abandoned.failed)
-        self.abandoned = len(abandoned.failed)
+            self._in_doubt.update(failure.row[0] for failure in abandoned.failed)
+            self._in_doubt.difference_update(row[0] for row in abandoned.acknowledged)
+            self.abandoned = len(self._in_doubt)
+            self._term.abandoned = bool(self._in_doubt)
         if self.abandoned:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
         self._landed.extend(abandoned.acknowledged)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from harvest_lib.config import Limits
+from harvest_lib.database import say_denied
 from harvest_lib.delivery.protocol import Delivery
-from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
 from harvest_lib.events import Event
 from harvest_lib.parking import Parking
 from harvest_lib.source import Source
@@ -54,6 +55,7 @@ class Enquiry:
         self._question: Future[Any] | None = None
         self._then: Callable[[Any], None] | None = None
         self.lost = False
+        self._complaint = ""
 
     @property
     def pending(self) -> bool:
@@ -81,14 +83,23 @@ class Enquiry:
         try:
             answer = question.result()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
-            if not self.lost:
-                _log.warning("database_unavailable", extra={"reason": error.evidence})
+            self._say(error)
             self.lost = True
             self._source.ask(_close)
             return False
         if then is not None:
             then(answer)
         return True
+
+    def _say(self, error: DatabaseError) -> None:
+        """Log what went wrong, unless the last attempt has said the same."""
+        if self.lost and error.evidence == self._complaint:
+            return
+        self._complaint = error.evidence
+        if isinstance(error, DatabaseAccessDenied):
+            say_denied(error)
+        else:
+            _log.warning("database_unavailable", extra={"reason": error.evidence})
 
 
 def _close(source: Source) -> None:

@@ -2,13 +2,13 @@
 
 mark                              `TermLoop`: mark, send, purge; asks its source on a thread of its own
 snapshot, transaction_id          `TailLoop`: laps; parts for each shard
-mark, with delivery transactional `TailLoop` likewise
+mark, if delivered exactly once   `TailLoop` likewise
 """
 
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,9 +17,11 @@ from confluent_kafka import Consumer, Producer
 
 from harvest_lib.checkpoint import check_subscription
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic
+from harvest_lib.compaction import refuse_compacted
 from harvest_lib.config import HarvestConfig
+from harvest_lib.database import translated
 from harvest_lib.deadline import Deadline
-from harvest_lib.delivery import Delivery, Topics
+from harvest_lib.delivery import Delivery
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
@@ -32,11 +34,14 @@ from harvest_lib.parts import (
     make_delivery,
     make_lap_delivery,
     make_paged_source,
+    make_selection,
     make_shelf,
     make_source,
     make_store,
+    make_topics,
     subscription_of,
 )
+from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
 from harvest_lib.tail_wiring import TailWiring
@@ -118,7 +123,7 @@ class MarkWork:
         self._config = config
         self._table = table
         self._source = source or make_source(config, table)
-        topics = Topics(config.kafka_settings(for_producer=False))
+        topics = make_topics(config)
         self._delivery = delivery or make_delivery(config, topics, producer_provider)
         self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
         self._thread: SourceThread | None = None
@@ -186,24 +191,49 @@ class TailWork:
             create_beside(connection, self._table)
         subscription = subscription_of(self._config, self._kind)
         check_subscription(connection, self._table.subscriptions.identifier, subscription)
+        self._check_grants(connection)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
+        if self._config.delivery == "sequenced":
+            selection = make_selection(self._config, self._table)
+            refuse_compacted(connection, self._table, selection, subscription.name, make_topics(self._config))
+
+    def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
+        config, table = self._config, self._table
+        checkpoints = make_checkpoints(config, table, self._kind, 0)
+        places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
+        with closing(checkpoints), checkpoints.rehearsed():
+            places.load(each=False)
+            places.add([])
+            places.release([])
+        if self._kind != "mark":  # of which the table's own check has asked
+            with translated():
+                connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def start(self) -> None:
         """See `Work`. Nothing outlives a term."""
 
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         config, table, kind = self._config, self._table, self._kind
-        topics = Topics(config.kafka_settings(for_producer=False))
+        topics = make_topics(config)
         checkpoints = make_checkpoints(config, table, kind, term.shard)
         wiring = TailWiring(
             source=make_paged_source(config, table, kind, term.shard),
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
-            store=make_store(config, table, checkpoints, term.shard, self._consumer_provider),
+            store=make_store(
+                config,
+                table,
+                checkpoints,
+                term.shard,
+                consumer_provider=self._consumer_provider,
+                producer_provider=self._producer_provider,
+            ),
             shelf=make_shelf(config, table, kind, checkpoints, topics),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
+            exactly_once=config.exactly_once,
             emit=ears.emit,
             delivered=ears.delivered,
         )

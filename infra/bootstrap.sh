@@ -14,8 +14,8 @@ say() { printf '%s\n' "$*" >&2; }
     exit 1
 }
 
-# A uv that is there will do if it is new enough to read the lock.
-oldest=0.9.0
+# A uv that is there will do if it is new enough to read the lock, audit it and write a bill of it.
+oldest=0.13.8
 uv=$(command -v uv || true)
 if [ -n "$uv" ]; then
     found=$("$uv" --version 2>/dev/null | awk '{ print $2 }')

@@ -36,8 +36,8 @@ def _described(command: Any, context: typer.Context) -> Iterator[str]:
     yield f"## {context.command_path}\n"
     yield from _sentences(command.help or "")
     yield from _examples(command.epilog or "")
+    yield from _options(command, context)
     if not hasattr(command, "commands"):
-        yield from _options(command, context)
         return
     for name, member in command.commands.items():
         yield from _described(member, typer.Context(member, info_name=name, parent=context))

@@ -107,7 +107,7 @@ def connect(dsn: str) -> psycopg.Connection:
             next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
         )
     try:
-        return psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write")
+        connection = psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write")
     except psycopg.Error as error:
         evidence = " ".join(str(error).split())
         if any(sentence in evidence for sentence in _DENIED):
@@ -121,6 +121,9 @@ def connect(dsn: str) -> psycopg.Connection:
             evidence=evidence,
             next_step="check host and port of the DSN and whether the server runs and accepts writes",
         ) from error
+    # Whatever the role's default: what is seen under a lock must be as new as the lock.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
 
 
 @contextmanager

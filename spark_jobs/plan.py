@@ -30,7 +30,7 @@ _OUTBOX_COLUMNS = (
 )
 _BOOKKEEPING = {
     "batch": "text",
-    "run": "text",
+    "run": "uuid",
     "partition": "integer",
     "attempt": "xid8",
     "row": "bigint",

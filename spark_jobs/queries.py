@@ -13,7 +13,7 @@ from typing import LiteralString
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
-    run       text NOT NULL DEFAULT current_setting('outbox_sink.run'),
+    run       uuid NOT NULL DEFAULT current_setting('outbox_sink.run')::uuid,
     partition integer NOT NULL,
     attempt   xid8 NOT NULL DEFAULT pg_current_xact_id(),
     row       bigint NOT NULL,
@@ -108,6 +108,15 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_n
 """
 
 CLEAR_STAGING: LiteralString = "DELETE FROM {staging} WHERE batch = %(batch)s"
+
+OTHERS_STAGED: LiteralString = "SELECT FROM {staging} WHERE batch <> %(batch)s LIMIT 1"
+
+EMPTY_STAGING: LiteralString = "TRUNCATE {staging}"
+
+# All of a batch is sorted at once; by default Postgres would do that in pieces of 4 MB.
+MORE_TO_SORT_IN = """
+SELECT set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, 64 * 1024) || 'kB', true)
+"""
 
 ENTER_LEDGER: LiteralString = """
 INSERT INTO {ledger} (batch, rows, content_hash, run)

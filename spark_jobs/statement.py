@@ -1,8 +1,11 @@
 """The promotion as one statement: the rows chosen, in the declared order, into the business table and the outbox.
 
     chosen     the attempts' rows in order; what Postgres fills by itself and the record shows is filled here
-    written    chosen, into the business table
+    written    chosen, into the business table, if there is one
     recorded   chosen, into the outbox, in the same order: ids follow it
+
+Without a business table it only inserts, and the server's count is that of the records: to count what a statement
+within a statement returns is an eighth of the work.
 
 It is made of identifiers and literals and takes no values, so that a percent sign in a column's name is only that.
 """
@@ -20,28 +23,28 @@ if TYPE_CHECKING:
 
 _COMMA = sql.SQL(", ")
 
-_PROMOTE = """
-WITH chosen AS ({chosen}){written},
-recorded AS (
+_RECORDED = """
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
     SELECT clock_timestamp(), {topic}, {key}, {value}, {header_keys}, {header_values}
     FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
-    RETURNING 1
-)
-SELECT (SELECT count(*) FROM recorded), {written_rows}
 """
 
-_WRITTEN = """,
+_ALONE = "WITH chosen AS ({chosen}) {recorded}"
+
+_BESIDE_BUSINESS = """
+WITH chosen AS ({chosen}),
 written AS (
     INSERT INTO {business} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM chosen AS r RETURNING 1
-)"""
+),
+recorded AS ({recorded} RETURNING 1)
+SELECT (SELECT count(*) FROM recorded), (SELECT count(*) FROM written)
+"""
 
 _CHOSEN = """
     SELECT {filled} o.* FROM (
         SELECT {columns}
         FROM {staging} AS s
-        WHERE s.batch = {batch} AND s.run = {run} AND (s.partition, s.attempt) IN (
-            SELECT * FROM unnest({partitions}::integer[], {attempts}::text[]::xid8[]))
+        WHERE s.batch = {batch} AND s.run = {run} AND s.attempt = ({attempts}::text[]::xid8[])[s.partition + 1]
         ORDER BY {order}
     ) AS o
 """
@@ -54,23 +57,10 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 
 
 def promotion(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
-    """Return the statement that promotes the attempts; its one row counts records and business rows."""
-    given = {name: sql.Identifier("r", name) for name in plan.business if name in plan.names}
-    given |= {each.name: sql.Identifier("r", each.name) for each in plan.filled_columns}
-    columns: list[sql.Composable] = [sql.Identifier(name) for name in given]
-    values: list[sql.Composable] = list(given.values())
-    if plan.batch_column is not None:
-        columns.append(sql.Identifier(plan.batch_column))
-        values.append(sql.Literal(batch))
-    written: sql.Composable = sql.SQL("")
-    if plan.tables.business is not None:
-        written = sql.SQL(_WRITTEN).format(
-            business=plan.tables.business, columns=_COMMA.join(columns), values=_COMMA.join(values)
-        )
-    return sql.SQL(_PROMOTE).format(
-        chosen=_chosen(plan, batch=batch, run=run, attempts=attempts),
-        written=written,
-        written_rows=sql.SQL("(SELECT count(*) FROM written)" if plan.tables.business else "NULL::bigint"),
+    """Return the statement that promotes the attempts. With a business table its one row counts records and business
+    rows."""
+    chosen = _chosen(plan, batch=batch, run=run, attempts=attempts)
+    recorded = sql.SQL(_RECORDED).format(
         outbox=plan.tables.outbox,
         topic=sql.Literal(plan.records.topic),
         key=_key(plan),
@@ -78,6 +68,22 @@ def promotion(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt
         value_columns=_value_columns(plan),
         header_keys=_texts([sql.Literal(name) for name in plan.records.headers]),
         header_values=_texts([_header(source, batch) for source in plan.records.headers.values()]),
+    )
+    if plan.tables.business is None:
+        return sql.SQL(_ALONE).format(chosen=chosen, recorded=recorded)
+    given = {name: sql.Identifier("r", name) for name in plan.business if name in plan.names}
+    given |= {each.name: sql.Identifier("r", each.name) for each in plan.filled_columns}
+    columns: list[sql.Composable] = [sql.Identifier(name) for name in given]
+    values: list[sql.Composable] = list(given.values())
+    if plan.batch_column is not None:
+        columns.append(sql.Identifier(plan.batch_column))
+        values.append(sql.Literal(batch))
+    return sql.SQL(_BESIDE_BUSINESS).format(
+        chosen=chosen,
+        recorded=recorded,
+        business=plan.tables.business,
+        columns=_COMMA.join(columns),
+        values=_COMMA.join(values),
     )
 
 
@@ -109,10 +115,18 @@ def _chosen(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"]
         staging=plan.tables.staging,
         batch=sql.Literal(batch),
         run=sql.Literal(run),
-        partitions=sql.Literal([each.partition for each in attempts]),
-        attempts=sql.Literal([each.attempt for each in attempts]),
+        attempts=sql.Literal(_by_partition(attempts)),
         order=_COMMA.join([*order, sql.SQL("s.partition"), sql.SQL("s.row")]),
     )
+
+
+def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
+    """Return the attempt of each partition, from the first on; that of one without rows is none that there can be.
+
+    A list to look into, not to join with: nothing tells the planner how many rows are staged.
+    """
+    found = {each.partition: each.attempt for each in attempts}
+    return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]
 
 
 def _key(plan: "Plan") -> sql.Composable:

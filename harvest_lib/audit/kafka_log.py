@@ -12,7 +12,9 @@ from typing import Any, Literal
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
+from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.records import ObservedRecord
+from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
 from harvest_lib.provenance import HEADER_NAME, split
@@ -39,7 +41,8 @@ def read_topics(
     """Yield the records of `topics` in batches, each partition's in the order of its log.
 
     `settings` are librdkafka's, `bootstrap.servers` among them. A record's id is the outbox id of its `harvest`
-    header, or else the integer written as text in the header `id_header`. Raises KafkaUnavailable
+    header, or else the integer written as text in the header `id_header`. Committed is also what has an id of
+    `harvest_lib.consume` and is acknowledged. Raises KafkaUnavailable
     (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, or ConfigError for a setting.
     """
     said = LastError()
@@ -47,7 +50,8 @@ def read_topics(
     try:
         ends = _ends(consumer, topics)
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in ends])
-        yield from _read(consumer, ends, id_header)
+        acknowledged = Acknowledged(settings, lambda message: _observe(message, id_header)[0])
+        yield from _read(consumer, ends, id_header, acknowledged if isolation == "read_committed" else None)
     except KafkaException as error:
         raise _translate(error.args[0], said, settings) from error
     finally:
@@ -99,7 +103,10 @@ def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], in
 
 
 def _read(
-    consumer: Consumer, ends: Mapping[tuple[str, int], int], id_header: str | None
+    consumer: Consumer,
+    ends: Mapping[tuple[str, int], int],
+    id_header: str | None,
+    acknowledged: Acknowledged[ObservedRecord] | None = None,
 ) -> Iterator[list[ObservedRecord]]:
     unfinished = set(ends)
     batch_records = 10
@@ -116,6 +123,8 @@ def _read(
             place = message.topic(), message.partition()
             error = message.error()
             if error is not None:
+                if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
+                    continue  # the client looks for the coordinator of a group that nobody joins
                 if error.code() != ClientError._PARTITION_EOF:  # noqa: SLF001
                     raise KafkaException(error)
                 _finish(consumer, unfinished, place)
@@ -123,14 +132,18 @@ def _read(
             offset = message.offset()
             end = ends[place]
             if offset < end:
-                records.append(_observe(message, *place, offset, id_header))
+                record, message_id = _observe(message, id_header)
+                if message_id is None or acknowledged is None:
+                    records.append(record)
+                else:
+                    records.extend(acknowledged.take(record, message_id))
                 size_bytes += len(message)
             if offset >= end - 1:
                 _finish(consumer, unfinished, place)
         if records:
             yield records
             heard = monotonic()  # whoever reads us may take their time
-            mean_bytes = size_bytes / len(records)
+            mean_bytes = size_bytes / len(messages)
             batch_records = max(1, min(_BATCH_RECORDS, batch_records * 4, int(_BATCH_BYTES / (mean_bytes + 1))))
 
 
@@ -141,9 +154,11 @@ def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[s
         consumer.pause([TopicPartition(*place)])
 
 
-def _observe(message: Any, topic: str, partition: int, offset: int, id_header: str | None) -> ObservedRecord:
+def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes | None]:
+    """Return what is known of a record, and the id that it has as a message."""
     record_id: int | None = None
     leader: bytes | None = None
+    message_id: bytes | None = None
     for name, value in message.headers() or ():
         if name == HEADER_NAME and value is not None:
             try:
@@ -154,7 +169,10 @@ def _observe(message: Any, topic: str, partition: int, offset: int, id_header: s
                 record_id = outbox_id
         elif name == id_header:
             record_id = _integer(value)
-    return ObservedRecord(topic, partition, offset, message.timestamp()[1], message.key(), record_id, leader)
+        elif name == MESSAGE_ID and message_id is None:  # the first one counts
+            message_id = value or b""
+    place = message.topic(), message.partition(), message.offset()
+    return ObservedRecord(*place, message.timestamp()[1], message.key(), record_id, leader), message_id
 
 
 def _integer(text: bytes | None) -> int | None:

@@ -11,8 +11,10 @@ import typer
 from confluent_kafka import libversion
 from rich.console import Console
 
-from harvest_lib.cli.audit import audit
+from harvest_lib.cli.audit import app as audit
 from harvest_lib.cli.bench import bench
+from harvest_lib.cli.chaos import chaos
+from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
 from harvest_lib.cli.park import app as park
@@ -33,8 +35,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, run, status, audit, pump, bench):
+for _command in (init, migrate, run, status, pump, bench, chaos):
     app.command()(_command)
+app.add_typer(audit)
+app.add_typer(grants)
 app.add_typer(park)
 app.add_typer(segments)
 app.add_typer(subscriptions)

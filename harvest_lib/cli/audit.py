@@ -1,4 +1,4 @@
-"""`harvest audit`: of what was committed, what is in Kafka?"""
+"""`harvest audit`: of what was committed, what is in Kafka? And `harvest audit history`: was the promise kept?"""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harvest_lib import audit as audits
+from harvest_lib.cli.history import history
 from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.outbox import OutboxTable
 
@@ -37,9 +38,17 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 
+app = typer.Typer(name="audit", rich_markup_mode="rich")
+app.command()(history)
+
+
+@app.callback(invoke_without_command=True)
 def audit(
+    context: typer.Context,
     *,
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Topic to read; may be given several times.")],
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Topic to read; may be given several times. Required.")
+    ] = None,
     config: ConfigFile = None,
     committed: Annotated[
         str | None,
@@ -57,7 +66,7 @@ def audit(
         typer.Option(metavar="NAME", help="Header with the id as text. Default: the outbox id in our own header."),
     ] = None,
     isolation: Annotated[
-        audits.Isolation, typer.Option(help="Which of Kafka's records count: those committed, or all.")
+        audits.Isolation, typer.Option(help="Which of Kafka's records count: those committed or acknowledged, or all.")
     ] = "read_committed",
     show_examples: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N of each anomaly.")] = 5,
     show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys, which may be personal data.")] = False,
@@ -91,6 +100,10 @@ def audit(
 
       harvest audit --topic flights --committed-file flights.csv --isolation read_uncommitted
     """
+    if context.invoked_subcommand is not None:
+        return
+    if not topic:
+        raise typer.BadParameter("say which topics: --topic", param_hint="--topic")
     if committed is not None and committed_file is not None:
         raise typer.BadParameter("give --committed or --committed-file, not both")
     if id_header is not None and committed is None and committed_file is None:

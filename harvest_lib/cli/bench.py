@@ -10,7 +10,8 @@ from harvest_lib.errors import HarvestError
 
 def bench(
     only: Annotated[
-        list[str] | None, typer.Option(help="This scenario only; may be repeated. Without it all run but approaches.")
+        list[str] | None,
+        typer.Option(help="This scenario only; may be repeated. Without it: all of the harvester."),
     ] = None,
     records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, in turn.")] = 3,
@@ -20,8 +21,9 @@ def bench(
     Absolute figures are the machine's mood; ratios to a floor of the same run are not. Prints a table, and writes
     `.harvest/bench/report.json`. A target that was missed is shown and fails nothing.
 
-    The scenario `approaches` measures no part of the harvester: it shows what other ways of reading an outbox lose, put
-    out of order and hold up, on a workload made to tell them apart. It runs when it is named.
+    Two scenarios measure no part of the harvester, and run when they are named: `approaches` shows what other ways of
+    reading an outbox lose, put out of order and hold up, on a workload made to tell them apart; `history` measures the
+    checker of histories.
 
     Examples:
 

@@ -28,7 +28,7 @@ _FOLLOW_SECONDS = 0.2
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@app.command(epilog="Example: harvest up · harvest up --all · harvest up --brokers 3 --fresh · harvest up --json")
+@app.command(epilog="Example: harvest up · harvest up --all · harvest up --secure · harvest up --brokers 3 --fresh")
 def up(
     *,
     brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
@@ -38,6 +38,9 @@ def up(
     definitions: Annotated[
         str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
     ] = "dagster_harvest.definitions",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With TLS, users and ACLs; shows how clients connect.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the stack at Ctrl-C.")] = False,
     as_json: _JsonOption = False,
@@ -45,7 +48,9 @@ def up(
     """Start Postgres and Kafka on this machine, with --all Dagster and Airflow too, and return once all of it answers.
 
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder). HARVEST_DSN and
-    HARVEST_BOOTSTRAP_SERVERS name servers to use instead. Exits with 7 when the stack does not come up.
+    HARVEST_BOOTSTRAP_SERVERS name servers to use instead. With --secure nobody gets in without TLS, nor may do what was
+    not granted; its data is kept apart, its keys and passwords in the folder `secure` beside it. Exits with 7 when the
+    stack does not come up.
     """
     supervisor = _part("supervisor")
     state = _state()
@@ -53,13 +58,15 @@ def up(
     if foreground:
         supervisor.stop_on_signals()
         try:
-            with _part("stack").Stack(state, postgres, kafka, brokers, fresh=fresh, definitions=served) as stack:
+            with _part("stack").Stack(
+                state, postgres, kafka, brokers, fresh=fresh, definitions=served, secure=secure
+            ) as stack:
                 _show_up(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
         except supervisor.Stopped:
             return
     description, already = supervisor.up(
-        state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh, definitions=served
+        state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh, definitions=served, secure=secure
     )
     _show_up(description, "already running" if already else "up", as_json=as_json)
 
@@ -174,6 +181,8 @@ def _show_up(description: "Description", state: str, *, as_json: bool) -> None:
     console = Console(soft_wrap=True)
     console.print(f"[bold green]{state}[/]")
     console.print(table)
+    if description.secure:
+        typer.echo(_part("secure").settings_text(Path(description.secure)))
 
 
 def _row(name: str, version: str, pid: int, port: int | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def status(
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
         if harvest.columns is None:
-            table.check(connection)
+            table.check_columns(connection)  # who only looks needs no more than SELECT
         else:
             check_mapped(connection, table, harvest.columns)
         look = _Look(connection, table, harvest)

@@ -10,6 +10,8 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from harvest_lib.config.problems import unsendable
+
 _LONGEST_IDENTIFIER_BYTES = 63
 _REMEDY = "write the name of a column, or `{value: …}` for the same text in every record"
 
@@ -22,9 +24,9 @@ class Constant:
 
 
 def _column(value: object) -> object:
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value or unsendable(value):
         raise _wrong("is not the name of a column", "write the name as the catalogue has it")
-    if len(value.encode("utf-8", "surrogatepass")) > _LONGEST_IDENTIFIER_BYTES:
+    if len(value.encode()) > _LONGEST_IDENTIFIER_BYTES:
         raise _wrong(
             f"is a name of more than {_LONGEST_IDENTIFIER_BYTES} bytes, which no column has",
             "write the name as the catalogue has it",
@@ -35,7 +37,7 @@ def _column(value: object) -> object:
 def _part(value: object) -> object:
     if isinstance(value, Mapping):
         constant = value.get("value")
-        if set(value) != {"value"} or not isinstance(constant, str) or "\0" in constant:
+        if set(value) != {"value"} or not isinstance(constant, str) or unsendable(constant):
             raise _wrong("is neither a column nor a constant text", _REMEDY)
         return Constant(constant)
     return value if isinstance(value, Constant) else _column(value)

@@ -87,7 +87,7 @@ def _plain(field: str, text: str) -> object:
 def _json_mapping(text: str, variable: str, *, letters_matter: bool = False) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # JSONDecodeError, and a number of more digits than Python reads
         value = None  # its error carries the text
     if not isinstance(value, dict):
         raise ConfigError(

@@ -11,13 +11,14 @@ from typing import Any
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from harvest_lib.config.problems import Problem, raise_in_validator
+from harvest_lib.config.problems import Problem, raise_in_validator, unsendable
 
 HIDDEN = "***"
 
 SESSION_TIMEOUT = "session.timeout.ms"
 DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
 IN_FLIGHT = "max.in.flight.requests.per.connection"
+BATCH_BYTES = "batch.size"  # producers compare it with what topics take
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
 """Settings that our own, checked ones stand for; clients get those."""
 
@@ -119,6 +120,9 @@ _KEPT = (
 _KEPT_BY_NAME = {name: kept for kept in _KEPT for name in kept.names}
 
 
+_BEYOND_LIBRDKAFKA = 2**63
+
+
 class KafkaSettings(Mapping[str, object]):
     """Settings of librdkafka by its own names. Values are text, numbers, truth values or, from Python, callables."""
 
@@ -186,7 +190,9 @@ def _check(name: object, value: object) -> Iterator[Problem]:
     if not isinstance(name, str) or not name:
         yield Problem(path=(), message="has a name that is not text", remedy="write librdkafka's names, in quotes")
         return
-    if name.startswith("go."):
+    if complaint := unsendable(name) or (unsendable(value) if isinstance(value, str) else ""):
+        yield Problem(path=(name,), message=complaint, remedy="remove it")
+    elif name.startswith("go."):
         remedy = "remove it: it steers confluent-kafka-go, goharvest's client, and means nothing to librdkafka itself"
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
     elif value is None:
@@ -194,14 +200,23 @@ def _check(name: object, value: object) -> Iterator[Problem]:
     elif name != "logger" and not callable(value) and not isinstance(value, str | int | float | bool):
         remedy = "write one value; librdkafka's settings are flat, also those for topics"
         yield Problem(path=(name,), message="is not text, a number, true or false", remedy=remedy)
+    elif name.endswith("_cb") and not callable(value):
+        yield Problem(path=(name,), message="is a function, which only Python can give", remedy="remove it")
+    elif name == "default.topic.config":
+        remedy = "write its entries beside the others; librdkafka's settings are flat, also those for topics"
+        yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
+    elif isinstance(value, int) and abs(value) >= _BEYOND_LIBRDKAFKA:
+        yield Problem(path=(name,), message="is out of range", remedy="choose a number that librdkafka can hold")
     elif name in _KEPT_BY_NAME:
         kept = _KEPT_BY_NAME[name]
         if str(value).strip().lower() not in kept.allowed:
             yield Problem(path=(name,), message=f"must not be changed: {kept.promise}", remedy=kept.remedy)
-    elif name in TRANSLATED and not _is_milliseconds(value, least=1 if name == SESSION_TIMEOUT else 0):
+    elif name == BATCH_BYTES and not _is_digits(value, least=1):
+        yield Problem(path=(name,), message="must be a whole number of bytes", remedy="write digits only")
+    elif name in TRANSLATED and not _is_digits(value, least=1 if name == SESSION_TIMEOUT else 0):
         yield Problem(path=(name,), message="must be a whole number of milliseconds", remedy="write digits only")
 
 
-def _is_milliseconds(value: object, *, least: int) -> bool:
+def _is_digits(value: object, *, least: int) -> bool:
     text = str(value)
     return not isinstance(value, bool) and text.isascii() and text.isdigit() and len(text) <= 10 and int(text) >= least  # noqa: PLR2004 - an int32 has 10 digits

@@ -31,7 +31,7 @@ from harvest_lib.config.kafka_settings import (
     canonical,
 )
 from harvest_lib.config.limits import Count, Limits, Seconds
-from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
+from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
 
@@ -103,9 +103,10 @@ class HarvestConfig(BaseSettings):
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
     """How records are found: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
     native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
-    delivery: Literal["barrier", "pipelined", "transactional"] = "barrier"
+    delivery: Literal["barrier", "pipelined", "transactional", "sequenced"] = "barrier"
     """What may happen to a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
-    them may; `transactional`, nothing repeats for readers of committed records. Default barrier."""
+    them may; `transactional`, nothing repeats for readers of committed records, by Kafka's transactions; `sequenced`,
+    nothing repeats for readers by `harvest_lib.consume`, without these. Default barrier."""
     subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The name under which `snapshot` and `transaction_id` remember where they are; an outbox may have many.
     Default `default`."""
@@ -193,6 +194,12 @@ class HarvestConfig(BaseSettings):
         longest = max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
         return min(wanted, longest)
 
+    @property
+    def exactly_once(self) -> bool:
+        """Tell whether nothing repeats for readers of what is committed. Such deliveries go by laps, whatever the
+        source."""
+        return self.delivery in {"transactional", "sequenced"}
+
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
         """Return the raw Kafka settings of a client, secrets in clear.
 
@@ -236,15 +243,20 @@ class HarvestConfig(BaseSettings):
             )
         return topic
 
+    @field_validator("leader_group_id", "name", "outbox_table")
+    @classmethod
+    def _sendable(cls, text: str) -> str:
+        if complaint := unsendable(text):
+            raise _problem(complaint, "remove it")
+        return text
+
     @field_validator("outbox_table")
     @classmethod
     def _identifiers(cls, table: str) -> str:
         for part in table.split(".", 1):
             if not part.strip():
                 raise _problem("has an empty name in it", "write `table` or `schema.table`")
-            if "\0" in part:
-                raise _problem("has a NUL character in it", "remove it")
-            if len(part.encode("utf-8", "surrogatepass")) > _LONGEST_IDENTIFIER_BYTES:
+            if len(part.encode()) > _LONGEST_IDENTIFIER_BYTES:
                 raise _problem(
                     f"has a name of more than {_LONGEST_IDENTIFIER_BYTES} bytes, which Postgres would cut off",
                     "write the name as Postgres has it",

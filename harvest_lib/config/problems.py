@@ -71,6 +71,15 @@ class Origins:
         return self.file, self.lines.get(())
 
 
+def unsendable(text: str) -> str:
+    """Say why neither Postgres nor Kafka could be sent a text; empty if both could."""
+    if "\0" in text:
+        return "has a NUL character in it"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "is not Unicode: it has half of a surrogate pair in it, or came from bytes that are not UTF-8"
+    return ""
+
+
 def raise_in_validator(title: str, problems: Sequence[Problem]) -> None:
     """Raise problems from inside a pydantic validator, each at its own path; do nothing if there are none."""
     if not problems:

@@ -38,6 +38,8 @@ LOGGING_LEVELS = {
 
 _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits")
 _TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
+_NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What yaml raises for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
 _MERGE = "tag:yaml.org,2002:merge"
 _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "timestamp", "value", "merge")}
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
@@ -159,7 +161,7 @@ class _Contents:
                 continue
             try:
                 values[key] = self.loader.construct_object(each, deep=True)
-            except (yaml.YAMLError, ValueError, TypeError):
+            except _NO_VALUE:
                 remedy = "write one entry a line, its texts in quotes"
                 self._note(Problem(path=(name, key), message="is not what its tag or form says", remedy=remedy), each)
         self.values[name] = values
@@ -249,7 +251,7 @@ class _Contents:
         else:
             try:
                 values[name] = self.loader.construct_object(node)
-            except (yaml.YAMLError, ValueError):
+            except _NO_VALUE:
                 self._note(
                     Problem(path=path, message="is not what its tag or form says", remedy="put it in quotes"), node
                 )

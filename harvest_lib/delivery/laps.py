@@ -4,7 +4,8 @@
                                          ├─ Failed: begin again, at the last position that was committed
                                          └─ Deposed: another leader has taken over, this one is over
 
-Nothing is kept per record between `send` and `commit`, which is what makes laps fast.
+Nothing is kept per record between `send` and `commit`, which is what makes laps fast. What a commit leaves to be done
+is done by the next one, or by `settle` where there is no next one yet.
 
 `PipelinedLaps` is delivery at least once, in order per partition: what `Pipelined` promises (gapless; after a failure a
 run of records may repeat), lap by lap.
@@ -13,11 +14,12 @@ run of records may repeat), lap by lap.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from harvest_lib.consume.publisher import Intent
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery.headers import Headers, header_maker
 from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, ONE_AT_A_TIME, is_fatal, raised
@@ -60,6 +62,12 @@ class Deposed:
 
 Outcome = Committed | Failed | Deposed
 
+Keep = Callable[[Sequence[Intent]], bool]
+"""Puts a checkpoint where it is kept, and the acknowledgements that follow from it with it; False if it was refused."""
+
+Offer = bytes | Keep | None
+"""How a checkpoint goes with its lap: as a record beside the lap's own, by a call before they count, or not at all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LapSettings:
@@ -83,16 +91,17 @@ class LapDelivery(Protocol):
         when `may_send` says no; then `commit` fails."""
         ...
 
-    def commit(self, checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
-        """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes there."""
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+        """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes along."""
+        ...
+
+    def settle(self, may_send: Callable[[], bool]) -> Outcome:
+        """Wait until readers see all that was committed. Called between laps, while nothing is waiting to be sent."""
         ...
 
     def abandon(self) -> bool:
-        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the producer; what is still queued is not sent. Safe to repeat."""
+        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers. Safe to
+        repeat."""
         ...
 
 
@@ -145,8 +154,11 @@ class PipelinedLaps:
         self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
-    def commit(self, _checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
         return self._land(may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> Outcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return Committed()
 
     def abandon(self) -> bool:
         return self._discard()
@@ -190,9 +202,28 @@ class PipelinedLaps:
             if self._serve(functools.partial(self._producer.poll, _WHY_SECONDS)) == 0:
                 break
 
-    def _report(self, error: KafkaError | None, _message: object) -> None:
+    def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
+        """Have the producer do something besides sending rows."""
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        try:
+            call(self._producer)
+        except KafkaException as error:
+            self._failed(error.args[0])
+        except BufferError:
+            self._stopped = True
+        if self._failure is None and not self._stopped:
+            return Committed()
+        return Failed(reason=self._failure.str() if self._failure else "the producer's queue is full")
+
+    def _report(self, error: KafkaError | None, _message: Any) -> None:
         if error is not None:
             self._failed(error)
+
+    def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
+        """As `_report`, of a record of the delivery's own."""
+        if error is not None and error.code() in NEVER_TAKEN:  # no record of the lap is to blame
+            error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")  # noqa: SLF001 - librdkafka's own code
+        self._report(error, None)
 
     def _failed(self, error: KafkaError) -> None:
         # What follows the first failure says only that it was purged, or came after it.

@@ -39,13 +39,19 @@ def is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code
 
 
+_LOST = "returned NULL without setting an exception"
+
+
 def raised(error: KafkaException | SystemError) -> KafkaError:
     """Return what a call of the client's raised while it served callbacks; raises anything that is not the client's.
 
     What is fatal it raises amid them, always; during a flush the reports that follow then fail on that exception, and
     the call ends in a SystemError of which it is the cause. Purging what is on the wire does so: there would be a gap.
+    Now and then the client loses the cause on the way.
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
+    if cause is None and _LOST in str(error):
+        return KafkaError(KafkaError._FATAL, str(error), fatal=True)  # noqa: SLF001 - librdkafka's own code
     if not isinstance(cause, KafkaException):
         raise error
     found: KafkaError = cause.args[0]

@@ -1,11 +1,11 @@
-"""What is known of the topics that records name: whether they exist, and how large a batch they take.
+"""What is known of the topics that records name: whether they exist, how large a batch they take, and what they keep.
 
 Asked before a record is sent, because what a broker refuses it refuses by the batch: one record too many bytes costs
 all that travel with it. Topics that exist are remembered, the absence of one for a few seconds.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,11 +32,19 @@ _BATCH_OVERHEAD_BYTES = 1_000
 
 _LONGEST_CHARACTER_BYTES = 4
 
+COMPACTED = "the topic is compacted"
+"""Why a record is refused, where topics have to keep all that is written to them."""
+
 
 class Topics:
-    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are the base ones."""
+    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are the base ones.
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
+    Where topics have to `keep_all`, those that are compacted take nothing.
+    """
+
+    def __init__(self, settings: Mapping[str, object], *, keep_all: bool = False) -> None:
+        self._keep_all = keep_all
+        self._compacted: set[str] = set()
         self._settings = {**settings, "socket.timeout.ms": int(_ANSWER_SECONDS * 1000)}
         self._admin: AdminClient | None = None
         self._limits: dict[str, int] = {}
@@ -47,8 +55,16 @@ class Topics:
 
     def refused(self, rows: Iterable[Row]) -> dict[int, str]:
         """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic."""
-        known = self._limits
-        doubtful = [row for row in rows if row[1] not in known or len(row[4]) != len(row[5]) or None in row[4]]
+        known, compacted = self._limits, self._compacted
+        doubtful = [
+            row
+            for row in rows
+            if row[1] not in known
+            or row[1] in compacted
+            or len(row[4]) != len(row[5])
+            or None in row[4]
+            or _is_nested(row[4])
+        ]
         if not doubtful:
             return {}
         self._learn({row[1] for row in doubtful if row[1] not in known and is_legal_topic(row[1])})
@@ -62,6 +78,11 @@ class Topics:
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
+    def compacted(self, topics: Iterable[str]) -> list[str]:
+        """Return those of the topics that are compacted, as far as we may know."""
+        self._learn({topic for topic in topics if topic not in self._limits and is_legal_topic(topic)})
+        return sorted(self._compacted.intersection(topics))
+
     def limit(self, topic: str) -> int:
         """Return how many bytes a batch for the topic may have."""
         return self._limits.get(topic, DEFAULT_BATCH_BYTES)
@@ -70,6 +91,7 @@ class Topics:
         """Ask again of every topic: one was made or removed, or its limit changed."""
         self._limits.clear()
         self._missing.clear()
+        self._compacted.clear()
 
     def _reason(self, row: Row) -> str:
         _, topic, _, _, names, contents = row
@@ -77,10 +99,14 @@ class Topics:
             return f"{len(names)} header names, {len(contents)} header values"
         if None in names:
             return "a header without a name"
+        if _is_nested(names) or _is_nested(contents):
+            return "the header names or values are an array of arrays"
         if not is_legal_topic(topic):
             return "the topic's name is not legal in Kafka"
         if topic in self._missing:
             return "the topic does not exist"
+        if topic in self._compacted:
+            return COMPACTED
         return ""
 
     def _learn(self, topics: set[str]) -> None:
@@ -113,10 +139,19 @@ class Topics:
         answers: Any = admin.describe_configs(resources, request_timeout=_ANSWER_SECONDS) if resources else {}
         for resource, answer in answers.items():
             try:
-                found[resource.name] = int(answer.result(_ANSWER_SECONDS)["max.message.bytes"].value)
+                config = answer.result(_ANSWER_SECONDS)
+                found[resource.name] = int(config["max.message.bytes"].value)
+                if self._keep_all and "compact" in config["cleanup.policy"].value:
+                    self._compacted.add(resource.name)
             except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:  # the default will do
                 _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
         return found
+
+
+def _is_nested(texts: Sequence[object]) -> bool:
+    """Tell whether an array of texts has more than one dimension, which the type of its column allows. The client would
+    send what Python makes of a list as the name of a header."""
+    return bool(texts) and type(texts[0]) is list
 
 
 def _exists(description: "Future[Any]") -> bool:

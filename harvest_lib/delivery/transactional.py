@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Outcome, PipelinedLaps
-from harvest_lib.delivery.refusals import NEVER_TAKEN
+from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Offer, Outcome, PipelinedLaps
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row
@@ -75,11 +75,11 @@ class Transactional(PipelinedLaps):
             self._open = isinstance(outcome, Committed)
         return super().send(rows, may_send) if self._open else {}
 
-    def commit(self, checkpoint: bytes | None, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
         if not self._open and self._failure is None:
             self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), Committed)
         if self._failure is None and checkpoint is not None:
-            place, report = self._place, self._report_checkpoint
+            place, report = self._place, partial(self._report_own, "the checkpoint")
             self._attempt(
                 lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
             )
@@ -91,23 +91,8 @@ class Transactional(PipelinedLaps):
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
 
-    def _report_checkpoint(self, error: KafkaError | None, _message: object) -> None:
-        if error is not None and error.code() in NEVER_TAKEN:  # no record of the lap is to blame
-            error = KafkaError(KafkaError._FAIL, f"the checkpoint was refused: {error.str()}")  # noqa: SLF001 - as above
-        self._report(error, None)
-
     def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
-        assert self._producer is not None  # noqa: S101 - `begin` comes first
-        try:
-            call(self._producer)
-        except KafkaException as error:
-            self._failed(error.args[0])
-        except BufferError:
-            self._stopped = True
-        if self._failure is None and not self._stopped:
-            return Committed()
-        reason = self._failure.str() if self._failure else "the producer's queue is full"
-        return self._outcome(Failed(reason=reason))
+        return self._outcome(super()._attempt(call))
 
     def _failed(self, error: KafkaError) -> None:
         # A producer that was fenced refuses records as one that met with a fatal error, and says a little later which.
@@ -115,10 +100,10 @@ class Transactional(PipelinedLaps):
         if error.code() in _DEPOSED:
             self._failure = error
 
-    def _outcome(self, failed: Outcome) -> Outcome:
+    def _outcome(self, outcome: Outcome) -> Outcome:
         if self._failure is not None and self._failure.code() in _DEPOSED:
             return Deposed(reason=self._failure.str())
-        return failed
+        return outcome
 
     def abandon(self) -> bool:
         self._discard()

@@ -38,6 +38,7 @@ from harvest_lib.kafka_client import (
     LastError,
     client_settings,
     create_topic,
+    is_refusal,
     refused_settings,
     topic_missing,
     topic_partitions,
@@ -182,6 +183,7 @@ class Neli:
                     "message.timeout.ms": int(settings.heartbeat_timeout_seconds * 1000),
                     "allow.auto.create.topics": False,
                     "error_cb": said,
+                    "on_delivery": self._on_beat,
                 },
             )
         )
@@ -251,6 +253,15 @@ class Neli:
             candidacy.assigned = False
         return self._seats.vacate(how, [candidacy.shard for candidacy in candidacies])
 
+    def _on_beat(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and is_refusal(error):
+            self._complain(error)
+
+    def _complain(self, error: KafkaError) -> None:
+        if error.str() != self._complaint:  # librdkafka tries again by itself and says so each time
+            self._complaint = error.str()
+            _log.warning("election_troubled", extra={"reason": self._complaint})
+
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         sent_at = self._commits.popleft() if self._commits else NEVER
         if error is None and all(partition.error is None for partition in partitions):
@@ -288,9 +299,7 @@ class Neli:
     def _hear(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            if error.str() != self._complaint:  # librdkafka tries again by itself and says so each time
-                self._complaint = error.str()
-                _log.warning("election_troubled", extra={"reason": self._complaint})
+            self._complain(error)
             return
         shard = message.partition() or 0
         if shard < len(self._candidacies):

@@ -2,6 +2,7 @@
 
 from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.grants import Grants, Way
 from harvest_lib.outbox.mapped import check_mapped
 from harvest_lib.outbox.migration import Migration
 from harvest_lib.outbox.native import NativeTable, create_beside
@@ -19,6 +20,7 @@ __all__ = [
     "Dropped",
     "Dropping",
     "Ensured",
+    "Grants",
     "Load",
     "Migration",
     "NativeTable",
@@ -33,6 +35,7 @@ __all__ = [
     "Segments",
     "Selection",
     "SetAsideRecords",
+    "Way",
     "append",
     "append_async",
     "check_mapped",

@@ -26,6 +26,7 @@ from psycopg.rows import class_row
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
+from harvest_lib.outbox.native_queries import LOCK_DDL
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.table import OutboxTable
 
@@ -65,6 +66,7 @@ class ParkedRecords:
         """Create the table, in the outbox's schema, unless it is there; tell whether it was created."""
         table = self.table
         with translated(), connection.transaction():
+            connection.execute(LOCK_DDL, (str(self.outbox),))
             existed = self._exists(connection)
             schema = connection.execute(queries.SCHEMA, (self.outbox.identifier.as_string(connection),)).fetchone()
             if schema is not None:  # the first of the search path, where it would be made, may be another

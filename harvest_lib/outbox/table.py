@@ -156,7 +156,8 @@ class OutboxTable:
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table unless it is there; tell whether it was created."""
-        with translated():
+        with translated(), connection.transaction():
+            connection.execute(queries.LOCK_DDL, (str(self),))
             existed = bool(self._columns(connection))
             connection.execute(self.create_statement())
         return not existed

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, cast
 
 import psycopg
@@ -16,12 +17,10 @@ from harvest_lib.source.reading import Ahead
 from harvest_lib.source.selection import Scope, Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
 
-# Plans for the values at hand: one kept from the head of the table is wrong in its depth. And by the indexes, in their
-# order: what statistics say of a table that grows at its end is never right, and a page that is sorted, or picked from
-# a bitmap, reads the rest of its batch each time. What may take long is to find where a batch of a hundred million
-# records begins, a second for a million, or the next of the few that a filter lets through.
+# By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
+# is sorted, or picked from a bitmap, reads the rest of its batch each time. What may take long is to find where a batch
+# of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
 _SETTINGS = """
-SET plan_cache_mode = force_custom_plan;
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
 SET jit = off;
 SET lock_timeout = '30s'; SET statement_timeout = '10min'
@@ -50,6 +49,17 @@ _OWN_TRANSACTIONS = 3
 """Remembering takes two or three itself; they are no reason to remember again."""
 
 
+class Plans(StrEnum):
+    """Where a prepared statement's plan comes from.
+
+    KEPT is for the look at the head of the table, which is always the same: over a handful of segments to plan it takes
+    three times as long as to run it. FRESH is for pages: one kept from the head of the table is wrong in its depth.
+    """
+
+    KEPT = "force_generic_plan"
+    FRESH = "force_custom_plan"
+
+
 class ConnectedSource(ABC):
     """A `PagedSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
     what commits from now on. `scoping` is asked on each new connection what of `selection` is to be read."""
@@ -72,6 +82,7 @@ class ConnectedSource(ABC):
         self._connection: psycopg.Connection[Any] | None = None
         self._ahead: Ahead | None = None
         self._place: server.Place | None = None
+        self._plans: Plans | None = None
         self._deferred: list[int] = []
         self._advanced_at = boot_seconds()
         self._fill()
@@ -143,7 +154,14 @@ class ConnectedSource(ABC):
         connection = connect(self._conninfo)
         with translated():
             connection.execute(_SETTINGS)
+        self._plans = None
         return connection
+
+    def _plan(self, plans: Plans) -> None:
+        """Have the statements that follow planned in this way. None may be on its way."""
+        if plans is not self._plans:
+            self._connected().execute(f"SET plan_cache_mode = {plans}")
+            self._plans = plans
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
@@ -190,7 +208,7 @@ class ConnectedSource(ABC):
                 f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
                 evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
                 next_step="correct `dataSource`, or, after a restore, anchor it anew: `harvest subscriptions rewind "
-                f"{self._subscription} --to beginning|now|SNAPSHOT`",
+                f"{self._subscription} --to mirror|beginning|now|SNAPSHOT`",
             )
 
     def _refuse_foreign(self, connection: psycopg.Connection[Any]) -> None:

@@ -32,7 +32,7 @@ _LACKS_GRANT = "SELECT quote_ident(current_user) WHERE NOT has_function_privileg
 
 _REMEDY = (
     "compare Kafka with the outbox (`harvest audit`), then anchor the subscription anew: "
-    "`harvest subscriptions rewind {name} --to beginning|now|SNAPSHOT`"
+    "`harvest subscriptions rewind {name} --to mirror|beginning|now|SNAPSHOT`"
 )
 
 

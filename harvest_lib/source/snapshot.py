@@ -30,7 +30,7 @@ from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import Row
 from harvest_lib.source import server
 from harvest_lib.source import snapshot_queries as queries
-from harvest_lib.source.connected import ConnectedSource
+from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.selection import Scoping, Selection, everything
@@ -99,6 +99,7 @@ class SnapshotSource(ConnectedSource):
             "open": [str(each) for each in self._prev.in_progress],
             "limit": limit + 1,
         }
+        self._plan(Plans.KEPT)
         found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
         text, in_recovery, *first = found[0]
         if in_recovery:
@@ -131,6 +132,7 @@ class SnapshotSource(ConnectedSource):
 
     def _begin_batch(self, cur: Snapshot, after: int) -> None:
         """Begin to read by pages, or go on after an id."""
+        self._plan(Plans.FRESH)
         low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
         seen = {"from": str(self._prev.xmax), "now": str(cur)}
         if self._prev != NOTHING:  # else it is everything there is

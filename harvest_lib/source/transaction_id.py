@@ -18,7 +18,7 @@ from harvest_lib.database import translated
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import Row
 from harvest_lib.source import server
-from harvest_lib.source.connected import ConnectedSource
+from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.visibility import Snapshot
 
@@ -71,6 +71,7 @@ class TransactionIdSource(ConnectedSource):
             "until": str(until.xmin) if until is not None else None,
         }
         with translated():
+            self._plan(Plans.KEPT)
             found = connection.cursor(binary=True).execute(self._read, values, prepare=True).fetchall()
         if found[0][1]:
             raise server.standby()

@@ -13,35 +13,22 @@ import sys
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from harvest_lib.errors import HarvestError
 from infra.demo.page import write
 from infra.demo.progress import Progress, summary, verdicts
 from infra.demo.proof import proof
 from infra.demo.run import run
+from infra.interruption import Interrupted, interrupt_on_signals, show_error
 from infra.local.state import default_state
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """A signal asked us to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-        self.exit_code = 128 + number
 
 
 def main() -> int:
     """Run the demo, show what came of it, and return the exit code."""
-    for number in _SIGNALS:
-        signal.signal(number, _interrupt)
+    interrupt_on_signals()
     state, console = default_state(), Console(highlight=False)
     report: dict[str, Any] = {}
     try:
@@ -58,8 +45,7 @@ def main() -> int:
         return interruption.exit_code
     except HarvestError as error:
         _show(console, report, state)
-        errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        errors.print(Text("error: ", style="red").append(Text(str(error), style="not red")))
+        show_error(error)
         return 1
     _show(console, report, state)
     return 0 if report["ok"] else 1
@@ -98,12 +84,6 @@ def _stay_open(url: str, progress: Progress) -> None:
 
 def _shown(file: Path) -> str:
     return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
-    for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the ending
-    raise Interrupted(number)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harvest_lib.errors import StackError
-from infra.demo.log_lines import JsonLines
 from infra.demo.place import Place
 from infra.local.jars import POSTGRES_JDBC, resolve
 from infra.local.java import find_java
+from infra.local.log_lines import JsonLines
 from infra.local.process import ServerProcess, tail
 from infra.local.state import make_folder
 

@@ -52,14 +52,15 @@ class Place:
         """Return what the DSN for a command line lacks."""
         return str(conninfo_to_dict(self.dsn).get("password", ""))
 
-    def reaper_yaml(self) -> str:
-        """Write the configuration of a harvester as goharvest spells it. Holds the password."""
+    def reaper_yaml(self, **more: str) -> str:
+        """Write the configuration of a harvester as goharvest spells it, and `more`. Holds the password."""
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "producerKafkaConfig": {"compression.type": "lz4"},
             "leaderGroupID": self.group,
             "dataSource": self.dsn,
             "limits": {"markQueryRecords": 1000, "maxInFlightRecords": 10000},
+            **more,
         }
         return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}, sort_keys=False)
 

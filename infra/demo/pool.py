@@ -1,76 +1,13 @@
-"""A pool of harvesters: real `harvest run` processes, who leads among them, and the killing of the leader.
+"""A pool of harvesters: who leads among them, and the killing of the leader."""
 
-Who leads is read from their logs, as an operator would.
-"""
-
-import os
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from uuid import UUID
 
 from harvest_lib.errors import StackError
-from infra.demo.log_lines import JsonLines
-from infra.local.process import ServerProcess, tail
+from infra.local.harvester import Harvester, Lead
+from infra.local.process import tail
 
 SIZE = 3
-
-_STOP_SECONDS = 15
-_BEGINS = {"leader_acquired", "leader_refreshed"}
-_ENDS = {"leader_revoked", "leader_fenced"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """Harvester `harvester` began to lead under `leader_id` at `at` (Unix time)."""
-
-    harvester: int
-    leader_id: UUID
-    at: float
-
-
-class Harvester:
-    """One process of the pool."""
-
-    def __init__(self, number: int, config: Path, folder: Path) -> None:
-        self.number = number
-        self.lead: Lead | None = None
-        self.started = False
-        self.stopped_cleanly = False
-        self.process = ServerProcess(
-            f"harvester {number}",
-            log=folder / f"harvester-{number}.log",
-            stop_signals={signal.SIGTERM: _STOP_SECONDS},
-        )
-        self._config = config
-        self._lines = JsonLines(self.process.log)
-
-    def start(self) -> None:
-        """Start it; returns at once."""
-        # The variables that named the servers of the stack would go before the file.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
-        command: list[str | Path] = [sys.executable, "-m", "harvest_lib.cli"]
-        command += ["run", "-f", self._config, "--log-format", "json"]
-        self.process.spawn(command, environment=environment)
-
-    def look(self) -> Iterator[Lead]:
-        """Read what it has logged and yield the terms it began."""
-        for line in self._lines.new():
-            event = line.get("event")
-            if event in _BEGINS:
-                at = datetime.fromisoformat(line["timestamp"]).timestamp()
-                self.lead = Lead(harvester=self.number, leader_id=UUID(line["leader_id"]), at=at)
-                yield self.lead
-            elif event in _ENDS:
-                self.lead = None
-            elif event == "harvester_started":
-                self.started = True
-            elif event == "harvester_stopped":
-                self.stopped_cleanly = True
 
 
 class Pool:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from harvest_lib.audit import AuditReport, LeaderStatistics
 from infra.demo.loading import Month
-from infra.demo.pool import Lead
+from infra.local.harvester import Lead
 
 KILLS = 2
 

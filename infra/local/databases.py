@@ -28,7 +28,9 @@ def own_database(dsn: str, name: str, *, password_file: Path) -> str:
             if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
                 connection.execute(sql.SQL("CREATE ROLE {}").format(identifier))
             connection.execute(
-                sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(identifier, sql.Literal(_scram(connection, password)))
+                sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
+                    identifier, sql.Literal(scram_verifier(connection, password))
+                )
             )
             if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
                 connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(identifier))  # to make it the owner
@@ -67,7 +69,7 @@ def sqlalchemy_url(dsn: str, driver: str) -> str:
     return url.render_as_string(hide_password=False)
 
 
-def _scram(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
+def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
     """Return what Postgres stores of the password: in clear it could be in the server's log."""
     return connection.pgconn.encrypt_password(
         password.encode(), connection.info.user.encode(), b"scram-sha-256"

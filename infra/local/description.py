@@ -33,6 +33,8 @@ class Description:
     pid: int
     started: float
     airflow_login: str = ""
+    secure: str = ""
+    """The folder with what a secured stack's clients need; empty for one that is not."""
 
     def to_json(self, *, with_password: bool = False) -> str:
         """Write it as JSON, the password in the DSN hidden unless asked for."""

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from harvest_lib.errors import StackError
@@ -43,6 +44,12 @@ def java_major(home: Path) -> int | None:
     # `java version "1.8.0_392"` up to 8, `openjdk version "17.0.15"` after it; other lines may come before it.
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(found.group(1)) if found else None
+
+
+def argument_file(arguments: Sequence[str | Path]) -> str:
+    """Return the text of a file that `java @FILE` reads its arguments from."""
+    quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in arguments)
+    return "".join(f'"{each}"\n' for each in quoted)
 
 
 def _candidates() -> list[Path]:

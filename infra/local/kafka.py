@@ -1,9 +1,10 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
 
 Every broker listens twice: without authentication (`bootstrap_servers`), and with SASL/PLAIN for one user whose
-password is made once (`sasl_bootstrap_servers`). A third listener, where it is asked for, sends its clients by a detour
-that may break on the way. Topics are never created by mention. Logs are replicated on all brokers there are. Data is
-kept between runs, apart for each version and number of brokers.
+password is made once (`sasl_bootstrap_servers`). More listeners, where they are asked for, send their clients by
+detours that may break on the way. A secured cluster has other listeners instead, see `kafka_security`. Topics are never
+created by mention. Logs are replicated on all brokers there are. Data is kept between runs, apart for each version,
+number of brokers, and kind.
 """
 
 import base64
@@ -22,7 +23,8 @@ from confluent_kafka.admin import AdminClient
 
 from harvest_lib.errors import StackError
 from infra.local.jars import kafka_jars, resolve
-from infra.local.java import find_java
+from infra.local.java import argument_file, find_java
+from infra.local.kafka_security import OPERATOR, KafkaSecurity
 from infra.local.ports import accepts, keep_ports
 from infra.local.process import ServerProcess, through_child
 from infra.local.state import make_folder, write_private
@@ -54,12 +56,14 @@ class KafkaCluster:
         version: str = "4.3.1",
         brokers: int = 1,
         parts: Path | None = None,
-        detour_ports: Sequence[int] = (),
+        detours: Mapping[str, Sequence[int | str]] | None = None,
+        security: KafkaSecurity | None = None,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `detour_ports`, one for each broker, are ports of 127.0.0.1 that lead to `ports["detour-1"]` and so on: whoever
-        bootstraps there is told to come back there, without authentication.
+        `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
+        `ports["name-1"]` and so on: whoever bootstraps there is told to come back there, without authentication. With
+        `security` there are its listeners instead of all these.
         """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
@@ -76,21 +80,42 @@ class KafkaCluster:
         ]
         """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
         self.ports: dict[str, int] = {}
-        self._detour_ports = tuple(detour_ports)
+        self._detours = dict(detours or {})
         self._parts = parts or state
-        self._folder = state / f"kafka-{version}-{brokers}"
+        self._security = security
+        self._folder = state / f"kafka-{version}-{brokers}{'-secure' if security else ''}"
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where clients connect without authentication."""
-        return ",".join(f"127.0.0.1:{self.ports[f'plain-{number}']}" for number in self._numbers)
+        """Where clients connect: without authentication, or to a secured cluster by SCRAM."""
+        return ",".join(f"127.0.0.1:{self.port(number)}" for number in self._numbers)
 
     @property
     def sasl_bootstrap_servers(self) -> str:
         """Where clients connect by SASL/PLAIN."""
         return ",".join(f"127.0.0.1:{self.ports[f'sasl-{number}']}" for number in self._numbers)
+
+    @property
+    def tls_bootstrap_servers(self) -> str:
+        """Where clients connect to a secured cluster by certificate."""
+        return ",".join(f"127.0.0.1:{self.ports[f'tls-{number}']}" for number in self._numbers)
+
+    @property
+    def operator_settings(self) -> dict[str, str]:
+        """The client settings of whoever may do everything."""
+        if self._security is None:
+            return {"bootstrap.servers": self.bootstrap_servers}
+        return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
+
+    def port(self, number: int) -> int:
+        """Return where clients connect to one broker; call `prepare` first."""
+        return self.ports[f"{self._roles[0]}-{number}"]
+
+    def lead(self, detours: Mapping[str, Sequence[int | str]]) -> None:
+        """Have other detours; before `prepare`."""
+        self._detours = dict(detours)
 
     @property
     def sasl_settings(self) -> dict[str, str]:
@@ -119,14 +144,19 @@ class KafkaCluster:
         self.ports = keep_ports(self._folder / "ports.json", names)
         for number in self._numbers:
             write_private(self._properties(number), self._configuration(number))
-            data = self._data(number)
+            data = self.data(number)
             if not (data / "meta.properties").exists():
                 shutil.rmtree(data, ignore_errors=True)
-                command = [self._java[0], *_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
-                command += ["--config", self._properties(number)]
-                command += ["--cluster-id", self._identity()["cluster"]]
+                arguments = [*_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
+                arguments += ["--config", self._properties(number), "--cluster-id", self._identity()["cluster"]]
+                arguments += self._security.format_arguments() if self._security else []
+                # By a file: a command line may be read by everybody on the machine.
+                write_private(self._format_file(number), argument_file(arguments))
                 formatting = subprocess.Popen(
-                    through_child(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                    through_child([self._java[0], f"@{self._format_file(number)}"]),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
                 )
                 self._formatting.append((number, formatting))
 
@@ -134,9 +164,12 @@ class KafkaCluster:
         """Start all brokers without waiting until they answer; call `prepare` first."""
         while self._formatting:
             number, formatting = self._formatting.pop()
-            output, _ = formatting.communicate(timeout=_READY_SECONDS)
+            try:
+                output, _ = formatting.communicate(timeout=_READY_SECONDS)
+            finally:
+                self._format_file(number).unlink()
             if formatting.returncode != 0:
-                shutil.rmtree(self._data(number), ignore_errors=True)
+                shutil.rmtree(self.data(number), ignore_errors=True)
                 raise StackError(
                     f"the data of Kafka broker {number} could not be made",
                     evidence=" | ".join(output.strip().splitlines()[-3:]),
@@ -153,13 +186,13 @@ class KafkaCluster:
     def await_ready(self) -> None:
         """Wait until every broker has joined and answers clients."""
         for number, broker in zip(self._numbers, self.brokers, strict=True):
-            port = self.ports[f"plain-{number}"]
+            port = self.port(number)
             broker.await_ready(lambda port=port: accepts(port), seconds=_READY_SECONDS)  # type: ignore[misc]
         self.brokers[0].await_ready(self.answers, seconds=_READY_SECONDS)
 
     def answers(self) -> bool:
         """Tell whether all brokers are members of the cluster as a client sees it."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        admin = AdminClient({**self.operator_settings, "log_level": 0})
         try:
             return len(admin.list_topics(timeout=2).brokers) == len(self.brokers)
         except KafkaException:
@@ -202,13 +235,19 @@ class KafkaCluster:
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        return ("plain", "sasl", "controller", *(("detour",) if self._detour_ports else ()))
+        if self._security:
+            return ("sasl", "tls", "controller")
+        return ("plain", "sasl", "controller", *self._detours)
 
-    def _data(self, number: int) -> Path:
+    def data(self, number: int) -> Path:
+        """Return the folder with one broker's log."""
         return self._folder / f"broker-{number}"
 
     def _properties(self, number: int) -> Path:
         return self._folder / f"broker-{number}.properties"
+
+    def _format_file(self, number: int) -> Path:
+        return self._folder / f"format-{number}.arguments"
 
     def _identity(self) -> Mapping[str, str]:
         """The cluster's id and the SASL user's password: made once, then read."""
@@ -222,11 +261,11 @@ class KafkaCluster:
 
     def _configuration(self, number: int) -> str:
         ports, replicas = self.ports, len(self.brokers)
-        password = self._identity()["password"]
         listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in self._roles}
         advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
-        if self._detour_ports:
-            advertised["DETOUR"] = f"127.0.0.1:{self._detour_ports[number - 1]}"
+        for name, detour in self._detours.items():
+            place = detour[number - 1]
+            advertised[name.upper()] = place if isinstance(place, str) else f"127.0.0.1:{place}"
         voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
         settings = {
             "process.roles": "broker,controller",
@@ -234,17 +273,10 @@ class KafkaCluster:
             # Named here and not in the data, so that a port may change between two runs.
             "controller.quorum.voters": voters,
             "controller.listener.names": "CONTROLLER",
-            "inter.broker.listener.name": "PLAIN",
             "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
             "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
-            "listener.security.protocol.map": (
-                "PLAIN:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT,DETOUR:PLAINTEXT"
-            ),
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": (
-                f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{_SASL_USER}="{password}";'
-            ),
-            "log.dirs": self._data(number),
+            **(self._security.settings() if self._security else self._unsecured()),
+            "log.dirs": self.data(number),
             "auto.create.topics.enable": "false",
             "default.replication.factor": replicas,
             "min.insync.replicas": min(2, replicas),
@@ -266,6 +298,17 @@ class KafkaCluster:
             "num.io.threads": 4,
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _unsecured(self) -> dict[str, object]:
+        login = f'PlainLoginModule required user_{_SASL_USER}="{self._identity()["password"]}";'
+        return {
+            "inter.broker.listener.name": "PLAIN",
+            "listener.security.protocol.map": ",".join(
+                f"{role.upper()}:{'SASL_PLAINTEXT' if role == 'sasl' else 'PLAINTEXT'}" for role in self._roles
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.{login}",
+        }
 
 
 def _environment() -> dict[str, str]:

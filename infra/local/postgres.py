@@ -2,7 +2,8 @@
 
 Its data is kept between runs, and durable as in production unless asked otherwise. Passwords are checked (SCRAM); the
 superuser's is made once and kept in a file that only its owner reads. When we are root the server runs as `nobody`,
-because Postgres refuses root, and reaches its files even below folders closed to that user.
+because Postgres refuses root, and reaches its files even below folders closed to that user. A secured one lets nobody
+in but by TLS, and keeps its data apart.
 """
 
 import importlib.util
@@ -18,10 +19,11 @@ from pathlib import Path
 
 import psutil
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.errors import StackError
 from infra.local.ports import keep_ports
+from infra.local.postgres_tls import ServerTls
 from infra.local.process import Identity, ServerProcess, through_child
 from infra.local.state import make_folder, write_private
 
@@ -37,25 +39,30 @@ _SETTINGS = {
     "max_prepared_transactions": "20",
     "log_line_prefix": "%m [%p] %q%d ",
 }
+_TLS = {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key", "ssl_min_protocol_version": "TLSv1.2"}
+_TLS_ONLY = "hostssl all,replication all 127.0.0.1/32 scram-sha-256\n"
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class PostgresServer:
     """A Postgres of one version with its data below a state folder."""
 
-    def __init__(self, state: Path, *, version: str = "18", durable: bool = True) -> None:
-        """Prepare; nothing is written or started yet. Without `durable` a crash of the machine may lose commits."""
+    def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
+        """Prepare; nothing is written or started yet. Without `durable` a crash of the machine may lose commits. With
+        `tls` nobody gets in otherwise."""
         if version not in VERSIONS:
             raise StackError(
                 f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
             )
         self.version = version
         self.port = 0
-        self._folder = state / f"postgres-{version}"
+        name = f"postgres-{version}{'-secure' if tls else ''}"
+        self._folder = state / name
         self._data = self._folder / "data"
-        self._password_file = state / f"postgres-{version}.password"
-        self._ports_file = state / f"postgres-{version}.ports"
+        self._password_file = state / f"{name}.password"
+        self._ports_file = state / f"{name}.ports"
         self._durable = durable
+        self._tls = tls
         self._process = ServerProcess(
             "postgres",
             log=state / "logs" / "postgres.log",
@@ -69,6 +76,16 @@ class PostgresServer:
         return self._process.pid
 
     @property
+    def folder(self) -> Path:
+        """What the server writes is below it, but for its log."""
+        return self._folder
+
+    @property
+    def log(self) -> Path:
+        """The server's log."""
+        return self._process.log
+
+    @property
     def dsn(self) -> str:
         """The connection string of the superuser, password included."""
         return make_conninfo(
@@ -77,7 +94,7 @@ class PostgresServer:
             user="postgres",
             password=self._password_file.read_text(),
             dbname="postgres",
-            sslmode="disable",
+            **({"sslmode": "disable"} if self._tls is None else self._tls.client_parameters()),
         )
 
     def start(self) -> None:
@@ -95,10 +112,13 @@ class PostgresServer:
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
-            "unix_socket_directories": self._socket_folder(),
+            "unix_socket_directories": "" if self._tls else self._socket_folder(),
             **({} if self._durable else _NOT_DURABLE),
+            **(_TLS if self._tls else {}),
         }
-        command: list[str | Path] = [_binary("postgres", self.version), "-D", self._data]
+        if self._tls:
+            self._secure(self._tls, user)
+        command: list[str | Path] = [self._binary("postgres"), "-D", self._data]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         self._process.spawn(command, environment=_environment(), user=user, paths=[self._data])
@@ -122,6 +142,32 @@ class PostgresServer:
     def kill(self) -> None:
         """End the server as a crash would."""
         self._process.kill()
+
+    def copy(self, primary: "PostgresServer", name: str) -> None:
+        """Make the data as a copy of a server that runs. Once started it follows that one, under this name."""
+        user = _unprivileged()
+        make_folder(self._folder)
+        self._data.mkdir(mode=0o700)
+        if user:
+            os.chown(self._data, user.uid, user.gid)
+        known = conninfo_to_dict(primary.dsn)
+        write_private(self._password_file, str(known["password"]))
+        followed = {each: known[each] for each in ("host", "port", "user", "sslmode")}
+        command: list[str | Path] = [self._binary("pg_basebackup"), "-D", self._data, "--write-recovery-conf"]
+        command += ["--checkpoint=fast", *([] if self._durable else ["--no-sync"])]
+        command += ["-d", make_conninfo("", **followed, application_name=name)]
+        # By the environment: a command line may be read by everybody on the machine.
+        environment = {**_environment(), "PGPASSWORD": str(known["password"])}
+        self._run(command, user, self._data, f"the data of Postgres {self.version} could not be copied", environment)
+
+    def promote(self) -> None:
+        """Have a standby take over, and wait until it takes writes."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def remove(self) -> None:
+        """Remove the data of a server that does not run."""
+        shutil.rmtree(self._data)
 
     def restart(self) -> None:
         """Stop and start the server; the port stays."""
@@ -149,25 +195,46 @@ class PostgresServer:
             if user:
                 os.chown(handed_over.name, user.uid, user.gid)
                 os.chown(new, user.uid, user.gid)
-            command: list[str | Path] = [_binary("initdb", self.version), "-D", new, "--pwfile", handed_over.name]
+            command: list[str | Path] = [self._binary("initdb"), "-D", new, "--pwfile", handed_over.name]
             command += ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
             command += ["--no-instructions", *([] if self._durable else ["--no-sync"])]
             command += [part for name, value in _SETTINGS.items() for part in ("--set", f"{name}={value}")]
-            done = subprocess.run(
-                through_child(command, user=user, paths=[new]),
-                capture_output=True,
-                text=True,
-                env=_environment(),
-                cwd="/",
-                check=False,
-            )
+            self._run(command, user, new, f"the data of Postgres {self.version} could not be made", _environment())
+        new.rename(self._data)
+
+    @staticmethod
+    def _run(
+        command: list[str | Path], user: Identity | None, data: Path, failed: str, environment: dict[str, str]
+    ) -> None:
+        done = subprocess.run(
+            through_child(command, user=user, paths=[data]),
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd="/",
+            check=False,
+        )
         if done.returncode != 0:
             raise StackError(
-                f"the data of Postgres {self.version} could not be made",
+                failed,
                 evidence=" | ".join(done.stderr.strip().splitlines()[-3:]),
                 next_step="use a state folder (HARVEST_HOME) that other users can reach, or run it as another user",
             )
-        new.rename(self._data)
+
+    def _binary(self, name: str) -> Path:
+        return self._tls.binaries / name if self._tls else _binary(name, self.version)
+
+    def _secure(self, tls: ServerTls, user: Identity | None) -> None:
+        """Put beside the data what the server reads as the user it runs as: certificate, key, and who may come in."""
+        texts = {
+            "server.pem": tls.certificate.certificate.read_text(),
+            "server.key": tls.certificate.key.read_text(),
+            "pg_hba.conf": _TLS_ONLY,
+        }
+        for name, text in texts.items():
+            write_private(self._data / name, text)
+            if user:
+                os.chown(self._data / name, user.uid, user.gid)
 
     def _clear_leftover(self) -> None:
         """End a server that an earlier run left behind, and forget a lock file whose process id is another's by now."""

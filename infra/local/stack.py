@@ -24,6 +24,7 @@ from infra.local.description import Description, Server, hide_password, process_
 from infra.local.kafka import KafkaCluster
 from infra.local.platform import Platform
 from infra.local.postgres import PostgresServer
+from infra.local.secure import Security
 from infra.local.state import default_state, locked, make_folder
 
 _OUTSIDE_SECONDS = 10
@@ -43,22 +44,34 @@ class Stack:
         durable: bool = True,
         parts: Path | None = None,
         definitions: str = "",
+        secure: bool = False,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
         Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well.
+        `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
         self.kafka: KafkaCluster | None = None
         self._outside_dsn = os.environ.get("HARVEST_DSN", "")
         self._outside_servers = os.environ.get("HARVEST_BOOTSTRAP_SERVERS", "")
+        self.security = Security(self.state, version=postgres, parts=parts) if secure else None
+        if self.security:
+            _check_alone([*filter(None, (self._outside_dsn, self._outside_servers, definitions))])
         if not self._outside_dsn:
-            self.postgres = PostgresServer(self.state, version=postgres, durable=durable)
+            tls = self.security.tls() if self.security else None
+            self.postgres = PostgresServer(self.state, version=postgres, durable=durable, tls=tls)
         if not self._outside_servers:
-            self.kafka = KafkaCluster(self.state, version=kafka, brokers=brokers, parts=parts)
+            self.kafka = KafkaCluster(
+                self.state,
+                version=kafka,
+                brokers=brokers,
+                parts=parts,
+                security=self.security.kafka() if self.security else None,
+            )
         self.platform = Platform(self.state, definitions=definitions, parts=parts) if definitions else None
         self._fresh = fresh
         self._held = ExitStack()
@@ -149,7 +162,7 @@ class Stack:
             )
         for number, broker in enumerate(self.kafka.brokers if self.kafka else [], 1):
             if self.kafka and broker.pid:
-                port = self.kafka.ports[f"plain-{number}"]
+                port = self.kafka.port(number)
                 servers.append(Server(name=broker.name, version=self.kafka.version, pid=broker.pid, port=port))
         return Description(
             dsn=self.dsn,
@@ -158,6 +171,7 @@ class Stack:
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
             airflow_login=self.platform.login() if self.platform else "",
+            secure=str(self.security.folder) if self.security else "",
         )
 
     def to_json(self) -> str:
@@ -180,6 +194,8 @@ class Stack:
         return f"Stack({str(self.state)!r})"
 
     def _start_servers(self) -> None:
+        if self.security:
+            self.security.make()
         if self.kafka:
             self.kafka.prepare()  # works on in the background while Postgres makes its data
         if self.postgres:
@@ -194,14 +210,30 @@ class Stack:
             self.kafka.await_ready()
         else:
             _check_kafka(self._outside_servers)
+        if self.security and self.postgres and self.kafka:
+            self.security.admit(self.postgres.dsn)
+            self.security.write_settings(
+                self.postgres.dsn,
+                by_password=self.kafka.bootstrap_servers,
+                by_certificate=self.kafka.tls_bootstrap_servers,
+            )
 
     def _wipe(self) -> None:
-        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "passwords"):
+        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "passwords", "secure"):
             for path in self.state.glob(pattern):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+def _check_alone(others: list[str]) -> None:
+    if others:
+        raise StackError(
+            "a secured stack is Postgres and Kafka of its own, and nothing beside them",
+            evidence=f"{len(others)} of HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS and definitions of Dagster were given",
+            next_step="unset the variables, and leave out `--all`",
+        )
 
 
 def _check_postgres(dsn: str) -> None:

@@ -59,7 +59,14 @@ def stop_on_signals() -> None:
 
 
 def up(
-    state: Path, *, postgres: str, kafka: str, brokers: int, fresh: bool, definitions: str = ""
+    state: Path,
+    *,
+    postgres: str,
+    kafka: str,
+    brokers: int,
+    fresh: bool,
+    definitions: str = "",
+    secure: bool = False,
 ) -> tuple[Description, bool]:
     """Bring the stack up in the background; returns it, and whether it was up already.
 
@@ -70,11 +77,13 @@ def up(
         if found := running(state):
             _check_same(found, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh)
             _check_platform(found, wanted=bool(definitions))
+            _check_secure(found, wanted=secure)
             return found, True
         command = [sys.executable, "-m", "infra.local.supervisor", "--state", str(state)]
         command += ["--postgres", postgres, "--kafka", kafka, "--brokers", str(brokers)]
         command += ["--definitions", definitions]
-        _launch([*command, *(["--fresh"] if fresh else [])], make_folder(state / "logs") / "supervisor.log")
+        command += [*(["--fresh"] if fresh else []), *(["--secure"] if secure else [])]
+        _launch(command, make_folder(state / "logs") / "supervisor.log")
         found = running(state)
     if found is None:
         raise StackError(
@@ -120,6 +129,15 @@ def _check_platform(found: Description, *, wanted: bool) -> None:
     if wanted and not found.airflow_login:
         raise StackError(
             "a stack is up already, without Dagster and Airflow",
+            evidence=f"up: {', '.join(server.name for server in found.servers)}",
+            next_step="end it with `harvest down` first; its data stays",
+        )
+
+
+def _check_secure(found: Description, *, wanted: bool) -> None:
+    if wanted is not bool(found.secure):
+        raise StackError(
+            "a stack is up already, and it is not a secured one" if wanted else "a secured stack is up already",
             evidence=f"up: {', '.join(server.name for server in found.servers)}",
             next_step="end it with `harvest down` first; its data stays",
         )
@@ -172,6 +190,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--brokers", type=int, required=True)
     parser.add_argument("--definitions", default="")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--secure", action="store_true")
     parser.add_argument("--report", type=int, required=True)
     options = parser.parse_args(arguments)
     stop_on_signals()
@@ -184,6 +203,7 @@ def main(arguments: list[str]) -> int:
             options.brokers,
             fresh=options.fresh,
             definitions=options.definitions,
+            secure=options.secure,
         ) as stack:
             report.write("{}")
             report.close()

@@ -1,7 +1,7 @@
 """From commit to a reader of committed records, at a steady rate, beside produce to consume without an outbox.
 
-The writer notes the time before it inserts, in the value; the reader when it has the record. Both are threads of this
-process, the harvester is one of its own, as it would be.
+The writer notes the time when a commit has returned to it, or before it hands a record to the producer; the reader when
+it has the record. Both are threads of this process, the harvester is one of its own, as it would be.
 """
 
 import os
@@ -87,9 +87,11 @@ def _raw(servers: Servers) -> Latency:
         {"bootstrap.servers": servers.bootstrap_servers, "enable.idempotence": True, "linger.ms": 0, "acks": "all"}
     )
 
-    def write(key: str, value: str) -> None:
+    def write(key: str, value: str) -> float:
+        began = time.perf_counter()
         producer.produce(servers.topic, value, key)
         producer.poll(0)
+        return began
 
     return _measured(servers, write)
 
@@ -100,31 +102,36 @@ def _harvested(servers: Servers, delivery: str) -> Latency:
         harvester(servers, delivery=delivery),
         psycopg.connect(servers.dsn, autocommit=True) as connection,
     ):
-        return _measured(
-            servers, lambda key, value: connection.execute(_INSERT, (servers.topic, key, value), prepare=True)
-        )
+
+        def write(key: str, value: str) -> float:
+            connection.execute(_INSERT, (servers.topic, key, value), prepare=True)
+            return time.perf_counter()
+
+        return _measured(servers, write)
 
 
-def _measured(servers: Servers, write: Callable[[str, str], object]) -> Latency:
+def _measured(servers: Servers, write: Callable[[str, str], float]) -> Latency:
+    """Write key and value of many records; `write` returns the time from which a record counts."""
     records = _RATE * (_SECONDS + _SETTLE_SECONDS)
-    seconds: list[float] = []
+    written: list[float] = []
+    came: dict[int, float] = {}
     ready = threading.Event()
-    reader = threading.Thread(target=_read, args=(servers, records, seconds, ready), daemon=True)
+    reader = threading.Thread(target=_read, args=(servers, records, came, ready), daemon=True)
     reader.start()
     if not ready.wait(_LONGEST_SECONDS):
         raise RuntimeError("the reader did not come to read")
     began = time.perf_counter()
     for number in range(records):
         time.sleep(max(0.0, began + number / _RATE - time.perf_counter()))
-        write(f"key-{number * 7919 % KEYS}", f"{time.perf_counter():.6f}".ljust(VALUE_BYTES, "x"))
+        written.append(write(f"key-{number * 7919 % KEYS}", f"{number}".ljust(VALUE_BYTES, "x")))
     reader.join(_LONGEST_SECONDS)
-    if len(seconds) < records:
-        raise RuntimeError(f"only {len(seconds)} of {records} records came")
-    cuts = quantiles(seconds[_RATE * _SETTLE_SECONDS :], n=100)
+    if len(came) < records:
+        raise RuntimeError(f"only {len(came)} of {records} records came")
+    cuts = quantiles([came[number] - written[number] for number in range(_RATE * _SETTLE_SECONDS, records)], n=100)
     return Latency(p50=cuts[49] * 1_000, p99=cuts[98] * 1_000)
 
 
-def _read(servers: Servers, records: int, seconds: list[float], ready: threading.Event) -> None:
+def _read(servers: Servers, records: int, came: dict[int, float], ready: threading.Event) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": servers.bootstrap_servers,
@@ -140,10 +147,10 @@ def _read(servers: Servers, records: int, seconds: list[float], ready: threading
     consumer.poll(0.5)
     ready.set()
     deadline = time.monotonic() + _LONGEST_SECONDS
-    while len(seconds) < records and time.monotonic() < deadline:
+    while len(came) < records and time.monotonic() < deadline:
         message = consumer.poll(1.0)
         if message is not None and message.error() is None:
-            seconds.append(time.perf_counter() - float(message.value()[:20].rstrip(b"x")))
+            came.setdefault(int(message.value().rstrip(b"x")), time.perf_counter())
     consumer.close()
 
 

@@ -4,7 +4,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from tests.benchmarks import curves, floors, idle, laps, large, latency, pools, spark_audit, spark_sink
+from tests.benchmarks import (
+    consuming,
+    curves,
+    floors,
+    history,
+    idle,
+    laps,
+    large,
+    latency,
+    pools,
+    spark_audit,
+    spark_sink,
+)
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
@@ -112,13 +124,16 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "shards": large.shards,
     "curves": curves.curves,
     "one-key": _one_key,
+    "sequencer": consuming.sequencer,
+    "consumer": consuming.consumer,
     "spark-sink": spark_sink.spark_sink,
     "take-over": _take_over,
     "hand-over": _hand_over,
     "idle": _idle,
     "spark-audit": spark_audit.audit,
     "approaches": _approaches,
+    "history": history.check,
 }
 
-ONLY_WHEN_NAMED = {"approaches"}
+ONLY_WHEN_NAMED = {"approaches", "history"}
 """What measures no part of the harvester, and so need not be measured each time."""

@@ -1,7 +1,7 @@
 """A harvester is killed at each step between produce, commit, checkpoint and purge, and another one goes on.
 
-Readers of committed records see each record exactly once under transactional, at least once otherwise. No key steps
-back but under pipelined, where a run of its records may come again, without a gap.
+Readers of committed records see each record exactly once under transactional and sequenced, at least once otherwise. No
+key steps back but under pipelined, where a run of its records may come again, without a gap.
 """
 
 import json
@@ -15,10 +15,13 @@ import pytest
 from support.native_outbox import NativeOutbox
 from support.outbox import Outbox, check_runs, harvest_config, read_topic, steps
 from support.pool import Member
+from support.sequenced import read_acknowledged
 
 from harvest_lib.harvester import Harvest
 
 long = pytest.mark.long
+
+ONCE = {"transactional", "sequenced"}
 
 RECORDS = 2_500
 MORE = 300
@@ -38,6 +41,25 @@ STEPS = {
     },
     "laps": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
     "marks": {"fetched": 3, "produce": 700, "purge": 2, "purged": 2},
+    "sequenced": {
+        "lead": 1,
+        "produce": 1_300,
+        "landed": 2,
+        "keep": 2,
+        "keeping": 2,
+        "kept": 2,
+        "acknowledge": 6,
+        "saved": 2,
+    },
+    "marks_sequenced": {
+        "fetched": 3,
+        "produce": 1_300,
+        "keep": 2,
+        "kept": 2,
+        "acknowledge": 6,
+        "purge": 2,
+        "purged": 2,
+    },
     "marks_by_laps": {"fetched": 3, "produce": 1_300, "commit": 2, "committed": 2, "save": 2, "purge": 2, "purged": 2},
 }
 
@@ -47,6 +69,8 @@ WAYS = {
     "snapshot_pipelined": ("snapshot", "pipelined", "laps"),
     "snapshot_barrier": ("snapshot", "barrier", "laps"),
     "mark_transactional": ("mark", "transactional", "marks_by_laps"),
+    "snapshot_sequenced": ("snapshot", "sequenced", "sequenced"),
+    "mark_sequenced": ("mark", "sequenced", "marks_sequenced"),
     "mark_pipelined": ("mark", "pipelined", "marks"),
     "mark_barrier": ("mark", "barrier", "marks"),
 }
@@ -102,13 +126,20 @@ class Crashes:
         """Have a harvester deliver what is left, and return all that is in the topic."""
         config = harvest_config(self.outbox.dsn, self.servers, self.group, **self.settings)
         Harvest(config).drain(60)
-        return read_topic(self.servers, self.outbox.topic, isolation="read_committed")
+        return self.read(self.outbox.topic)
+
+    def read(self, topic):
+        """Return what a reader of committed records finds in a topic."""
+        if self.delivery == "sequenced":
+            return read_acknowledged(self.servers, topic)
+        return read_topic(self.servers, topic, isolation="read_committed")
 
 
 @pytest.fixture
 def crashes(dsn, make_topic, bootstrap_servers, group_id, tmp_path, way):
     source, delivery, _ = WAYS[way]
-    outbox = (Outbox if source == "mark" and delivery != "transactional" else NativeOutbox)(dsn, make_topic(4))
+    by_laps = source != "mark" or delivery in ONCE
+    outbox = (NativeOutbox if by_laps else Outbox)(dsn, make_topic(4))
     yield Crashes(outbox, bootstrap_servers, group_id, tmp_path, source, delivery)
     outbox.close()
 
@@ -116,7 +147,7 @@ def crashes(dsn, make_topic, bootstrap_servers, group_id, tmp_path, way):
 def check(delivery, delivered, records):
     """The ids from 1 to `records` are there, as often and in such an order as the delivery promises."""
     assert {record.outbox_id for record in delivered} == set(range(1, records + 1))
-    if delivery == "transactional":
+    if delivery in ONCE:
         assert len(delivered) == records, "a record twice"
     if delivery == "pipelined":
         check_runs(delivered)
@@ -132,7 +163,7 @@ def test_killed_at_a_step(crashes, step, nth):
     check(crashes.delivery, crashes.finish(), RECORDS + MORE)
 
 
-@pytest.mark.parametrize("way", ["snapshot_transactional"])
+@pytest.mark.parametrize("way", ["snapshot_transactional", "snapshot_sequenced"])
 def test_killed_after_its_first_look_at_an_empty_outbox(crashes):
     """The checkpoint that a subscription begins with is nowhere but in Postgres."""
     assert crashes.crash("saved", 1)
@@ -158,8 +189,13 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
     check(crashes.delivery, crashes.finish(), records)
 
 
-@pytest.mark.parametrize("step", ["shelve", "shelved", "commit", "committed", "released"])
-@pytest.mark.parametrize("way", ["snapshot_transactional"])
+@pytest.mark.parametrize(
+    ("way", "step"),
+    [
+        *(("snapshot_transactional", step) for step in ("shelve", "shelved", "commit", "committed", "released")),
+        *(("snapshot_sequenced", step) for step in ("keep", "kept", "released")),
+    ],
+)
 def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_topic, unique):
     """What was retried is in the checkpoint until it is forgotten, so nobody sends it twice."""
     later, outbox = unique("later"), crashes.outbox
@@ -175,9 +211,9 @@ def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_to
     outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
     outbox.fill(50)
     if not step.startswith("shelve"):
-        assert crashes.crash(step, 2 if step in {"commit", "committed"} else 1)
+        assert crashes.crash(step, 1 if step == "released" else 2)
     delivered = crashes.finish()
-    retried = read_topic(crashes.servers, later, isolation="read_committed")
+    retried = crashes.read(later)
     assert sorted(record.outbox_id for record in [*delivered, *retried]) == list(range(1, 101))
     assert steps(delivered) == []
     assert {record.outbox_id for record in retried} == {7, 8}

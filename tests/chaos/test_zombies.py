@@ -12,7 +12,16 @@ from support.outbox import check_runs, read_topic, steps
 from support.pool import Pool
 from support.waiting import eventually
 
-from harvest_lib.delivery import CheckpointPlace, Committed, Deposed, LapSettings, Topics, Transactional
+from harvest_lib.delivery import (
+    CheckpointPlace,
+    Committed,
+    Deposed,
+    InTurn,
+    LapSettings,
+    Topics,
+    Transactional,
+    exactly_once,
+)
 
 SESSION_SECONDS = 3
 WATCHED_SECONDS = 5
@@ -29,9 +38,10 @@ def always():
 
 
 class Rivals:
-    """Deliveries under one transactional id, to one topic, with checkpoints in another."""
+    """Deliveries under one transactional id, or its two in turn, to one topic, with checkpoints in another."""
 
-    def __init__(self, servers, topic, checkpoints):
+    def __init__(self, make, servers, topic, checkpoints):
+        self._make = make
         self._servers = servers
         self.topic = topic
         self.checkpoints = checkpoints
@@ -41,7 +51,7 @@ class Rivals:
         kafka = {"bootstrap.servers": self._servers}
         place = CheckpointPlace(topic=self.checkpoints, partition=0, key="default/0")
         settings = LapSettings(kafka=kafka, delivery_timeout_seconds=5)
-        made = Transactional(settings, Topics(kafka), self.checkpoints, place)
+        made = self._make(settings, Topics(kafka), self.checkpoints, place)
         self._made.append(made)
         leader_id = uuid.uuid4()
         assert made.begin(leader_id) == Committed()
@@ -50,6 +60,14 @@ class Rivals:
     def send(self, delivery, *ids):
         refused = delivery.send([(number, self.topic, f"k{number}", "v", [], []) for number in ids], always)
         assert refused == {}
+
+    def arrive(self, delivery):
+        """Have all that was sent in the log."""
+        self.part(delivery)._producer.flush(5)
+
+    def part(self, delivery):
+        """Return what has the present lap."""
+        return delivery._deliveries[0] if isinstance(delivery, InTurn) else delivery
 
     def committed(self):
         """Return what readers of committed records see: leader ids and outbox ids, and the checkpoints."""
@@ -64,10 +82,10 @@ class Rivals:
             made.close()
 
 
-@pytest.fixture
-def rivals(bootstrap_servers, make_topic, unique):
+@pytest.fixture(params=[Transactional, exactly_once], ids=["one_id", "in_turn"])
+def rivals(request, bootstrap_servers, make_topic, unique):
     checkpoints = make_topic(1, name=f"{unique('x')}.checkpoint", **{"cleanup.policy": "compact"})
-    made = Rivals(bootstrap_servers, make_topic(4), checkpoints)
+    made = Rivals(request.param, bootstrap_servers, make_topic(4), checkpoints)
     yield made
     made.close()
 
@@ -79,7 +97,7 @@ def test_what_the_one_before_commits_is_refused(rivals, sent):
     assert old.commit(b"1", always) == Committed()
     if sent in {"before", "on_both_sides"}:
         rivals.send(old, *range(2, 50))
-        old._producer.flush(5)  # all of it is in the log
+        rivals.arrive(old)
     new, new_id = rivals.begun()
     if sent in {"after", "on_both_sides"}:
         rivals.send(old, *range(50, 100))
@@ -95,7 +113,7 @@ def test_the_one_before_that_goes_on_sending_hears_that_it_is_over(rivals):
     old, _ = rivals.begun()
     rivals.send(old, *range(1, 50))
     rivals.begun()
-    eventually(lambda: rivals.send(old, 50) or old._failure is not None, 10, "it is refused")
+    eventually(lambda: rivals.send(old, 50) or rivals.part(old)._failure is not None, 10, "it is refused")
     assert isinstance(old.commit(b"old", always), Deposed)
     old.abandon()
     assert rivals.committed() == ([], [])
@@ -106,7 +124,7 @@ def test_what_the_one_before_has_open_holds_up_nobody(rivals):
     without having heard that it is over."""
     old, _ = rivals.begun()
     rivals.send(old, *range(1, 50))
-    old._producer.flush(5)
+    rivals.arrive(old)
     new, new_id = rivals.begun()
     rivals.send(new, 1)
     old.abandon()
@@ -120,7 +138,8 @@ def test_what_the_one_before_has_open_holds_up_nobody(rivals):
 @pytest.fixture
 def outbox(dsn, make_topic, delivery):
     """Without transactions only the broker can refuse what a thawed client sends before anybody can say no."""
-    config = {} if delivery == "transactional" else {"message.timestamp.before.max.ms": (SESSION_SECONDS - 1) * 1000}
+    late = {"message.timestamp.before.max.ms": (SESSION_SECONDS - 1) * 1000}
+    config = {} if delivery in {"transactional", "sequenced"} else late
     made = NativeOutbox(dsn, make_topic(4, **config))
     yield made
     made.close()
@@ -189,18 +208,21 @@ def watch(zombie, successor):
         time.sleep(0.05)  # how often it is looked at
 
 
-@pytest.mark.parametrize("delivery", ["transactional"])
 @pytest.mark.parametrize(
-    ("step", "nth"),
+    ("delivery", "step", "nth"),
     [
-        ("commit", 2),
-        pytest.param("produce", 1_300, marks=pytest.mark.long),
-        pytest.param("committing", 2, marks=pytest.mark.long),
-        pytest.param("committed", 2, marks=pytest.mark.long),
-        pytest.param("save", 2, marks=pytest.mark.long),
+        ("transactional", "commit", 2),
+        pytest.param("transactional", "produce", 1_300, marks=pytest.mark.long),
+        pytest.param("transactional", "committing", 2, marks=pytest.mark.long),
+        pytest.param("transactional", "committed", 2, marks=pytest.mark.long),
+        pytest.param("transactional", "save", 2, marks=pytest.mark.long),
+        ("sequenced", "keep", 2),
+        pytest.param("sequenced", "produce", 1_300, marks=pytest.mark.long),
+        pytest.param("sequenced", "kept", 2, marks=pytest.mark.long),
+        pytest.param("sequenced", "acknowledge", 6, marks=pytest.mark.long),
     ],
 )
-def test_one_that_was_frozen_in_a_transaction_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
+def test_one_that_was_frozen_in_a_lap_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
     outbox.fill(RECORDS, keys=500)
     zombie = freeze(pool, step, nth)
     successor, row = succeed(pool, outbox, bootstrap_servers)

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from support.waiting import eventually
 
 from harvest_lib.provenance import HEADER_NAME, stamp
+from infra.demo.dagster_api import ENDED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("loaded")]
 
@@ -33,15 +34,22 @@ def database(platform):
 
 @pytest.fixture
 def stopped(platform):
-    """No daemon, and nobody who starts one, until the test ends."""
+    """No daemon, and nobody who starts one or judges the outbox, until the test ends."""
     platform.dagster.switch(SUPERVISOR, "stop")
-    for run, status in platform.dagster.runs(DAEMON).items():
-        if status in {"STARTED", "STARTING", "QUEUED"}:
-            platform.dagster.terminate(run)
-    eventually(lambda: not harvesting(platform), 60, "the daemon stops")
+    eventually(lambda: not platform.dagster.ticks(SUPERVISOR), 60, "the supervisor's last tick ends")
+    eventually(lambda: at_rest(platform), 60, "the daemon stops, one that the last tick asked for too")
     yield
     platform.dagster.switch(SUPERVISOR, "start")
     eventually(lambda: harvesting(platform), 120, "the daemon runs again")
+
+
+def at_rest(platform):
+    """Have the daemons that live end, and return whether none does."""
+    live = {run: status for run, status in platform.dagster.runs(DAEMON).items() if status not in ENDED}
+    for run, status in live.items():
+        if status != "CANCELING":
+            platform.dagster.terminate(run)
+    return not live
 
 
 def harvesting(platform):

@@ -3,16 +3,20 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
+from itertools import count
 
 import pytest
 from support.audited import Audited, Purged
+from support.secured import Secured
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
 from support.subscribed import Subscribed
 
 from infra.local.jars import POSTGRES_JDBC, resolve
 from infra.local.java import find_java
-from infra.local.state import default_state
+from infra.local.stack import Stack
+from infra.local.state import default_state, locked
 
 REAPER = """\
 harvest:
@@ -62,6 +66,23 @@ def reaper(tmp_path, dsn, bootstrap_servers, group_id):
     file = tmp_path / "reaper.yaml"
     file.write_text(REAPER.format(servers=bootstrap_servers, group=group_id, dsn=dsn))
     return file
+
+
+@pytest.fixture(scope="session")
+def secure_stack(parts):
+    """A secured Postgres and Kafka for the whole session."""
+    with ExitStack() as held:
+        folders = (parts / f"test-secure-{number}" for number in count(1))
+        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, secure=True))
+
+
+@pytest.fixture
+def secured(secure_stack, unique):
+    """A database of the test's own on the secured stack, and a name that its topics and groups begin with."""
+    made = Secured(secure_stack, unique("s")[:63])
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

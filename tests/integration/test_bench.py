@@ -12,7 +12,7 @@ from tests.benchmarks.report import at_least, at_most, show, write
 from tests.benchmarks.scenarios import SCENARIOS, Size
 
 
-@pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined-8-lanes", "one-key"])
+@pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined-8-lanes", "one-key", "sequencer", "consumer"])
 def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_topic, tmp_path, name):
     servers = Servers(dsn=dsn, bootstrap_servers=bootstrap_servers, topic=make_topic(partitions=8))
     results = list(SCENARIOS[name](servers, Size(records=2_000, rounds=1)))
@@ -21,7 +21,11 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     assert set(first) == {"name", "value", "unit", "floor", "ratio", "target", "met"}
     assert first["name"] == name
     assert first["value"] / first["floor"] == pytest.approx(first["ratio"])
-    more = {"drain-barrier": ["drain-barrier-statements"], "one-key": ["one-key-and-purge"]}
+    more = {
+        "drain-barrier": ["drain-barrier-statements"],
+        "one-key": ["one-key-and-purge"],
+        "consumer": ["consumer-rate"],
+    }
     assert [other["name"] for other in others] == more.get(name, [])
 
 

@@ -26,6 +26,7 @@ WAYS = {
     "barrier": {"source": "snapshot", "delivery": "barrier"},
     "pipelined": {"source": "snapshot", "delivery": "pipelined"},
     "transactional": {"source": "snapshot", "delivery": "transactional"},
+    "sequenced": {"source": "snapshot", "delivery": "sequenced"},
     "transaction_id": {"source": "transaction_id", "delivery": "pipelined"},
 }
 

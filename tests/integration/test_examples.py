@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from support.outbox import read_topic
 from support.waiting import eventually
 
@@ -90,6 +91,27 @@ def test_basic(run, dsn, bootstrap_servers, make_topic):
         assert connection.execute("SELECT id, state FROM orders").fetchall() == [("o-1", "placed")]
     assert example.end(signal.SIGTERM) == 0
     assert example.text.splitlines() == ["harvesting", "stopped, 1 delivered"]
+
+
+def test_consumer(run, dsn, bootstrap_servers, make_topic):
+    topic = make_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for number in range(30):
+        producer.produce(topic, b'{"state": "placed"}' if number % 3 else b'{"state": "paid"}', key=str(number))
+    producer.produce(topic, b"not JSON", key="bad")
+    assert producer.flush(10) == 0
+    example = run("consumer.py", topic)
+    example.says("consuming")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def counted():
+            return dict(connection.execute("SELECT state, orders FROM states").fetchall()) == {"placed": 20, "paid": 10}
+
+        eventually(counted, 60, "the orders are counted")
+        parked = "SELECT key FROM consumers_parked"
+        eventually(lambda: connection.execute(parked).fetchall() == [(b"bad",)], 30, "the bad one is set aside")
+    assert example.end(signal.SIGTERM) == 0
+    assert example.text.splitlines() == ["consuming", "stopped"]
 
 
 @pytest.mark.parametrize("with_structlog", [False, True], ids=["standard", "structlog"])

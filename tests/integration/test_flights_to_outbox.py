@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,10 @@ def batches(flights: DataFrame, slice_file: Path) -> dict[int, Batch]:
     return {batch.month: batch for batch in batches_of(flights, months=[1, 3, 10], file=slice_file, source=slice_file)}
 
 
+def run_named(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The job on a database of its own, with a connection to look at it."""
@@ -88,11 +93,11 @@ class Job:
             )
 
     def stage(self, batch: Batch, run: str = "a run") -> None:
-        stage(flights_of(self.flights, batch), batch=batch.id, run=run, target=self.target)
+        stage(flights_of(self.flights, batch), batch=batch.id, run=run_named(run), target=self.target)
 
     def promote(self, batch: Batch, run: str = "a run") -> bool:
         with connect(self.dsn) as connection:
-            promoted = promote(connection, batch.id, batch.content, run=run, plan=self.plan)
+            promoted = promote(connection, batch.id, batch.content, run=run_named(run), plan=self.plan)
         return promoted is not None and promoted[1]
 
     def run_sql(self, statement: str, *values: object) -> list[tuple[object, ...]]:

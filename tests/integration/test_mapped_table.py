@@ -67,7 +67,7 @@ def write(connection, topic, *keys, kind="Recorded"):
 
 
 @pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
-@pytest.mark.parametrize("delivery", ["barrier", "transactional"])
+@pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_articles_table_is_harvested(
     article, dsn, make_topic, bootstrap_servers, group_id, source, delivery, shards

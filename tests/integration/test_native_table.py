@@ -3,6 +3,8 @@
 import random
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -214,3 +216,14 @@ def test_a_sequence_that_hands_out_ids_in_lots_is_refused(connection):
     connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
     with pytest.raises(OutboxTableError, match="ALTER SEQUENCE outbox_id_seq CACHE 1"):
         table.check(connection)
+
+
+def test_members_of_a_pool_that_start_at_once_make_one_table_of_each(dsn):
+    """Two `CREATE TABLE IF NOT EXISTS` at once can both find nothing: one of them fails then."""
+    members = 6
+    with ExitStack() as ending, ThreadPoolExecutor(members) as threads:
+        connections = [ending.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(members)]
+        for turn in range(10):
+            outbox = OutboxTable.parse(f"outbox_{turn}")
+            for table in (outbox, ParkedRecords(outbox)):
+                assert list(threads.map(table.create, connections)).count(True) == 1

@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
-from support.proxy import TcpProxy
 from support.waiting import eventually
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
+from infra.chaos.link import Links
 from infra.local.kafka import KafkaCluster
 
 HEARTBEAT_TIMEOUT = 1.5
@@ -23,14 +23,14 @@ SLACK = 1.0  # for a machine that is busy
 @pytest.fixture(scope="module")
 def network():
     """The way to the broker that is broken."""
-    with TcpProxy() as proxy:
-        yield proxy
+    with Links() as links:
+        yield links.add()
 
 
 @pytest.fixture(scope="module")
 def broker(network, parts, tmp_path_factory):
     """A broker that is reached by that way too."""
-    cluster = KafkaCluster(tmp_path_factory.mktemp("kafka"), parts=parts, detour_ports=[network.port])
+    cluster = KafkaCluster(tmp_path_factory.mktemp("kafka"), parts=parts, detours={"detour": [network.port]})
     try:
         cluster.start()
         network.forward_to("127.0.0.1", cluster.ports["detour-1"])

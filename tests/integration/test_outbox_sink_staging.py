@@ -7,6 +7,7 @@ from support.sink import RECORDS, left_behind
 
 from harvest_lib.errors import OutboxTableError
 from spark_jobs import queries
+from spark_jobs.database import connect
 from spark_jobs.errors import PromotionRefused
 from spark_jobs.outbox_sink import sink
 from spark_jobs.promotion import writer_name
@@ -26,6 +27,34 @@ def test_what_the_dead_have_staged_is_swept_and_what_the_living_stage_is_not(dat
             sink(frame.drop("text"), dsn=database.dsn, batch_id="3", records=RECORDS)
     sink(frame.drop("text"), dsn=database.dsn, batch_id="3", records=RECORDS)
     assert database.counts() == {"outbox": 300, "outbox_staging": 0, "outbox_batches": 3}
+
+
+def test_a_batch_that_was_alone_leaves_no_dead_rows(database, frame):
+    size = "SELECT pg_relation_size('outbox_staging')"
+    sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
+    assert database.ask(size) == [(0,)]
+    with psycopg.connect(database.dsn) as task:
+        left_behind(database, "2", connection=task)
+        sink(frame, dsn=database.dsn, batch_id="3", records=RECORDS)  # does not wait for it
+    assert database.ask("SELECT batch FROM outbox_staging") == [("2",)]
+    assert database.counts()["outbox"] == 200
+
+
+def test_what_others_have_staged_stays(database, frame):
+    sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
+    with psycopg.connect(database.dsn, autocommit=True) as living:
+        living.execute(queries.TRY_LOCK_BATCH, {"batch": "living", "ledger": "outbox_batches"})
+        left_behind(database, "living")
+        sink(frame, dsn=database.dsn, batch_id="2", records=RECORDS)
+        assert database.ask("SELECT batch FROM outbox_staging") == [("living",)]
+
+
+def test_what_is_seen_under_a_lock_is_as_new_as_the_lock(database):
+    """Else rows that another batch has staged meanwhile would be taken for none, and the table be emptied."""
+    ((name,),) = database.ask("SELECT quote_ident(current_database())")
+    database.connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    with connect(database.dsn) as connection, connection.transaction():
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
 
 def test_a_task_that_commits_after_the_others_is_ended_before(database, frame):

@@ -1,13 +1,16 @@
 """What a look and a page cost: rows and buffers, which do not depend on the machine, whatever is kept in the table.
 
-Statements are taken from the source as it fills them, and explained as it runs them. Each table has 20,000 records
-that were read and are kept, in several segments; one was never analyzed, as after a bulk load.
+Statements are taken from the source as it fills them, and explained as it runs them: a look by a plan that is kept,
+made for no values in particular, a page by one for its values. Each table has 20,000 records that were read and are
+kept, in several segments; one was never analyzed, as after a bulk load.
 """
 
 import pytest
-from psycopg import sql
+from psycopg import adapt, sql
+from psycopg._queries import PostgresQuery
 from support.paged import RealPagedTable, read_rows
 
+from harvest_lib.source.connected import Plans
 from harvest_lib.source.visibility import Snapshot
 
 KEPT = 20_000
@@ -43,8 +46,16 @@ def fill(connection, records):
 class Cost:
     """Rows that scans of the outbox produced or threw away, and buffers that the statement touched."""
 
-    def __init__(self, connection, statement, values):
+    def __init__(self, connection, statement, values, *, kept=False):
+        if kept:
+            query = PostgresQuery(adapt.Transformer(connection))
+            query.convert(statement, values)
+            connection.execute(b"PREPARE explained AS " + query.query)
+            in_order = sql.SQL(", ").join(sql.Literal(values[name]) for name in query._order)
+            statement, values = sql.SQL("EXECUTE explained ({})").format(in_order), None
         (plan,) = connection.execute(sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ") + statement, values).fetchone()
+        if kept:
+            connection.execute("DEALLOCATE explained")
         root = plan[0]["Plan"]
         self.buffers = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
         self.rows = 0
@@ -77,7 +88,13 @@ def look(source, limit=501):
         "open": [str(each) for each in source._prev.in_progress],
         "limit": limit,
     }
-    return Cost(source._connection, source._look, values)
+    source._plan(Plans.KEPT)
+    return Cost(source._connection, source._look, values, kept=True)
+
+
+def page(source, statement, values):
+    source._plan(Plans.FRESH)
+    return Cost(source._connection, statement, values)
 
 
 def batch(source, cur):
@@ -143,14 +160,14 @@ def test_a_page_of_fresh_records_is_read_by_the_primary_key(table):
     fill(table.connection, KEPT)
     cur = table.snapshot()
     values = batch(source, cur)
-    extent = Cost(source._connection, source._extent, values)
+    extent = page(source, source._extent, values)
     assert extent.rows <= KEPT, extent
     low, high = source._connection.execute(source._extent, values).fetchone()
     assert (low, high) == (KEPT + 1, 2 * KEPT)
     for after in (low - 1, low + 7_000, high - 1_000):
-        page = Cost(source._connection, source._fresh, {**values, "after": after, "high": high, "limit": 500})
-        assert page.rows == 500, page
-        assert page.buffers < FEW_BUFFERS, page
+        read = page(source, source._fresh, {**values, "after": after, "high": high, "limit": 500})
+        assert read.rows == 500, read
+        assert read.buffers < FEW_BUFFERS, read
 
 
 def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table):
@@ -158,9 +175,9 @@ def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table
     first = look(source)
     assert first.rows <= 502 + SEGMENTS, first
     values = batch(source, table.snapshot())
-    page = Cost(source._connection, source._fresh, {**values, "after": 9_900, "high": 2**63 - 1, "limit": 500})
-    assert page.rows == 500, page
-    assert page.buffers < FEW_BUFFERS, page
+    read = page(source, source._fresh, {**values, "after": 9_900, "high": 2**63 - 1, "limit": 500})
+    assert read.rows == 500, read
+    assert read.buffers < FEW_BUFFERS, read
 
 
 def test_a_page_of_late_records_is_read_by_the_index(table):
@@ -175,9 +192,9 @@ def test_a_page_of_late_records_is_read_by_the_index(table):
         table.connection.execute("ANALYZE outbox")
     ended = [str(late.id), str(small.id)]
     for after in (0, KEPT + 7_000, 2 * KEPT - 700):
-        page = Cost(source._connection, source._late, {"ended": ended, "after": after, "limit": 500})
-        assert 500 <= page.rows <= 504 + SEGMENTS, page
-        assert page.buffers < FEW_BUFFERS, page
+        read = page(source, source._late, {"ended": ended, "after": after, "limit": 500})
+        assert 500 <= read.rows <= 504 + SEGMENTS, read
+        assert read.buffers < FEW_BUFFERS, read
 
 
 def test_a_connection_looks_for_foreign_transactions_by_the_index(table):
@@ -190,12 +207,36 @@ def test_a_connection_looks_for_foreign_transactions_by_the_index(table):
 def test_transaction_id_reads_a_page_by_the_index(table):
     source = table.source(kind="transaction_id")
     source.open(None)
+    source._plan(Plans.KEPT)
     of_last = "SELECT transaction_id::text, id FROM outbox WHERE id = %s"
     for after in (1, KEPT // 2, KEPT - 500):
         transaction, number = table.connection.execute(of_last, (after,)).fetchone()
-        page = Cost(
-            source._connection, source._read, {"transaction": transaction, "id": number, "until": None, "limit": 500}
-        )
-        assert page.rows <= 500 + SEGMENTS, page
-        assert page.buffers < FEW_BUFFERS, page
+        values = {"transaction": transaction, "id": number, "until": None, "limit": 500}
+        read = Cost(source._connection, source._read, values, kept=True)
+        assert read.rows <= 500 + SEGMENTS, read
+        assert read.buffers < FEW_BUFFERS, read
     source.close()
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "transaction_id"])
+def test_the_plan_of_a_look_is_made_once(dsn, kind):
+    """To plan it anew takes three times as long as to run it; so a page needs a plan for its values, a look none."""
+    table = RealPagedTable(dsn, segment_size=4_000)
+    source = table.source(kind=kind)
+    source.open(None)
+    for _ in range(20):
+        fill(table.connection, 10)
+        assert len(read_rows(source, 10)) == 10
+    made = (
+        "SELECT max(custom_plans), max(generic_plans) FROM pg_prepared_statements WHERE statement ~ 'harvest|LATERAL'"
+    )
+    custom, generic = source._connection.execute(made).fetchone()
+    assert custom == 0
+    assert generic >= 20
+    fill(table.connection, 3_000)
+    assert len(read_rows(source, 3_000)) == 3_000
+    pages = "SELECT sum(custom_plans) FROM pg_prepared_statements WHERE statement ~ 'CASE WHEN'"
+    (custom,) = source._connection.execute(pages).fetchone()
+    assert custom is None if kind == "transaction_id" else custom > 0
+    source.close()
+    table.close()

@@ -63,7 +63,7 @@ def waiting(outbox):
 
 
 @pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
-@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional", "sequenced"])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, delivery, before, after):
     settings = {"source": source, "delivery": delivery}

@@ -24,7 +24,7 @@ INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafk
 VALUES (%s, %s, %s, %s, %s) RETURNING id
 """
 
-DELIVERIES = ["barrier", "pipelined", "transactional"]
+DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
 
         eventually(arrived, 30, "they arrive too")
     assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, topic).values())
-    if config().delivery == "transactional":
+    if config().exactly_once:
         assert len(delivered(bootstrap_servers, topic)) == len(good) + len(bad)
 
 

@@ -14,7 +14,7 @@ from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
 KINDS = ["snapshot", "transaction_id"]
-DELIVERIES = ["barrier", "pipelined", "transactional"]
+DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def _sees(outbox, seen):
 def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(outbox, source, delivery):
     write(outbox, *(f"k{number % 7}" for number in range(500)))
     with outbox.running(source=source, delivery=delivery) as harvest:
-        eventually(lambda: len(outbox.arrived()) == 500, 30)
+        eventually(lambda: len(outbox.arrived(isolation="read_committed")) == 500, 30)
         eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0, 10)
         leader_id = outbox.shard().leader_id
         moved = outbox.subscriptions.rewind("default", to="beginning")

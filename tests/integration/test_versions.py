@@ -3,6 +3,8 @@
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
+from support.secured import MARK, MARK_LAPS, SNAPSHOT, Secured
+from support.waiting import eventually
 
 from harvest_lib.harvester import Harvest
 from infra.local import Stack
@@ -21,3 +23,18 @@ def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
         delivered = read_topic(stack.bootstrap_servers, "orders")
     assert sorted(record.outbox_id for record in delivered) == list(range(1, 2_001))
     assert steps_back(delivered) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_is_printed_is_enough_for_the_older_servers_too(tmp_path, parts):
+    """TLS everywhere, and exactly the grants that `harvest grants` prints."""
+    with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts, secure=True) as stack:
+        for name, way in {"mark": MARK, "snapshot": SNAPSHOT, "mark_laps": MARK_LAPS}.items():
+            secured = Secured(stack, name)
+            assert secured.owner.info.server_version // 10_000 == 16
+            secured.prepare(way)
+            secured.write(30)
+            assert Harvest(secured.config(**way)).drain(60).records == 30
+            eventually(lambda made=secured: made.arrived(30), 10, "committed")
+            secured.close()

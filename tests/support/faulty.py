@@ -42,6 +42,9 @@ class FaultyProducer:
             self._producer.produce(topic, value, key, partition, None, None, *rest, **named)
             return
         headers = rest[1] if len(rest) > 1 else named.get("headers", [])
+        if HEADER_NAME not in dict(headers or []):  # what harvesters say among themselves
+            self._producer.produce(topic, value, key, partition, report, None, *rest, **named)
+            return
         origin = _origin(headers)
         fault = self._dice.choice(KINDS) if self._dice.random() < self._rate else None
         if fault == "raised" and not self._broken:

@@ -72,8 +72,8 @@ class FakeLapDelivery:
         self._lap = []
         return self.leaves_behind
 
-    def close(self):
-        self._lap = []
+    def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
+        return Committed()
 
 
 class FakeStore:
@@ -94,7 +94,7 @@ class FakeStore:
     def stands(self):
         return self.kafka.checkpoint or self.mirror
 
-    def record(self, checkpoint):
+    def offer(self, checkpoint):
         return checkpoint
 
     def save(self, checkpoint):
@@ -175,7 +175,7 @@ class Laps:
     def __init__(self, *, policy="hold_key", one_per_key=False):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
         self.delivery, self.store = FakeLapDelivery(self.kafka), FakeStore(self.kafka)
-        self.policy, self.one_per_key = policy, one_per_key
+        self.policy, self.one_per_key, self.exactly_once = policy, one_per_key, True
         self.delivered = 0
 
     def loop(self):
@@ -186,6 +186,7 @@ class Laps:
             shelf=Shelf(self.policy, self.topics, self.places),
             limits=Limits(io_error_backoff_seconds=0.0),
             one_per_key=self.one_per_key,
+            exactly_once=self.exactly_once,
             emit=lambda _: None,
             delivered=self._count,
         )

@@ -1,13 +1,20 @@
 """An outbox to harvest and the topic it goes to: fill it, read it back, and say what order it is in."""
 
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg import sql
+from support.least import limited
+from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.consume import Message, Sequencer
+from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.provenance import HEADER_NAME, unpack
 
@@ -71,7 +78,7 @@ def harvest_config(dsn, bootstrap_servers, group, **settings):
     limits = {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
     kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
     return HarvestConfig(
-        data_source=dsn,
+        data_source=limited(dsn, **settings),
         base_kafka_config=kafka,
         leader_group_id=group,
         limits=limits,
@@ -79,8 +86,23 @@ def harvest_config(dsn, bootstrap_servers, group, **settings):
     )
 
 
-def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted"):
-    """Read a topic to its present end; records in offset order per partition."""
+def _end(consumer, partition, patience_seconds=30):
+    """The offset that the partition ends at; one that has no leader for a while, as after a crash, is waited for."""
+
+    def answered():
+        with suppress(KafkaException):
+            return consumer.get_watermark_offsets(partition, 10)
+        return None
+
+    _, end = eventually(answered, patience_seconds, f"{partition} has a leader")
+    return end
+
+
+def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted", **client):
+    """Read a topic to its present end; records in offset order per partition. `client` are more of its settings.
+
+    Where only what is committed is read, of messages with ids only those come that are acknowledged.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -88,39 +110,51 @@ def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted"):
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "isolation.level": isolation,
+            **client,
         }
     )
     partitions = [
         TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, 10).topics[topic].partitions
     ]
-    ends = {partition.partition: consumer.get_watermark_offsets(partition, 10)[1] for partition in partitions}
+    ends = {partition.partition: _end(consumer, partition) for partition in partitions}
     consumer.assign(partitions)
-    records = []
+    messages = []
     try:
         while any(max(0, position.offset) < ends[position.partition] for position in consumer.position(partitions)):
-            for message in consumer.consume(1000, timeout=0.1):
-                if message.error():
-                    continue
-                headers = message.headers() or []
-                stamped = dict(headers).get(HEADER_NAME)
-                leader_id, outbox_id = unpack(stamped) if stamped else (None, None)
-                value = message.value()
-                records.append(
-                    Delivered(
-                        partition=message.partition(),
-                        offset=message.offset(),
-                        key=(message.key() or b"").decode(),
-                        value=None if value is None else value.decode(),
-                        headers=[(name, content) for name, content in headers if name != HEADER_NAME],
-                        outbox_id=outbox_id,
-                        leader_id=leader_id,
-                        sent_at=message.timestamp()[1] / 1000,
-                    )
-                )
+            messages += [message for message in consumer.consume(1000, timeout=0.1) if not message.error()]
     finally:
         consumer.close()
-    records.sort(key=lambda record: (record.partition, record.offset))
-    return records
+    if isolation == "read_committed":
+        messages = _acknowledged(messages)
+    return sorted(map(delivered, messages), key=lambda record: (record.partition, record.offset))
+
+
+def _acknowledged(messages):
+    """Return those messages that have no id, or are acknowledged, once each."""
+    sequencers = defaultdict(partial(Sequencer, ring=len(messages) + 1))
+    found = []
+    for message in messages:
+        message_id = dict(message.headers() or []).get(MESSAGE_ID)
+        for committed in sequencers[message.partition()].take([Message(message.offset(), message_id, message)]):
+            found += [each.record for each in committed]
+    return found
+
+
+def delivered(message):
+    """Return what a message of the client's says."""
+    headers, value = message.headers() or [], message.value()
+    stamped = dict(headers).get(HEADER_NAME)
+    leader_id, outbox_id = unpack(stamped) if stamped else (None, None)
+    return Delivered(
+        partition=message.partition(),
+        offset=message.offset(),
+        key=(message.key() or b"").decode(),
+        value=None if value is None else value.decode(),
+        headers=[(name, content) for name, content in headers if name not in {HEADER_NAME, MESSAGE_ID}],
+        outbox_id=outbox_id,
+        leader_id=leader_id,
+        sent_at=message.timestamp()[1] / 1000,
+    )
 
 
 def steps_back(records):

@@ -11,7 +11,10 @@ from infra.demo.dagster_api import DagsterApi as Api
 _TERMINATE = "mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename } }"
 _START = "mutation Start($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"
 _STOP = "mutation Stop($id: String!) { stopSensor(id: $id) { __typename } }"
-_FIND = "query Find($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor { id } } }"
+_FIND = """
+query Find($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
+  ... on Sensor { id sensorState { ticks(limit: 1) { status } } } } }
+"""
 
 
 class DagsterApi(Api):
@@ -40,13 +43,22 @@ class DagsterApi(Api):
         self.ask(_TERMINATE, run=run_id)
 
     def switch(self, sensor, how):
-        """Turn a sensor on (`start`) or off (`stop`)."""
-        location, repository = self.place()
-        selector = {"sensorName": sensor, "repositoryName": repository, "repositoryLocationName": location}
+        """Turn a sensor on (`start`) or off (`stop`); a tick that has begun goes on."""
         if how == "start":
-            self.ask(_START, sensor=selector)
+            self.ask(_START, sensor=self._selector(sensor))
         else:
-            self.ask(_STOP, id=self.ask(_FIND, sensor=selector)["sensorOrError"]["id"])
+            self.ask(_STOP, id=self._found(sensor)["id"])
+
+    def ticks(self, sensor):
+        """Return whether a sensor is in the middle of a tick."""
+        return any(tick["status"] == "STARTED" for tick in self._found(sensor)["sensorState"]["ticks"])
+
+    def _found(self, sensor):
+        return self.ask(_FIND, sensor=self._selector(sensor))["sensorOrError"]
+
+    def _selector(self, sensor):
+        location, repository = self.place()
+        return {"sensorName": sensor, "repositoryName": repository, "repositoryLocationName": location}
 
 
 class AirflowApi:

@@ -8,14 +8,13 @@ from typing import Self
 
 _PRODUCE, _FLEXIBLE, _TOPIC_IDS = 0, 9, 13
 _NOT_LEADER_OR_FOLLOWER = 6
-_OVERTAKEN_SECONDS = 1.0
 
 
 class RefusingProxy:
     """A context manager; connect to `port`, and say by `forward_to` which broker that leads to.
 
     After `refuse_next(n)` the broker does not see the next n first produce requests of a connection: they are answered
-    as by one who does not lead the partition, once the request after them has been sent on, or after a second if none
+    as by one who does not lead the partition, once the request after them has been sent on, or after a while if none
     comes. That is what a producer sees that sends while leadership moves: its first request is too early, its second is
     not. The response to what was refused comes first, as the protocol has it.
     """
@@ -23,6 +22,7 @@ class RefusingProxy:
     def __init__(self) -> None:
         self._target = ("", 0)
         self._left = 0
+        self._patience_seconds = 0.0
         self.refused = 0
         """How many requests were refused."""
         self.overtaken = 0
@@ -34,8 +34,10 @@ class RefusingProxy:
     def forward_to(self, host: str, port: int) -> None:
         self._target = (host, port)
 
-    def refuse_next(self, number: int = 1) -> None:
+    def refuse_next(self, number: int = 1, *, patience_seconds: float = 1.0) -> None:
+        """Refuse so many; `patience_seconds` is how long each waits for the request after it."""
         self._left, self.refused, self.overtaken = number, 0, 0
+        self._patience_seconds = patience_seconds
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,7 +57,7 @@ class RefusingProxy:
         with client, suppress(OSError), socket.create_connection(self._target) as server:
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            held = _Held(client)
+            held = _Held(client, self._patience_seconds)
             threading.Thread(target=self._carry_back, args=(server, held), daemon=True).start()
             with suppress(EOFError):
                 while True:
@@ -91,8 +93,8 @@ class RefusingProxy:
 class _Held:
     """The response to a refused request, until it is its turn."""
 
-    def __init__(self, client: socket.socket) -> None:
-        self._client = client
+    def __init__(self, client: socket.socket, patience_seconds: float) -> None:
+        self._client, self._patience_seconds = client, patience_seconds
         self._response: bytes | None = None
         self._lock = threading.Lock()
         self._overtaken = False
@@ -103,7 +105,7 @@ class _Held:
 
     def hold(self, response: bytes) -> None:
         self._response, self._overtaken = response, False
-        threading.Timer(_OVERTAKEN_SECONDS, self._give_up).start()
+        threading.Timer(self._patience_seconds, self._give_up).start()
 
     def release_with_the_next_response(self) -> None:
         self._overtaken = True

@@ -1,8 +1,5 @@
 """Postgres servers that a test may kill, and standbys of them that it may promote."""
 
-import os
-import pwd
-import shutil
 import signal
 
 import psutil
@@ -29,22 +26,9 @@ def crash(server):
 
 
 def standby_of(primary, folder):
-    """Make an asynchronous standby from a cold copy, and start both."""
-    primary.stop()
+    """Make an asynchronous standby of a server that runs, and start it."""
     standby = PostgresServer(folder, durable=False)
-    folder.mkdir()
-    shutil.copytree(primary._folder, standby._folder)
-    shutil.copy(primary._password_file, standby._password_file)
-    primary.start()
-    known = conninfo_to_dict(primary.dsn)
-    conninfo = make_conninfo(**{name: known[name] for name in ("host", "port", "user", "password")})
-    (standby._data / "standby.signal").touch()
-    with (standby._data / "postgresql.auto.conf").open("a") as settings:
-        settings.write(f"primary_conninfo = '{conninfo}'\n")
-    if os.geteuid() == 0:
-        user = pwd.getpwnam("nobody")
-        for path in (standby._data, *standby._data.rglob("*")):
-            os.chown(path, user.pw_uid, user.pw_gid)
+    standby.copy(primary, "standby")
     standby.start()
     return standby
 
@@ -55,11 +39,6 @@ def await_replicated(primary, standby):
         (lsn,) = ours.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         has_all = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
         eventually(lambda: theirs.execute(has_all, (lsn,)).fetchone()[0], 30, "replicated")
-
-
-def promote(standby):
-    with psycopg.connect(standby.dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_promote()")
 
 
 def either(*servers, **parameters):

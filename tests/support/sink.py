@@ -48,7 +48,8 @@ class Database:
 def left_behind(database, batch, *, connection=None):
     """Stage a row as a task of another run would."""
     (connection or database.connection).execute(
-        "INSERT INTO outbox_staging (batch, run, partition, row, row_hash) VALUES (%s, 'dead', 0, 0, 0)", (batch,)
+        "INSERT INTO outbox_staging (batch, run, partition, row, row_hash) VALUES (%s, gen_random_uuid(), 0, 0, 0)",
+        (batch,),
     )
 
 

@@ -10,6 +10,8 @@ The steps are those of its own parts, which are wrapped here; the product knows 
     saved     it was                             purge, purged  around a purge of marked records
     fetched   records were marked                shelve, shelved  around setting records aside
                                                  release, released  around forgetting that they were
+    keep, kept   around keeping a checkpoint with acknowledgements   keeping  it is being, for so many milliseconds
+    acknowledge  an acknowledgement is about to be handed to librdkafka
 """
 
 import argparse
@@ -23,6 +25,8 @@ from confluent_kafka import Producer
 from harvest_lib import work
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.config import load
+from harvest_lib.consume import Flag, unpack
+from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.harvester import Harvest, State
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.parts import make_source
@@ -67,6 +71,11 @@ class Wrapped:
         return getattr(self._inner, name)
 
 
+def _is_acknowledgement(*arguments, headers=None, **_named):
+    message_id = dict(headers or (arguments[-1] if len(arguments) == 7 else None) or []).get(MESSAGE_ID)
+    return message_id is not None and unpack(message_id).flag == Flag.ACK_TXN
+
+
 class StrikingProducer(Wrapped):
     """A producer; what it sends to the topics of harvesters themselves does not count."""
 
@@ -76,7 +85,9 @@ class StrikingProducer(Wrapped):
         return len(self._inner)
 
     def produce(self, topic, *rest, **named):
-        if not topic.endswith((".neli", ".checkpoint")):
+        if _is_acknowledgement(*rest, **named):
+            self._strike.at("acknowledge")
+        elif not topic.endswith((".neli", ".checkpoint")):
             self._strike.at("produce")
             self._outstanding = True
         self._inner.produce(topic, *rest, **named)
@@ -101,6 +112,20 @@ class StrikingProducer(Wrapped):
 
 
 class StrikingStore(Wrapped):
+    def offer(self, checkpoint):
+        offer = self._inner.offer(checkpoint)
+        return self._keeping(offer) if callable(offer) else offer
+
+    def _keeping(self, keep):
+        def kept(intents):
+            self._strike.at("keep")
+            self._strike.during("keeping")
+            is_kept = keep(intents)
+            self._strike.at("kept")
+            return is_kept
+
+        return kept
+
     def lead(self, leader_id):
         self._inner.lead(leader_id)
         self._strike.at("lead")
@@ -145,7 +170,7 @@ class StrikingMarks(Wrapped):
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
     make_store, make_pages, make_shelf = work.make_store, work.make_paged_source, work.make_shelf
-    work.make_store = lambda *args: StrikingStore(make_store(*args), strike)
+    work.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
 
     def make_striking_pages(*args):
         pages = make_pages(*args)
@@ -161,7 +186,7 @@ def striking(config, strike):
         return made
 
     work.make_shelf = shelf
-    marks = config.source == "mark" and config.delivery != "transactional"
+    marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(
         config,

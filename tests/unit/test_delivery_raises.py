@@ -64,6 +64,15 @@ def test_a_fatal_error_fails_the_lap(error):
     assert producer.closed
 
 
+def test_a_fatal_error_that_the_client_has_lost_fails_the_lap():
+    producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
+    made = delivery(producer)
+    made.send([row(1, "k")], lambda: True)
+    assert isinstance(made.commit(None, lambda: True), Failed)
+    made.abandon()
+    assert producer.closed
+
+
 def test_another_error_is_not_taken_for_one():
     made = delivery(Raising(in_a_callback(None)))
     with pytest.raises(SystemError):

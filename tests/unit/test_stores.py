@@ -15,7 +15,7 @@ class Mirror:
 
 
 def test_kafka_s_last_checkpoint_is_passed_by_the_first_lap_without_transactions():
-    store = PostgresStore(Mirror())
+    store = PostgresStore(Mirror(), None)
     store.lead(uuid4())
     begun = store.stands()
     assert begun.position == {"at": 7}

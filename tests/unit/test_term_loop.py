@@ -183,6 +183,24 @@ def test_records_abandoned_are_counted():
     assert bench.loop.abandoned == 1
 
 
+@pytest.mark.parametrize("goes_again", [False, True])
+def test_what_failed_last_may_still_arrive_once_the_term_is_over(goes_again):
+    """A report of failure says that nobody knows: a successor that begins at once could send the next of the key, and
+    then the one that failed arrives behind it."""
+    bench = Bench()
+    bench.delivery.fail = {1: 1 if goes_again else 1_000}
+    bench.table.insert(row(1, "a"), row(2, "a"))
+
+    def revoke():
+        if bench.table.ids == [] if goes_again else bench.delivery.fail[1] < 999:
+            bench.term.end(TermEnd.REVOKED)
+        return False
+
+    bench.run(until=revoke)
+    assert bench.term.abandoned is bench.loop.holds_off is not goes_again
+    assert set(bench.table.leaders().values()) <= {None}
+
+
 def test_rows_stolen_by_a_deposed_leader_are_not_sent_out_of_order():
     """I6: a leader that was frozen marks our rows when it thaws; we mark them again, and send none of them twice."""
     bench = Bench(mark_query_records=10)

@@ -1,0 +1,49 @@
+"""Of records that have an id of `harvest_lib.consume`, those that readers of committed messages see: once each.
+
+What is held until it is acknowledged is what is known of a record, never its value.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar
+
+from harvest_lib.consume import Message, Replay, Sequencer, read_uncommitted
+
+
+class Placed(Protocol):
+    """A record with its place in Kafka."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
+Record = TypeVar("Record", bound=Placed)
+
+
+class Acknowledged(Generic[Record]):
+    """Of all partitions. `observe` makes a record of a client's message that is read again."""
+
+    def __init__(self, settings: Mapping[str, object], observe: Callable[[Any], Record]) -> None:
+        self._settings, self._observe = settings, observe
+        self._sequencers: dict[tuple[str, int], Sequencer] = defaultdict(Sequencer)
+
+    def take(self, record: Record, message_id: bytes | None) -> Iterator[Record]:
+        """Take a record as it stands in the log, and return those that are committed by it."""
+        place = record.topic, record.partition
+        for found in self._sequencers[place].take((Message(record.offset, message_id, record),)):
+            if isinstance(found, Replay):
+                yield from self._again(found, place)
+            else:
+                yield from (message.record for message in found)
+
+    def _again(self, replay: Replay, place: tuple[str, int]) -> Iterator[Record]:
+        batches = read_uncommitted(self._settings, *place, begin=replay.begin, end=replay.end)
+        for message in replay.pick(chain.from_iterable(batches)):
+            yield self._observe(message.record)

@@ -1,0 +1,71 @@
+"""The way of a record from the client to its purge.
+
+purge-before-ack: a row was deleted before Kafka had acknowledged its record or, transactional, before any transaction
+that could hold it was asked to commit.
+"""
+
+from harvest_lib.audit.checker.finding import Findings
+from harvest_lib.audit.checker.promise import Promise
+from harvest_lib.audit.checker.records import Records
+from harvest_lib.audit.checker.transactions import Transactions
+from harvest_lib.audit.history import Acknowledge, Produce, Purge
+
+
+class Deliveries:
+    """Follows records from the client to their purge."""
+
+    def __init__(self, promise: Promise, records: Records, transactions: Transactions, findings: Findings) -> None:
+        self._promise = promise
+        self._records = records
+        self._transactions = transactions
+        self._findings = findings
+        self._strangers: dict[int, Acknowledge] = {}
+        """Acknowledged ids of which nobody has written down how they were sent."""
+
+    def produce(self, event: Produce) -> None:
+        """Take in that a record was handed over."""
+        record = self._records.get(event.event)
+        record.produced += (event,)
+        self._records.by_id[event.id] = record
+        self._transactions.produce(event, record)
+
+    def acknowledge(self, event: Acknowledge) -> None:
+        """Take in that a record is in Kafka."""
+        if event.type != "ok":
+            return
+        record = self._records.by_id.get(event.id)
+        if record is None:
+            self._strangers[event.id] = event
+        else:
+            record.acknowledged += (event,)
+
+    def purge(self, event: Purge) -> None:
+        """Take in rows that are gone, or may be."""
+        if event.type not in {"ok", "info"}:
+            return
+        for row in event.ids:
+            record = self._records.by_id.get(row)
+            if record is not None:
+                record.purged = event
+                acknowledged = record.acknowledged
+            else:
+                acknowledged = (self._strangers[row],) if row in self._strangers else ()
+            if not acknowledged:
+                self._early(event, row, "its record was not acknowledged")
+            elif self._promise.transactional and not any(map(self._transactions.may_be_committed, acknowledged)):
+                self._early(event, row, "no transaction was committed that could hold its record")
+
+    def _early(self, event: Purge, row: int, why: str) -> None:
+        record = self._records.by_id.get(row)
+        known = (*record.writes(), *record.produced, *record.acknowledged) if record is not None else ()
+        purge = Purge(
+            type=event.type,
+            process=event.process,
+            time=event.time,
+            wall=event.wall,
+            number=event.number,
+            leader_id=event.leader_id,
+            ids=(row,),
+            count=min(event.count, 1),
+        )
+        self._findings.add("purge-before-ack", f"id {row} was purged: {why}", (*known, purge))

@@ -1,0 +1,28 @@
+"""double-effect: a consumer has applied one record twice."""
+
+from harvest_lib.audit.checker.finding import Findings
+from harvest_lib.audit.checker.records import Records
+from harvest_lib.audit.history import Effect
+
+
+class Effects:
+    """Follows what each consumer has applied."""
+
+    def __init__(self, records: Records, findings: Findings) -> None:
+        self._records = records
+        self._findings = findings
+
+    def effect(self, event: Effect) -> None:
+        """Take in an effect that is known to have happened."""
+        if event.type != "ok":
+            return
+        record = self._records.get(event.event)
+        for earlier in record.effects:
+            if earlier.consumer == event.consumer:
+                self._findings.add(
+                    "double-effect",
+                    f"{event.consumer} has applied {record} twice",
+                    (earlier, event),
+                )
+                return
+        record.effects += (event,)

@@ -1,0 +1,104 @@
+"""What the checker found: each anomaly by its name, whether the promise allows it, and what shows it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from harvest_lib.audit.history import Event
+from harvest_lib.audit.history.lines import to_document
+
+Anomaly = Literal[
+    "lost-write",
+    "unseen",
+    "aborted-read",
+    "precommitted-read",
+    "torn-transaction",
+    "inconsistent-offsets",
+    "duplicate-adjacent",
+    "duplicate-separated",
+    "duplicate-cross-epoch",
+    "nonmonotonic-send",
+    "int-nonmonotonic-send",
+    "int-send-skip",
+    "poll-skip",
+    "int-poll-skip",
+    "nonmonotonic-poll",
+    "int-nonmonotonic-poll",
+    "dual-epoch-append",
+    "purge-before-ack",
+    "parked-read",
+    "double-effect",
+    "checkpoint-regression",
+]
+ANOMALIES: tuple[Anomaly, ...] = get_args(Anomaly)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One anomaly. `explained`: the promise allows it. `events` show it, with only the records concerned."""
+
+    name: Anomaly
+    explained: bool
+    sentence: str
+    events: tuple[Event, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as values that `json.dumps` takes."""
+        return {
+            "name": self.name,
+            "explained": self.explained,
+            "sentence": self.sentence,
+            "events": [to_document(event) for event in self.events],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How often each anomaly was found, by whether it is explained, and the first findings of each."""
+
+    events: int
+    explained: Mapping[Anomaly, int]
+    unexplained: Mapping[Anomaly, int]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the promise allows all that was found."""
+        return not self.unexplained
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as values that `json.dumps` takes."""
+        return {
+            "ok": self.ok,
+            "events": self.events,
+            "explained": dict(self.explained),
+            "unexplained": dict(self.unexplained),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+class Findings:
+    """Counts all findings and keeps the first of each anomaly, as many explained as unexplained ones."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._kept: list[Finding] = []
+        self._explained: Counter[Anomaly] = Counter()
+        self._unexplained: Counter[Anomaly] = Counter()
+
+    def add(self, name: Anomaly, sentence: str, events: Iterable[Event], *, explained: bool = False) -> None:
+        """Take a finding in. `events` are gone through only if it is kept."""
+        counts = self._explained if explained else self._unexplained
+        counts[name] += 1
+        if counts[name] <= self._keep:
+            self._kept.append(Finding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
+
+    def verdict(self, events: int) -> Verdict:
+        """Return what was found in so many events, anomalies in the order of their list."""
+        return Verdict(
+            events=events,
+            explained={name: self._explained[name] for name in ANOMALIES if self._explained[name]},
+            unexplained={name: self._unexplained[name] for name in ANOMALIES if self._unexplained[name]},
+            findings=tuple(sorted(self._kept, key=lambda finding: ANOMALIES.index(finding.name))),
+        )

@@ -1,0 +1,83 @@
+"""What must be in the log and what must not, by how its write ended.
+
+lost-write: a committed record was never seen, though Kafka has acknowledged it, or its row was purged, or a later one
+of its key was seen. unseen: a committed record was never seen, and nothing more is known. aborted-read: a record was
+seen whose write failed, or which nobody has written. precommitted-read: it was seen before its write began.
+"""
+
+from harvest_lib.audit.checker.finding import Findings
+from harvest_lib.audit.checker.promise import Promise
+from harvest_lib.audit.checker.records import Record, Records, Sighting
+from harvest_lib.audit.history import Event
+
+
+class Losses:
+    """Compares what was written with what was seen, when the history has ended."""
+
+    def __init__(self, promise: Promise, records: Records, findings: Findings) -> None:
+        self._promise = promise
+        self._records = records
+        self._findings = findings
+        self._highest: dict[tuple[str, str], Sighting] = {}
+
+    def finish(self) -> None:
+        """Go through all records, first for what was seen, then for what was not."""
+        for record in self._records.by_event.values():
+            if record.sightings:
+                self._seen(record, record.sightings[0])
+        for record in self._records.by_event.values():
+            if self._certain(record) and self._visible(record) is None:
+                self._missing(record)
+
+    def _certain(self, record: Record) -> bool:
+        """Return whether it was committed: its writer knows, or what became of it shows that the row was there."""
+        write = record.write
+        if write is None or write.last.type == "fail" or record.forgotten or record.set_aside:
+            return False
+        acknowledged = bool(record.acknowledged) and not self._promise.transactional
+        return write.committed or acknowledged or record.purged is not None
+
+    def _visible(self, record: Record) -> Sighting | None:
+        return next((s for s in record.sightings if s.committed or not self._promise.transactional), None)
+
+    def _seen(self, record: Record, sighting: Sighting) -> None:
+        write = record.write
+        if write is None:
+            self._findings.add(
+                "aborted-read", f"{sighting} holds {record}, which nobody has written", (sighting.poll(),)
+            )
+            return
+        if write.last.type == "fail":
+            self._findings.add(
+                "aborted-read",
+                f"{sighting} holds {record}, whose write was rolled back",
+                (*record.writes(), sighting.poll()),
+            )
+            return
+        if sighting.stamp.time < write.first.time:
+            self._findings.add(
+                "precommitted-read",
+                f"{sighting} was read before the write of {record} began",
+                (sighting.poll(), *record.writes()),
+            )
+        if self._visible(record) is not None:
+            write.seen = True
+            if record.key is not None and not record.forgotten:
+                highest = self._highest.setdefault((record.topic, record.key), sighting)
+                if highest.record.seq < record.seq:
+                    self._highest[record.topic, record.key] = sighting
+
+    def _missing(self, record: Record) -> None:
+        later = self._highest.get((record.topic, record.key)) if record.key is not None else None
+        events: tuple[Event, ...] = (*record.writes(), *record.produced, *record.acknowledged)
+        if later is not None and later.record.seq > record.seq:
+            why = f"a later one of its key was, at {later}"
+            events = (*events, *later.record.writes(), later.poll())
+        elif record.purged is not None:
+            why = f"its row was purged by {record.purged.leader_id}"
+        elif record.acknowledged and not self._promise.transactional:
+            why = "Kafka has acknowledged it"
+        else:
+            self._findings.add("unseen", f"{record} was committed and never seen", events)
+            return
+        self._findings.add("lost-write", f"{record} was committed and never seen, but {why}", events)

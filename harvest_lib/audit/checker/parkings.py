@@ -1,0 +1,37 @@
+"""parked-read: a record was seen while it was parked, or held behind one that was, or after it was dropped.
+
+Nothing is asked of what is parked when the history ends, nor of what was dropped.
+"""
+
+from harvest_lib.audit.checker.finding import Findings
+from harvest_lib.audit.checker.records import Records, polled, stamp
+from harvest_lib.audit.history import Park, Poll
+
+
+class Parkings:
+    """Follows records that were set aside."""
+
+    def __init__(self, records: Records, findings: Findings) -> None:
+        self._records = records
+        self._findings = findings
+        self._parked: dict[str, Park] = {}
+
+    def park(self, event: Park) -> None:
+        """Take in what became of records."""
+        for each in event.events:
+            self._records.get(each).set_aside = event.step != "retry"
+            if event.step == "retry":
+                self._parked.pop(each, None)
+            else:
+                self._parked[each] = event
+
+    def poll(self, event: Poll) -> None:
+        """Take in a poll."""
+        for shown in event.records if self._parked else ():
+            if (parked := self._parked.get(shown.event)) is not None:
+                self._findings.add(
+                    "parked-read",
+                    f"{event.process} read {shown.event} "
+                    + ("after it was dropped" if parked.step == "drop" else "while it was parked"),
+                    (parked, polled(stamp(event), event.isolation, shown)),
+                )

@@ -1,0 +1,184 @@
+"""What is known of each record: its write, its way to Kafka, and where it was seen there.
+
+Of an event only that is kept which a finding would show, so that memory is bounded by the number of records.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from harvest_lib.audit.history import (
+    Acknowledge,
+    Effect,
+    Event,
+    EventType,
+    Isolation,
+    Poll,
+    PolledRecord,
+    Produce,
+    Purge,
+    Write,
+    WrittenRecord,
+)
+
+Partition = tuple[str, int]
+"""A topic and the number of its partition."""
+
+
+class Stamp(NamedTuple):
+    """Who said something, and when: one for all the records of an event."""
+
+    type: EventType
+    process: str
+    time: float
+    wall: float
+
+
+def stamp(event: Event) -> Stamp:
+    """Return the stamp of an event."""
+    return Stamp(event.type, event.process, event.time, event.wall)
+
+
+class WriteStory:
+    """A writer's transaction. Its outcome is `invoke`, `info` (both: nobody knows), `ok` or `fail`."""
+
+    __slots__ = ("first", "last", "seen", "transaction")
+
+    def __init__(self, transaction: str, first: Stamp) -> None:
+        self.transaction = transaction
+        self.first = first
+        self.last = first
+        self.seen = False
+        """Whether some record of it was seen: then it has committed, whatever its writer knows."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether it certainly has committed."""
+        return self.last.type == "ok" or (self.last.type != "fail" and self.seen)
+
+
+class Sighting:
+    """A place in the log, and what is there."""
+
+    __slots__ = ("committed", "id", "leader_id", "odd", "offset", "partition", "record", "stamp")
+
+    def __init__(self, record: "Record", partition: Partition, shown: PolledRecord, by: Stamp) -> None:
+        self.record = record
+        self.partition = partition
+        self.offset = shown.offset
+        self.id = shown.id
+        self.leader_id = shown.leader_id
+        self.stamp = by
+        self.committed = False
+        """Whether a committed reader has seen it."""
+        self.odd: PolledRecord | None = None
+        """What was shown, where that differs from what was written."""
+
+    def __str__(self) -> str:
+        topic, partition = self.partition
+        return f"{topic}/{partition}@{self.offset}"
+
+    def shown(self) -> PolledRecord:
+        """Return what the first reader got."""
+        topic, partition = self.partition
+        record = self.record
+        return self.odd or PolledRecord(
+            topic,
+            partition,
+            self.offset,
+            record.event,
+            self.id,
+            record.key,
+            record.seq,
+            record.hash,
+            self.leader_id,
+        )
+
+    def poll(self, by: Stamp | None = None) -> Poll:
+        """Return the poll that showed it, of the first reader if of no other, reduced to this record."""
+        return polled(by or self.stamp, "committed" if self.committed else "uncommitted", self.shown())
+
+
+class Record:
+    """A record, by the UUID of its event."""
+
+    __slots__ = (
+        "acknowledged",
+        "effects",
+        "event",
+        "forgotten",
+        "hash",
+        "index",
+        "key",
+        "latest",
+        "produced",
+        "purged",
+        "seq",
+        "set_aside",
+        "sightings",
+        "topic",
+        "write",
+    )
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+        self.topic = ""
+        self.key: str | None = None
+        self.seq = 0
+        self.hash = ""
+        self.write: WriteStory | None = None
+        self.produced: tuple[Produce, ...] = ()
+        self.acknowledged: tuple[Acknowledge, ...] = ()
+        self.purged: Purge | None = None
+        self.sightings: tuple[Sighting, ...] = ()
+        self.effects: tuple[Effect, ...] = ()
+        self.forgotten = False
+        """Whether a server took over that lacks it: it may have been seen or not, and has no place in an order."""
+        self.set_aside = False
+        """Whether it is parked, or was dropped: it need not be seen."""
+        self.index = -1
+        """Its place among the first occurrences of its key."""
+        self.latest: Sighting | None = None
+        """Its last copy so far, as the log is gone through from its beginning."""
+
+    def __str__(self) -> str:
+        return f"{self.event} ({self.topic}, key {self.key}, seq {self.seq})"
+
+    def describe(self, shown: WrittenRecord | PolledRecord) -> None:
+        """Take over what a writer, or the first reader, said of it."""
+        self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
+
+    def fits(self, shown: WrittenRecord | PolledRecord) -> bool:
+        """Return whether the same was said of it before."""
+        return self.hash == shown.hash and self.seq == shown.seq and self.key == shown.key and self.topic == shown.topic
+
+    def produced_by(self, leader_id: str | None) -> list[Produce]:
+        """Return when a leader handed it to its client."""
+        return [produce for produce in self.produced if produce.leader_id == leader_id]
+
+    def writes(self) -> Iterator[Write]:
+        """Yield the beginning and the end of its write, reduced to this record."""
+        story = self.write
+        if story is not None:
+            written = WrittenRecord(self.event, self.topic, self.key, self.seq, self.hash)
+            for at in (story.first, story.last) if story.last is not story.first else (story.first,):
+                yield Write(**at._asdict(), transaction=story.transaction, records=(written,))
+
+
+class Records:
+    """All records, by event, and by the outbox id under which they were last produced."""
+
+    def __init__(self) -> None:
+        self.by_event: dict[str, Record] = {}
+        self.by_id: dict[int, Record] = {}
+
+    def get(self, event: str) -> Record:
+        """Return the record of an event, which may be new."""
+        record = self.by_event.get(event)
+        if record is None:
+            record = self.by_event[event] = Record(event)
+        return record
+
+
+def polled(by: Stamp, isolation: Isolation, *records: PolledRecord) -> Poll:
+    """Return a poll of these records."""
+    return Poll(**by._asdict(), isolation=isolation, records=records)

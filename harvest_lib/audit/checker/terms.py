@@ -1,0 +1,103 @@
+"""Terms: who led which shard after whom, and what made a leader send a record again.
+
+dual-epoch-append: a record that an old term sent stands behind one of a newer term of its shard. At least once, what
+the old term had handed to its client before the newer one began may still come; afterwards nothing may.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import chain
+
+from harvest_lib.audit.checker.finding import Findings
+from harvest_lib.audit.checker.log import Log
+from harvest_lib.audit.checker.promise import Promise
+from harvest_lib.audit.checker.records import Sighting
+from harvest_lib.audit.history import Acknowledge, Checkpoint, Mark, Purge, Term, Transaction
+
+_REPORT_SECONDS = 10.0
+"""A client tells of what it gave up so much later than readers may see what it sent again for that."""
+
+
+class Terms:
+    """Follows terms from their beginning, and what each was told that leaves it in doubt."""
+
+    def __init__(self, promise: Promise, findings: Findings) -> None:
+        self._promise = promise
+        self._findings = findings
+        self._terms: dict[str, Term] = {}
+        self._doubts: dict[str, list[float]] = defaultdict(list)
+        self._failed: dict[str, list[float]] = defaultdict(list)  # by process: its client outlives a term
+
+    def term(self, event: Term) -> None:
+        """Take in a term's beginning; when it ends says nothing of what it has sent."""
+        if event.type == "invoke":
+            self._terms.setdefault(event.leader_id, event)
+
+    def told(self, event: Acknowledge | Checkpoint | Mark | Purge | Transaction) -> None:
+        """Take in an answer: a failure or an unknown outcome is a reason to send again."""
+        if event.type in {"fail", "info"}:
+            self._doubts[event.leader_id].append(event.time)
+            if isinstance(event, Acknowledge):
+                self._failed[event.process].append(event.time)
+
+    def reason(self, copy: Sighting, before: Sighting) -> str | None:
+        """Return why a record was sent again after `before`: None if nothing is known that explains it."""
+        leader = copy.leader_id
+        if leader is None or before.leader_id is None:
+            return None
+        if leader != before.leader_id:
+            return f"term {leader} came after term {before.leader_id}"
+        doubts = self._doubts.get(leader, [])
+        produced = copy.record.produced_by(leader)
+        if not produced:  # how often it was handed over was not written down
+            return f"{leader} was told of a failure" if doubts else None
+        first, last = produced[0].time, produced[-1].time
+        at = bisect_left(doubts, first)
+        if at < len(doubts) and doubts[at] <= last:
+            return f"{leader} was told of a failure in between"
+        failed = self._failed.get(produced[0].process, [])
+        at = bisect_left(failed, first)
+        if len(produced) == 1 and at < len(failed) and failed[at] <= copy.stamp.time + _REPORT_SECONDS:
+            # An idempotent producer that gives one record up counts anew, and sends what is unanswered again under a
+            # count that Kafka does not know it by (librdkafka's issue 4953). What it gives up may be of a term before.
+            return f"{leader} was told of a failure meanwhile"
+        answers = sum(acknowledged.leader_id == leader for acknowledged in copy.record.acknowledged)
+        return f"{leader} had no answer" if len(produced) > answers else None
+
+    def finish(self, log: Log) -> None:
+        """Look for what an old term has appended behind a newer one."""
+        rank = self._rank()
+        for partition in log.partitions():
+            newest: dict[int, Sighting] = {}
+            for sighting in log.ordered(partition, committed=self._promise.transactional):
+                term = self._terms.get(sighting.leader_id or "")
+                if term is None:
+                    continue
+                ahead = newest.setdefault(term.shard, sighting)
+                newer = self._terms[ahead.leader_id or ""]
+                if rank[term.leader_id] >= rank[newer.leader_id]:
+                    newest[term.shard] = sighting
+                else:
+                    self._behind(sighting, ahead, term, newer)
+
+    def _behind(self, sighting: Sighting, ahead: Sighting, term: Term, newer: Term) -> None:
+        produced = sighting.record.produced_by(term.leader_id)
+        in_flight = bool(produced) and produced[-1].time <= newer.time
+        self._findings.add(
+            "dual-epoch-append",
+            f"{sighting} is of term {term.leader_id}, behind {ahead} of the newer term {newer.leader_id}"
+            + (": it was in flight when that began" if in_flight else ""),
+            (term, newer, *produced, ahead.poll(), sighting.poll()),
+            explained=in_flight and not self._promise.transactional,
+        )
+
+    def _rank(self) -> dict[str, tuple[int, float]]:
+        """Return what orders the terms of a shard: their epochs if all have one, else when they began."""
+        shards: dict[int, list[Term]] = defaultdict(list)
+        for term in self._terms.values():
+            shards[term.shard].append(term)
+        numbered = {shard: all(term.epoch is not None for term in terms) for shard, terms in shards.items()}
+        return {
+            term.leader_id: ((term.epoch or 0) if numbered[term.shard] else 0, term.time)
+            for term in chain.from_iterable(shards.values())
+        }

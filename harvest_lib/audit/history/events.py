@@ -1,0 +1,229 @@
+"""What a history says: who did what to the system, when, and how it ended.
+
+An operation is an `invoke` and, if its end is known, one of `ok`, `fail` (it certainly had no effect) and `info`
+(nobody knows). All processes of a history run on one machine, so that `time` can be compared between them.
+"""
+
+import time as clocks
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+from harvest_lib.deadline import boot_seconds
+
+EventType = Literal["invoke", "ok", "fail", "info"]
+Step = Literal["begin", "commit", "abort"]
+Isolation = Literal["committed", "uncommitted"]
+
+
+class WrittenRecord(NamedTuple):
+    """A record of the outbox as its writer made it. `seq` counts its key's records in the order of their commits."""
+
+    event: str
+    topic: str
+    key: str | None
+    seq: int
+    hash: str
+
+
+class PolledRecord(NamedTuple):
+    """A record as a consumer got it. `id` and `leader_id` are of our header, None without it."""
+
+    topic: str
+    partition: int
+    offset: int
+    event: str
+    id: int | None
+    key: str | None
+    seq: int
+    hash: str
+    leader_id: str | None
+
+
+class Position(NamedTuple):
+    """Where a consumer goes on to read. A negative offset is one of librdkafka's words, such as the beginning."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What all events have. `time` is the boot clock's, `wall` Unix time, both in seconds."""
+
+    kind: ClassVar[str]
+    type: EventType
+    process: str
+    time: float = field(default_factory=boot_seconds)
+    wall: float = field(default_factory=clocks.time)
+    number: int | None = None
+    """Which operation is answered, where several of a process are open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write(Event):
+    """A transaction that writes records to the outbox. `fail`: certainly rolled back."""
+
+    kind = "write"
+    transaction: str
+    records: tuple[WrittenRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term(Event):
+    """A leader begins to act (`invoke`) and has ended (`ok`)."""
+
+    kind = "term"
+    leader_id: str
+    shard: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark(Event):
+    """A leader has marked rows."""
+
+    kind = "mark"
+    leader_id: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produce(Event):
+    """A record is handed to the client."""
+
+    kind = "produce"
+    leader_id: str
+    id: int
+    event: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge(Event):
+    """The client reports a record. A failed or unknown one has a reason, and may have no place in the log."""
+
+    kind = "acknowledge"
+    leader_id: str
+    id: int
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction(Event):
+    """A step of a transaction in Kafka."""
+
+    kind = "transaction"
+    transactional_id: str
+    leader_id: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge(Event):
+    """A leader has deleted rows, `count` of them really."""
+
+    kind = "purge"
+    leader_id: str
+    ids: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(Event):
+    """A leader has unmarked its rows."""
+
+    kind = "reset"
+    leader_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Event):
+    """A checkpoint was stored, or refused (`fail`). `number` rises with each of a generation."""
+
+    kind = "checkpoint"
+    subscription: str
+    shard: int
+    generation: int
+    position: Mapping[str, object]
+    leader_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll(Event):
+    """A consumer got records, in this order."""
+
+    kind = "poll"
+    isolation: Isolation
+    records: tuple[PolledRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign(Event):
+    """A consumer was given partitions, or went to another place in them: what it read before says nothing of them."""
+
+    kind = "assign"
+    partitions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect(Event):
+    """A consumer has applied a record."""
+
+    kind = "effect"
+    event: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park(Event):
+    """Records were set aside, as parked or behind one that is; or people had them sent again; or dropped them."""
+
+    kind = "park"
+    step: Literal["park", "retry", "drop"]
+    events: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regress(Event):
+    """Another server took over that lacks what is newest: these events' writes, and what was noted about others. It
+    knows all that was there at `since`."""
+
+    kind = "regress"
+    events: tuple[str, ...]
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(Event):
+    """What was done to the system. For people: no verdict rests on it."""
+
+    kind = "fault"
+    fault: str
+    step: Literal["begin", "end"]
+
+
+KINDS: Mapping[str, type[Event]] = {
+    kind.kind: kind
+    for kind in (
+        Write,
+        Term,
+        Mark,
+        Produce,
+        Acknowledge,
+        Transaction,
+        Purge,
+        Reset,
+        Checkpoint,
+        Poll,
+        Assign,
+        Effect,
+        Park,
+        Regress,
+        Fault,
+    )
+}

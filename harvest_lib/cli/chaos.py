@@ -1,0 +1,202 @@
+"""`harvest chaos`: everything goes wrong, and what was promised is checked."""
+
+import importlib
+import json
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from harvest_lib.config.durations import parse_duration
+from harvest_lib.errors import HarvestError
+
+_LONGEST_FINDINGS = 10
+
+
+class Ways(StrEnum):
+    """A source and a delivery, or all of them in turn."""
+
+    ALL = "all"
+    MARK_BARRIER = "mark/barrier"
+    MARK_PIPELINED = "mark/pipelined"
+    MARK_TRANSACTIONAL = "mark/transactional"
+    MARK_SEQUENCED = "mark/sequenced"
+    SNAPSHOT_BARRIER = "snapshot/barrier"
+    SNAPSHOT_PIPELINED = "snapshot/pipelined"
+    SNAPSHOT_TRANSACTIONAL = "snapshot/transactional"
+    SNAPSHOT_SEQUENCED = "snapshot/sequenced"
+    TRANSACTION_ID_BARRIER = "transaction_id/barrier"
+    TRANSACTION_ID_PIPELINED = "transaction_id/pipelined"
+    TRANSACTION_ID_TRANSACTIONAL = "transaction_id/transactional"
+    TRANSACTION_ID_SEQUENCED = "transaction_id/sequenced"
+
+
+def chaos(
+    duration: Annotated[str, typer.Option(help="How long to strike, of all ways together: 180s, 30m.")] = "180s",
+    faults: Annotated[str, typer.Option(help="Only these, by name, commas between. [default: all]")] = "",
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Draws the order of faults and how long they last; of several ways each has the next."
+        ),
+    ] = 0,
+    way: Annotated[
+        Ways, typer.Option(help="How the outbox is read and how Kafka gets it.")
+    ] = Ways.SNAPSHOT_TRANSACTIONAL,
+    brokers: Annotated[int, typer.Option(help="1 or 3, of which 2 have to have a record.")] = 3,
+    rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate servers, time and chance, seed by seed, instead.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="With --simulate: how many seeds, from --seed on.")] = 1_000,
+    require_all: Annotated[
+        bool, typer.Option("--require-all", envvar="CI", help="Fail if the machine lacks what a fault needs.")
+    ] = False,
+    histories: Annotated[Path | None, typer.Option(help="Keep histories here. [default: .harvest/chaos]")] = None,
+    table: Annotated[Path | None, typer.Option(help="Write the table of faults into this file, as Markdown.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+) -> None:
+    """Have everything go wrong and check every promise; in a clone of the repository.
+
+    Starts a Kafka cluster, a Postgres and three harvesters of its own, writes, and strikes: processes are killed and
+    frozen, connections cut, held and delayed, servers ended. Then it lets all of it heal, reads the topic once more,
+    and checks the history of what everybody did. With --simulate the harvester's loops run against simulated servers,
+    where a seed decides everything, and does the same again.
+
+    Exits with 1 if a record was lost or anything was found that the delivery does not allow.
+
+    Examples:
+
+      harvest chaos --duration 180s --seed 7 --json
+
+      harvest chaos --duration 30m --way all
+
+      harvest chaos --faults leader-frozen,kafka-unheard --brokers 1 --way mark/barrier
+
+      harvest chaos --simulate --seeds 1000
+    """
+    if simulate:
+        _simulate(seed, seeds, histories, as_json=as_json)
+        return
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--duration") from error
+    known, names = _part("infra.chaos.faults").FAULTS, [each for each in faults.split(",") if each]
+    if unknown := sorted(set(names) - known.keys()):
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}", param_hint="--faults")
+    if brokers not in {1, 3}:
+        raise typer.BadParameter("1 or 3", param_hint="--brokers")
+    if unfit := [name for name in names if known[name].brokers > brokers]:
+        raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
+    _require_all(names, brokers, require_all=require_all)
+    report, make_way = _part("infra.chaos.report"), _part("infra.chaos.system").Way
+    ways = [
+        make_way(source=source, delivery=delivery)
+        for source, delivery in (each.split("/") for each in Ways if each is not Ways.ALL and way in {each, Ways.ALL})
+    ]
+    if idle := [name for name in names if not any(map(known[name].fits, ways))]:
+        raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
+    turns = _part("infra.chaos.turns").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
+    outcomes: list[Any] = []
+    for number, each in enumerate(ways):
+        left_seconds = max(0.0, seconds - sum(outcome.fire_seconds for outcome in outcomes))
+        plan = _part("infra.chaos.run").Plan(
+            seed=seed + number, seconds=left_seconds / (len(ways) - number), way=each, brokers=brokers, rate=rate
+        )
+        outcomes.append(_struck(plan, turns, histories, quiet=as_json))
+    found = report.document(outcomes, turns.left_out())
+    if table is not None:
+        report.put(outcomes, turns.left_out(), table)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _show(found, report.table(outcomes))
+    if found["lost"] or found["unexplained"]:
+        raise typer.Exit(1)
+
+
+def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
+    """Refuse what was asked for by name and cannot be; with `require_all`, any fault that would be left out."""
+    missing = _part("infra.chaos.faults").missing(brokers)
+    if asked := {name: missing[name] for name in names if name in missing}:
+        said = "; ".join(f"{name}: {sentence}" for name, sentence in asked.items())
+        raise typer.BadParameter(said, param_hint="--faults")
+    if require_all and missing and not names:
+        raise HarvestError(
+            f"this machine lacks what {len(missing)} faults need",
+            evidence="; ".join(f"{name}: {sentence}" for name, sentence in missing.items()),
+            next_step="get it, or name the faults to strike with in --faults",
+        )
+
+
+def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> Any:
+    way = f"{plan.way.source}/{plan.way.delivery}"
+    state = _part("infra.local.state")
+    parts = state.default_state()
+    folder = (histories or parts / "chaos") / f"{way.replace('/', '-')}-{plan.seed}-{time.strftime('%H%M%S')}"
+    state.make_folder(folder)
+    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{way}[/], seed {plan.seed}, {plan.brokers} brokers, {plan.seconds:.0f} s; history in {folder}"
+    )
+    return _part("infra.chaos.run").run(plan, turns, folder.resolve(), parts, lambda said: console.print(f"  {said}"))
+
+
+def _show(found: dict[str, Any], table: Any) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    console.print()
+    for name in ("committed", "delivered", "lost", "duplicates", "unexplained", "faults", "seconds"):
+        console.print(f"{name:<12} {found[name]:,}")
+    for fault, why in found["not_struck"].items():
+        console.print(f"[yellow]did not strike[/] {fault}: {why}")
+    for run in found["runs"]:
+        for finding in run["findings"][:_LONGEST_FINDINGS]:
+            console.print(f"[red]{finding['name']}[/] {finding['sentence']}")
+        if run["findings"]:
+            console.print(f"history: {run['history']}")
+
+
+def _simulate(first_seed: int, seeds: int, histories: Path | None, *, as_json: bool) -> None:
+    run = _part("tests.simulation.run").run
+    began, failed = time.monotonic(), []
+    for seed in range(first_seed, first_seed + seeds):
+        outcome = run(seed)
+        if outcome.broken:
+            failed.append(_reported(outcome, histories))
+            if not as_json:
+                typer.echo(f"{outcome.text}\n")
+    seconds = round(time.monotonic() - began, 1)
+    if as_json:
+        typer.echo(json.dumps({"seeds": seeds, "first_seed": first_seed, "seconds": seconds, "failed": failed}))
+    else:
+        typer.echo(f"{seeds} seeds from {first_seed}, {seconds} s: {len(failed)} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _reported(outcome: Any, histories: Path | None) -> dict[str, Any]:
+    report = {"plan": asdict(outcome.plan), "broken": outcome.broken}
+    if histories is not None:
+        histories.mkdir(parents=True, exist_ok=True)
+        path = histories / f"seed-{outcome.plan.seed}.jsonl"
+        outcome.history.write(path)
+        report["history"] = str(path)
+    return report
+
+
+def _part(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise HarvestError(
+            "what strikes and checks is not installed",
+            evidence=str(error),
+            next_step="run this in a clone of the repository, after `make setup`",
+        ) from error

@@ -1,0 +1,148 @@
+"""`harvest grants postgres | kafka`: what each role needs, and nothing more, as scripts for others to run."""
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from harvest_lib.acls import commands, harvester_acls, reader_acls
+from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.errors import ConfigError
+from harvest_lib.outbox import Grants, OutboxTable, Way
+from harvest_lib.record import is_legal_topic
+
+app = typer.Typer(
+    name="grants",
+    help="Least privilege: print what harvester, writers and readers need in Postgres and in Kafka.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Source = Literal["mark", "snapshot", "transaction_id"]
+
+
+@app.command()
+def postgres(
+    config: ConfigFile = None,
+    table: Annotated[str | None, typer.Option(help="The table's name; default: the configuration's.")] = None,
+    source: Annotated[
+        Source | None, typer.Option(help="Default: the configuration's; where that is auto, the table is looked at.")
+    ] = None,
+    subscriptions: Annotated[
+        list[str] | None,
+        typer.Option("--subscriptions", help="The harvester may lead this one; may be repeated. Default: any."),
+    ] = None,
+    harvester: Annotated[str, typer.Option(help="The harvester's role; empty: none.")] = "harvester",
+    reader: Annotated[str, typer.Option(help="The role of `status` and `audit`; empty: none.")] = "reader",
+    writer: Annotated[list[str] | None, typer.Option(help="A writer's role; may be repeated. Default: writer.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=TOPIC", help="That writer may write to this topic, and to no other not allowed."),
+    ] = None,
+) -> None:
+    """Print SQL that leaves each role with what it needs on the outbox. Changes nothing itself.
+
+    Run the output as the owner of the tables. Name all writers in one call.
+
+    Examples:
+
+      harvest grants postgres -f harvest.yaml | psql "$OWNER_DSN"
+
+      harvest grants postgres -f harvest.yaml --writer shop --writer billing --allow shop=orders --allow shop=carts
+
+      harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
+    """
+    harvest = configuration(config).harvest
+    outbox = OutboxTable.parse(table or harvest.outbox_table)
+    grants = Grants(
+        outbox=outbox,
+        way=_way(harvest, outbox, source),
+        harvester=harvester,
+        reader=reader,
+        writers=_apart(_writers(writer or ["writer"], allow or []), harvester, reader),
+        subscriptions=subscriptions or [],
+        parks=harvest.parking != "stop",
+        mapped=harvest.columns is not None,
+    )
+    typer.echo(grants.script(), nl=False)
+
+
+@app.command()
+def kafka(
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="A topic of the outbox, or its beginning and *; may be repeated.")
+    ],
+    config: ConfigFile = None,
+    harvester: Annotated[str, typer.Option(help="The harvester's principal; empty: none.")] = "User:harvester",
+    reader: Annotated[str, typer.Option(help="The principal of `status` and `audit`; empty: none.")] = "User:reader",
+    create: Annotated[
+        bool, typer.Option(help="Let the harvester make its own topics, of election and checkpoints.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
+) -> None:
+    """Print the ACLs that harvester and reader need, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
+
+    Examples:
+
+      harvest grants kafka -f harvest.yaml --topic orders --topic 'invoices.*'
+
+      harvest grants kafka -f harvest.yaml --topic orders --no-create --json
+    """
+    harvest = configuration(config, elects=True).harvest
+    for each in topic:
+        if each != "*" and not is_legal_topic(each.removesuffix("*")):
+            raise ConfigError(
+                "Kafka cannot have a topic of this name",
+                field="--topic",
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
+            )
+    acls = harvester_acls(harvest, _principal(harvester), topic, creates=create) if harvester else []
+    acls += reader_acls(harvest, _principal(reader), topic) if reader else []
+    if as_json:
+        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
+        return
+    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
+        typer.echo(line)
+
+
+def _way(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None) -> Way:
+    kind = source or harvest.source
+    if kind == "auto" and harvest.columns is None:
+        with connect(harvest.data_source.conninfo()) as connection:
+            kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
+    if kind == "mark":
+        return "mark_laps" if harvest.exactly_once else "mark"
+    return "laps"
+
+
+def _apart(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:
+    """Return the writers. Raises ConfigError for a role with two parts: the rules of one would undo the other's."""
+    names = [*writers, *filter(None, others)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"the role {name!r} has two parts",
+                field="--writer, --harvester, --reader",
+                next_step="name a role of its own for each part, and grant both to one login if it must be",
+            )
+    return writers
+
+
+def _writers(names: list[str], allowed: list[str]) -> dict[str, list[str] | None]:
+    writers: dict[str, list[str] | None] = dict.fromkeys(names)
+    for each in allowed:
+        name, _, topic = each.rpartition("=")  # no topic has one in its name
+        if name not in writers or not is_legal_topic(topic):
+            raise ConfigError(
+                "what a writer is allowed is not understood",
+                field="--allow",
+                next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
+            )
+        writers[name] = [*(writers[name] or []), topic]
+    return writers
+
+
+def _principal(name: str) -> str:
+    return name if ":" in name else f"User:{name}"

@@ -1,0 +1,96 @@
+"""`harvest audit history`: does what was written down of a run keep the promise of its delivery?"""
+
+import gc
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.audit.checker import ANOMALIES, Delivery, Finding, Promise, Verdict, check
+from harvest_lib.audit.history import BadLine, read_history, to_line
+from harvest_lib.cli.options import Json
+from harvest_lib.cli.terminal import printable
+
+_EVENTS_SHOWN = 8
+_BAD_LINES_SHOWN = 20
+
+
+def history(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILES", exists=True, dir_okay=False, readable=True, help="JSON lines, a file per process."
+        ),
+    ],
+    promise: Annotated[Delivery, typer.Option(help="What the delivery promises.")],
+    barrier: Annotated[
+        bool, typer.Option("--barrier/--pipelined", help="At least once: one record of a key in flight, or any number.")
+    ] = True,
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N unexplained of each anomaly.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Check a history: what was written, sent, acknowledged, purged, read and applied, of all processes of a run.
+
+    Anomalies have the names of Jepsen's Kafka workload; the page `history` of the documentation says what each means
+    and what each promise allows. Duplicates that the promise allows are counted as explained.
+
+    Exits with 0 when all is explained, 1 when something is not or a line could not be read.
+
+    Examples:
+
+      harvest audit history run/*.jsonl --promise at_least_once
+
+      harvest audit history run/*.jsonl --promise at_least_once --pipelined --json
+
+      harvest audit history run/*.jsonl --promise transactional --show 1
+    """
+    gc.freeze()
+    gc.disable()  # the checker makes millions of objects and no cycles
+    try:
+        bad: list[BadLine] = []
+        verdict = check(read_history(files, on_bad=bad.append), Promise(delivery=promise, barrier=barrier), keep=show)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    if as_json:
+        typer.echo(json.dumps({**verdict.to_json(), "ok": verdict.ok and not bad, "bad_lines": list(map(str, bad))}))
+    else:
+        _show(verdict, bad)
+    if bad or not verdict.ok:
+        raise typer.Exit(1)
+
+
+def _show(verdict: Verdict, bad: list[BadLine]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    said = "[green]the promise is kept[/]" if verdict.ok and not bad else "[red]the promise is not kept[/]"
+    if verdict.ok and bad:
+        said = "[red]not all could be read[/]"
+    console.print(f"history of {verdict.events:,} events: {said}")
+    table = Table("anomaly", "explained", "unexplained")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in ANOMALIES:
+        explained, unexplained = verdict.explained.get(name, 0), verdict.unexplained.get(name, 0)
+        if explained or unexplained:
+            table.add_row(name, f"{explained:,}", f"[{'red' if unexplained else 'green'}]{unexplained:,}[/]")
+    if table.row_count:
+        console.print(table)
+    for finding in verdict.findings:
+        if not finding.explained:
+            _show_finding(console, finding)
+    for line in bad[:_BAD_LINES_SHOWN]:
+        console.print(Text(f"cannot be read: {printable(str(line))}"))
+    if len(bad) > _BAD_LINES_SHOWN:
+        console.print(f"… and {len(bad) - _BAD_LINES_SHOWN:,} more lines that cannot be read")
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    console.print(Text.assemble((finding.name, "red"), f": {printable(finding.sentence)}"))
+    for event in finding.events[:_EVENTS_SHOWN]:
+        console.print(Text(f"    {printable(to_line(event).rstrip())}"))
+    if len(finding.events) > _EVENTS_SHOWN:
+        console.print(f"    … and {len(finding.events) - _EVENTS_SHOWN} more events")

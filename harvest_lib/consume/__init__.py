@@ -1,0 +1,57 @@
+"""The reading half: messages that are read exactly once, by the design of Gazette.
+
+A publisher gives every message an id, a version 1 UUID of RFC 4122, that says who sent it, in which order, and whether
+it is pending until its sender acknowledges it (`message_id`). Whoever reads a partition puts its messages through a
+`Sequencer`: repeated ones are dropped, pending ones are held until they are acknowledged or rolled back. `Publisher`
+writes such messages, `read_committed` reads them, and a `Consumer` makes state and further messages of them, exactly
+once, whatever crashes.
+"""
+
+from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.consumer import Consumer
+from harvest_lib.consume.key_values import KeyValues, KeyValueStore, create_key_values
+from harvest_lib.consume.message_id import Clock, Flag, MalformedId, MessageId, new_producer_id, pack, unpack
+from harvest_lib.consume.postgres_store import PostgresStore, create_tables
+from harvest_lib.consume.publisher import Intent, Publisher
+from harvest_lib.consume.reader import read_committed, read_uncommitted
+from harvest_lib.consume.recovery_log import create_recovery_log
+from harvest_lib.consume.sequencer import Committed, Message, ProducerState, Replay, Sequencer
+from harvest_lib.consume.shard import Fenced, Shard, ShardLimits
+from harvest_lib.consume.sqlite_store import SqliteStore
+from harvest_lib.consume.store import Store
+from harvest_lib.consume.transaction import Application, Transaction
+
+__all__ = [
+    "Application",
+    "Checkpoint",
+    "Clock",
+    "Committed",
+    "Consumer",
+    "Fenced",
+    "Flag",
+    "Intent",
+    "KeyValueStore",
+    "KeyValues",
+    "MalformedId",
+    "Message",
+    "MessageId",
+    "PostgresStore",
+    "ProducerState",
+    "Publisher",
+    "Replay",
+    "Sequencer",
+    "Shard",
+    "ShardId",
+    "ShardLimits",
+    "SqliteStore",
+    "Store",
+    "Transaction",
+    "create_key_values",
+    "create_recovery_log",
+    "create_tables",
+    "new_producer_id",
+    "pack",
+    "read_committed",
+    "read_uncommitted",
+    "unpack",
+]

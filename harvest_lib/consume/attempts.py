@@ -1,0 +1,60 @@
+"""What functions of the user have refused so far: which messages, how often, and how to find out which one it is.
+
+A message that fails is counted. What fails as a transaction is finalized, is nobody's: the next ones then take one
+acknowledgement each, and one that consists of a single message and fails is counted as that message's. Pure.
+"""
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 5.0
+_CAREFUL_TRANSACTIONS = 1_000
+
+
+class Refused(Exception):
+    """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message it is put
+    down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`)."""
+
+    def __init__(self, reason: str, offset: int | None = None, *, is_anyones: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.offset, self.is_anyones = reason, offset, is_anyones
+
+
+class Attempts:
+    """Of one shard, for as long as that runs."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is how often a message may fail."""
+        self._most = most
+        self._failures: dict[int, tuple[int, str]] = {}  # by offset: how often, and why the last time
+        self._passed: list[int] = []  # those of them that the present transaction has behind it
+        self._in_a_row = self._careful = 0
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Tell whether transactions are to take one acknowledgement each."""
+        return self._careful > 0
+
+    def spent(self, offset: int) -> str | None:
+        """Return why a message is to be set aside, None if it may be tried (again). Asked as it is about to be."""
+        if offset not in self._failures:
+            return None
+        self._passed.append(offset)
+        attempts, reason = self._failures[offset]
+        return reason if attempts >= self._most else None
+
+    def failed(self, refused: Refused) -> tuple[int, float]:
+        """Count, and return how often that has failed, and for how many seconds to wait before the next attempt."""
+        self._passed.clear()
+        self._in_a_row += 1
+        if refused.is_anyones:
+            self._careful = _CAREFUL_TRANSACTIONS
+        attempts = self._in_a_row
+        if refused.offset is not None:
+            attempts = self._failures.get(refused.offset, (0, ""))[0] + 1
+            self._failures[refused.offset] = (attempts, refused.reason)
+        return attempts, min(_FIRST_PAUSE_SECONDS * 2.0 ** min(attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
+
+    def kept(self) -> None:
+        """Forget what the transaction had behind it: it is kept."""
+        while self._passed:
+            self._failures.pop(self._passed.pop(), None)
+        self._in_a_row, self._careful = 0, max(0, self._careful - 1)

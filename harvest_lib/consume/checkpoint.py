@@ -1,0 +1,84 @@
+"""Where a shard of a consumer stands: all that its next owner needs to go on as if nothing had happened."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING
+
+from harvest_lib.consume.publisher import Intent
+from harvest_lib.consume.sequencer import ProducerState
+from harvest_lib.errors import CheckpointError
+
+
+class ShardId(NamedTuple):
+    """A partition of a topic, as one consumer reads it. `consumer` is its name, and that of its consumer group."""
+
+    consumer: str
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.consumer}/{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Kept with the state it belongs to, in one transaction.
+
+    `offset` is the one up to which messages were read, `producers` what the sequencer knew by then, `intents` the
+    acknowledgements of what was published: to be written, again if need be, once this is kept. `topic_id` is Kafka's
+    own id of the topic, which one that is made anew under the same name does not have; empty where nobody knows it.
+    """
+
+    shard: ShardId
+    topic_id: str = ""
+    offset: int = OFFSET_BEGINNING
+    producers: Sequence[ProducerState] = ()
+    intents: Sequence[Intent] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values that JSON knows. Clocks are text: some readers of JSON cannot hold 64 bits."""
+        return {
+            "shard": list(self.shard),
+            "topic_id": self.topic_id,
+            "offset": self.offset,
+            "producers": [
+                [f"{each.producer:x}", str(each.acknowledged), each.begin, str(each.newest), str(each.ack)]
+                for each in self.producers
+            ],
+            "intents": [each.to_json() for each in self.intents],
+        }
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
+        """Take it back."""
+        return cls(
+            shard=ShardId(*value["shard"]),
+            topic_id=value["topic_id"],
+            offset=value["offset"],
+            producers=tuple(
+                ProducerState(
+                    producer=int(producer, 16), acknowledged=int(clock), begin=begin, newest=int(newest), ack=int(ack)
+                )
+                for producer, clock, begin, newest, ack in value["producers"]
+            ),
+            intents=tuple(map(Intent.of_json, value["intents"])),
+        )
+
+    def require(self, shard: ShardId, topic_id: str) -> None:
+        """Raise CheckpointError unless this is of that shard, and of the topic that has that id now."""
+        if self.shard != shard:
+            raise CheckpointError(
+                f"the checkpoint that is kept for {shard} is another's",
+                evidence=f"it says that it is of {self.shard}",
+                next_step="its rows were copied or renamed: give the consumer a name that was never used, or put the "
+                "right checkpoint back from a backup",
+            )
+        if self.topic_id and topic_id and self.topic_id != topic_id:
+            raise CheckpointError(
+                f"the topic {shard.topic!r} was made anew since {shard} last read it",
+                evidence=f"its id was {self.topic_id}, and is {topic_id}: offset {self.offset} means another message",
+                next_step="read the new topic under another name of the consumer, or delete the row of this shard, "
+                "state and all, to begin anew",
+            )

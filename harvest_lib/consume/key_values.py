@@ -1,0 +1,107 @@
+"""A small state for those who want no tables of their own: JSON values by key, in Postgres.
+
+Keys belong to a shard. Its owner is alone in changing them, and changes are written in one statement as the transaction
+ends.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg import Connection, sql
+from psycopg.types.json import Jsonb
+
+from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.postgres_store import LOCK_DDL, PostgresStore
+from harvest_lib.database import connect, translated
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+  consumer  TEXT NOT NULL,
+  topic     TEXT NOT NULL,
+  partition INT NOT NULL,
+  key       TEXT NOT NULL,
+  value     JSONB NOT NULL,
+  PRIMARY KEY (consumer, topic, partition, key)
+)"""
+_READ = """
+SELECT key, value FROM {table} WHERE consumer = %s AND topic = %s AND partition = %s AND key = ANY(%s)
+"""
+_WRITE = """
+INSERT INTO {table} SELECT %s, %s, %s, key, value FROM unnest(%s::text[], %s::jsonb[]) AS changed (key, value)
+ON CONFLICT (consumer, topic, partition, key) DO UPDATE SET value = excluded.value
+"""
+_DELETE = """
+DELETE FROM {table} WHERE consumer = %s AND topic = %s AND partition = %s AND key = ANY(%s)
+"""
+
+
+def create_key_values(dsn: str, table: str = "consumers") -> None:
+    """Create the table of values, `<table>_state`, unless it is there."""
+    with connect(dsn) as connection, translated(), connection.transaction():
+        connection.execute(LOCK_DDL)
+        connection.execute(_named(_CREATE, table))
+
+
+class KeyValues:
+    """What a transaction knows of the values: each key is read once, and what is changed is written at the end."""
+
+    def __init__(self, connection: "Connection[Any]", shard: ShardId, table: str) -> None:
+        """`connection` is the transaction's own, for tables beside."""
+        self.connection = connection
+        self._shard, self._table = shard, table
+        self._values: dict[str, Any] = {}
+        self._changed: set[str] = set()
+
+    def load(self, keys: Iterable[str]) -> None:
+        """Read keys ahead, by one statement."""
+        wanted = [key for key in keys if key not in self._values]
+        if not wanted:
+            return
+        found = dict(self.connection.execute(_named(_READ, self._table), (*self._shard, wanted)).fetchall())
+        self._values |= {key: found.get(key) for key in wanted}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value as this transaction sees it. To change it, put it."""
+        self.load((key,))
+        value = self._values[key]
+        return default if value is None else value
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value to what JSON can hold; None deletes the key."""
+        self._values[key] = value
+        self._changed.add(key)
+
+    def write(self) -> None:
+        """Write what was changed, in the order of the keys, so that two who share rows do not wait for each other."""
+        changed = {key: self._values[key] for key in sorted(self._changed)}
+        kept = {key: Jsonb(value) for key, value in changed.items() if value is not None}
+        gone = [key for key, value in changed.items() if value is None]
+        if kept:
+            values = (*self._shard, list(kept), list(kept.values()))
+            self.connection.execute(_named(_WRITE, self._table), values)
+        if gone:
+            self.connection.execute(_named(_DELETE, self._table), (*self._shard, gone))
+        self._changed.clear()
+
+
+class KeyValueStore(PostgresStore):
+    """`Store` whose state is `KeyValues`."""
+
+    def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
+        super().__init__(dsn, shard, table=table)
+        self._state_table = table
+        self._values: KeyValues | None = None
+
+    def begin(self) -> KeyValues:
+        self._values = KeyValues(super().begin(), self.shard, self._state_table)
+        return self._values
+
+    def commit(self, checkpoint: Checkpoint) -> bool:
+        assert self._values is not None, "begin comes first"  # noqa: S101
+        with translated():
+            self._values.write()
+        return super().commit(checkpoint)
+
+
+def _named(statement: str, table: str) -> sql.Composed:
+    return sql.SQL(statement).format(table=sql.Identifier(*f"{table}_state".split(".", 1)))

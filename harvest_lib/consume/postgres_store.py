@@ -1,0 +1,146 @@
+"""`Store` in Postgres: the user's own tables, and beside them where the shard stands.
+
+An owner that is frozen in a transaction holds its locks; Postgres ends that transaction after IDLE_SECONDS.
+"""
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.types.json import Jsonb
+
+from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.sequencer import Message
+from harvest_lib.consume.store import headers_as_json
+from harvest_lib.database import connect, translate, translated
+from harvest_lib.errors import DatabaseUnavailable
+
+IDLE_SECONDS = 120
+"""How long a transaction may ask Postgres nothing: a function that is called for a message may take no longer."""
+
+_IN_TRANSACTION = int(TransactionStatus.INTRANS)
+_CREATE = (
+    """
+CREATE TABLE IF NOT EXISTS {table} (
+  consumer   TEXT NOT NULL,
+  topic      TEXT NOT NULL,
+  partition  INT NOT NULL,
+  fence      BIGINT NOT NULL,
+  checkpoint JSONB NOT NULL,
+  updated_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (consumer, topic, partition)
+)""",
+    """
+CREATE TABLE IF NOT EXISTS {parked} (
+  consumer  TEXT NOT NULL,
+  topic     TEXT NOT NULL,
+  partition INT NOT NULL,
+  "offset"  BIGINT NOT NULL,
+  key       BYTEA,
+  value     BYTEA,
+  headers   JSONB NOT NULL,
+  reason    TEXT NOT NULL,
+  parked_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (consumer, topic, partition, "offset")
+)""",
+)
+LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest consumers', 0))"
+_FENCE = """
+INSERT INTO {table} (consumer, topic, partition, fence, checkpoint) VALUES (%s, %s, %s, 1, %s)
+ON CONFLICT (consumer, topic, partition) DO UPDATE SET fence = {table}.fence + 1, updated_at = clock_timestamp()
+RETURNING fence, checkpoint
+"""
+_COMMIT = """
+UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
+WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
+"""
+_PARK = "INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
+
+
+def create_tables(dsn: str, table: str = "consumers") -> None:
+    """Create the table of checkpoints, and `<table>_parked` for what is set aside, unless they are there."""
+    with connect(dsn) as connection, translated(), connection.transaction():
+        connection.execute(LOCK_DDL)
+        for statement in _CREATE:
+            connection.execute(_named(statement, table))
+
+
+class PostgresStore:
+    """`begin` returns the connection, with its transaction open: no COMMIT or ROLLBACK is to be sent through it."""
+
+    def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
+        self.shard = shard
+        self._dsn = dsn
+        self._statements = {
+            statement: _named(statement, table).as_string(None) for statement in (_FENCE, _COMMIT, _PARK)
+        }
+        self._open: psycopg.Connection[Any] | None = None
+        self._fence = 0
+
+    def restore(self) -> Checkpoint:
+        self.close()
+        self._open = connect(self._dsn)
+        with translated(), self.connection.transaction():
+            self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+            first = Jsonb(Checkpoint(shard=self.shard).to_json())
+            row = self.connection.execute(self._statements[_FENCE], (*self.shard, first)).fetchone()
+        assert row is not None  # noqa: S101 - it returns what it wrote
+        self._fence, kept = row
+        return Checkpoint.of_json(kept)
+
+    @property
+    def connection(self) -> "psycopg.Connection[Any]":
+        """The connection that `restore` opened."""
+        assert self._open is not None, "restore comes first"  # noqa: S101
+        return self._open
+
+    def begin(self) -> Any:
+        with translated():
+            self.connection.execute("BEGIN")
+        return self.connection
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.pgconn.transaction_status == _IN_TRANSACTION  # asked for each message
+
+    def touch(self) -> None:
+        with translated():
+            self.connection.execute("SELECT")
+
+    def will_pass(self, error: Exception) -> bool:
+        return (
+            isinstance(error, psycopg.Error)
+            and not isinstance(error, psycopg.errors.QueryCanceled)  # it may be the one statement that takes too long
+            and isinstance(translate(error), DatabaseUnavailable)
+        )
+
+    def commit(self, checkpoint: Checkpoint) -> bool:
+        with translated():
+            kept = self.connection.execute(
+                self._statements[_COMMIT], (Jsonb(checkpoint.to_json()), *self.shard, self._fence)
+            )
+            is_ours = kept.rowcount == 1
+            self.connection.execute("COMMIT" if is_ours else "ROLLBACK")
+        return is_ours
+
+    def park(self, message: Message, reason: str) -> None:
+        record = message.record
+        values = (*self.shard, message.offset, record.key(), record.value(), Jsonb(headers_as_json(record)), reason)
+        with translated():
+            self.connection.execute(self._statements[_PARK], values)
+
+    def rollback(self) -> None:
+        with translated():
+            self.connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _named(statement: str, table: str) -> sql.Composed:
+    return sql.SQL(statement).format(
+        table=sql.Identifier(*table.split(".", 1)), parked=sql.Identifier(*f"{table}_parked".split(".", 1))
+    )

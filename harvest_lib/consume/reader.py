@@ -1,0 +1,188 @@
+"""Reads a partition from an offset on: all messages as they stand there, or those that are committed.
+
+Promises: messages come by rising offset; what retention took away from under us is an error, never a gap that nobody
+sees; a transaction that is read again comes piece by piece, however long it is.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from harvest_lib.consume.message_id import HEADER_NAME
+from harvest_lib.consume.sequencer import Message, Replay, Sequencer
+from harvest_lib.deadline import Deadline
+from harvest_lib.errors import CheckpointError, TopicMissing
+from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
+
+_BATCH_MESSAGES = 2_000
+_ANSWER_SECONDS = 10.0
+_SILENCE_SECONDS = 30.0
+NOTHING_READY: Final[Sequence[Message]] = ()
+"""What comes where nothing more is ready; other groups that are empty say only that what was read commits nothing."""
+_READY_SECONDS = 0.1
+"""How long we wait for the next message before we say once more that nothing is ready."""
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+"""Kafka's own: whether messages of Kafka transactions come before these are committed, and if they are aborted."""
+
+
+def read_uncommitted(
+    settings: Mapping[str, object],
+    topic: str,
+    partition: int,
+    *,
+    begin: int,
+    end: int | None = None,
+    isolation: Isolation = "read_committed",
+    reached: Callable[[int], None] | None = None,
+    provider: KafkaConsumerProvider = Consumer,
+) -> Generator[Sequence[Message], None, None]:
+    """Return messages as they stand in the log, in batches; a message's `record` is the client's.
+
+    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `reached` is told,
+    once a batch was taken, up to which offset the log was read: there are some that no message has. Where the end is
+    known, silence of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
+    CheckpointError where the log does not have `begin` any more, or not yet, TopicMissing, KafkaUnavailable and
+    KafkaAccessDenied.
+    """
+    with refused_settings():
+        consumer = provider(
+            client_settings(
+                settings,
+                **{
+                    "group.id": f"{topic}-reader",  # asked for by the client; nobody joins it
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "isolation.level": isolation,
+                    "allow.auto.create.topics": False,
+                    "fetch.wait.max.ms": 50,
+                    "fetch.queue.backoff.ms": 5,  # default 1000, which is how long a full queue would stop the fetching
+                },
+            )
+        )
+    place = TopicPartition(topic, partition, begin)
+    try:
+        _require(consumer, place)
+        consumer.assign([place])
+        yield from _batches(consumer, begin, end, reached)
+    except KafkaException as error:
+        raise _translated(error.args[0], settings, place) from error
+    finally:
+        consumer.close()
+
+
+def read_committed(
+    settings: Mapping[str, object],
+    topic: str,
+    partition: int,
+    *,
+    sequencer: Sequencer,
+    end: int | None = None,
+    isolation: Isolation = "read_committed",
+    provider: KafkaConsumerProvider = Consumer,
+) -> Generator[Iterable[Message], None, None]:
+    """Return what is committed, from where the sequencer stands on; all that one acknowledgement commits at a time.
+
+    Take each to its end before the next: where one is left earlier, or fails, the sequencer is of no more use, and
+    asking for the next raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and another empty
+    group after a batch that commits nothing, so that whoever has something else to do can. Raises as
+    `read_uncommitted`.
+    """
+
+    is_whole = True
+
+    def again(replay: Replay) -> Iterator[Message]:
+        nonlocal is_whole
+        batches = read_uncommitted(
+            settings, topic, partition, begin=replay.begin, end=replay.end, isolation=isolation, provider=provider
+        )
+        yield from replay.pick(chain.from_iterable(batches))
+        is_whole = True
+
+    for batch in read_uncommitted(
+        settings,
+        topic,
+        partition,
+        begin=sequencer.offset,
+        end=end,
+        isolation=isolation,
+        reached=sequencer.pass_over,
+        provider=provider,
+    ):
+        commits = False
+        for found in sequencer.take(batch):
+            commits = True
+            is_whole = not isinstance(found, Replay)
+            yield again(found) if isinstance(found, Replay) else found
+            if not is_whole:
+                raise RuntimeError("a transaction was not read to its end, and the next cannot be read before it is")
+        if not commits:
+            yield [] if batch else NOTHING_READY
+
+
+def _require(consumer: Any, place: TopicPartition) -> None:
+    """Raise KafkaException if there is no such partition, which the client would find out after half a minute."""
+    found = consumer.list_topics(place.topic, _ANSWER_SECONDS).topics[place.topic]
+    if found.error is not None or place.partition not in found.partitions:
+        raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))  # noqa: SLF001
+
+
+def _batches(
+    consumer: Any, begin: int, end: int | None, reached: Callable[[int], None] | None
+) -> Iterator[Sequence[Message]]:
+    position, deadline, is_idle = begin, Deadline(_SILENCE_SECONDS), True
+    while end is None or position < end:
+        if end is not None and deadline.passed:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came from offset {position} on"))  # noqa: SLF001
+        found = consumer.consume(_BATCH_MESSAGES, 0)
+        if not found and is_idle:
+            found = consumer.consume(1, _READY_SECONDS)
+        is_idle = not found
+        batch: list[Message] = []
+        for message in found:
+            offset = message.offset()
+            if (error := message.error()) is None:
+                position = offset + 1
+                if end is None or offset < end:
+                    batch.append(Message(offset, _id_of(message), message))
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+                position = max(position, offset)
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is owed for a group that nobody joins
+                raise KafkaException(error)
+        yield batch
+        if found:
+            deadline = Deadline(_SILENCE_SECONDS)  # whoever takes them may take their time
+        if reached is not None:
+            reached(position)
+
+
+def _id_of(message: Any) -> bytes | None:
+    headers: Any = message.headers() or ()
+    if len(headers) == 1 and headers[0][0] == HEADER_NAME:  # most have this one alone
+        return headers[0][1] if isinstance(headers[0][1], bytes) else b""
+    for name, value in headers:
+        if name == HEADER_NAME:
+            return value if isinstance(value, bytes) else b""
+    return None
+
+
+def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicPartition) -> Exception:
+    where = f"{place.topic!r}, partition {place.partition}"
+    if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
+        return CheckpointError(
+            f"the log of {where} does not have offset {place.offset}, from which on it is to be read",
+            evidence=error.str(),
+            next_step="retention has removed what was not read yet, or the topic was made anew: lengthen "
+            "`retention.ms`, and decide from which offset to go on",
+        )
+    if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001
+        return TopicMissing(
+            f"there is no {where}",
+            evidence=error.str(),
+            next_step="create the topic, or name another",
+        )
+    return translate(error, settings=settings)

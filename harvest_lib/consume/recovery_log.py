@@ -1,0 +1,182 @@
+"""The recovery log of a shard: a partition in Kafka with every page of a database that its owner keeps on its machine.
+
+Keys of records are `author` (who took over last), `head` (whose log it is, how many pages the database has, a digest of
+all pages in the log) and the numbers of pages, whose images are the values. A transaction of the database is one of
+Kafka's, its head comes last. The topic is compacted: it holds each page about once, so playing it back takes as long
+as the database is large, however long that has been in use.
+
+Promise: what is played back is all that was committed, or an error. No page can be missing, or be another one, without
+the digest telling, whatever retention, or a hand, did to the log. A topic that was made anew is a new log.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.reader import read_uncommitted
+from harvest_lib.errors import CheckpointError, TopicMissing
+from harvest_lib.kafka_client import client_settings, create_topic, topic_partitions, topic_too_small, translate
+
+AUTHOR = "author"
+HEAD = "head"
+
+_CONFIG = {"cleanup.policy": "compact", "segment.bytes": "67108864", "min.cleanable.dirty.ratio": "0.1"}
+_ANSWER_SECONDS = 10.0
+_HIGHEST_PAGE = 2**32 - 1
+_DIGEST_BYTES = 16
+_DIGESTS = 1 << 8 * _DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlace:
+    """The partition in which a shard has its log: the one of the topic `log` that has the number of the shard's."""
+
+    log: str
+    shard: ShardId
+
+    @property
+    def partition(self) -> int:
+        return self.shard.partition
+
+    def __str__(self) -> str:
+        return f"the recovery log {self.log!r} of {self.shard}"
+
+
+class PagesDigest:
+    """Of numbered pages, whichever way round they come: the sum of their own, which are kept, in 130 bytes a page."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, int] = {}
+        self._sum = 0
+
+    def __str__(self) -> str:
+        return f"{self._sum:x}"
+
+    def note(self, page: int, image: bytes | None) -> None:
+        """Take in that a page has another image, or is gone."""
+        self._sum -= self._own.pop(page, 0)
+        if image is not None:
+            own = blake2b(image, digest_size=_DIGEST_BYTES, salt=page.to_bytes(4, "big")).digest()
+            self._own[page] = int.from_bytes(own, "big")
+            self._sum += self._own[page]
+        self._sum %= _DIGESTS
+
+
+def create_recovery_log(settings: Mapping[str, object], topic: str, *, partitions: int) -> None:
+    """Create the topic of a consumer's recovery logs, with a partition for each that it reads, or find that it exists.
+
+    Raises TopicMissing when it may not be created.
+    """
+    create_topic(settings, topic, partitions=partitions, config=_CONFIG)
+
+
+def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
+    """Return where the log begins. Raises TopicMissing, TopicTooSmall, KafkaUnavailable or KafkaAccessDenied, and
+    CheckpointError if more than compaction may remove from it."""
+    partitions = topic_partitions(settings).get(place.log, 0)
+    needed = place.partition + 1
+    if not partitions:
+        raise TopicMissing(
+            f"{place} does not exist",
+            evidence=f"there is no topic {place.log!r}",
+            next_step="make it with `create_recovery_log`, or by `kafka-topics.sh --bootstrap-server … --create "
+            f"--topic {place.log} --partitions {needed} --config cleanup.policy=compact`",
+        )
+    if partitions < needed:
+        raise topic_too_small(place.log, partitions=partitions, needed=needed, why="a recovery log for each shard")
+    admin = AdminClient(client_settings(settings))
+    resource = ConfigResource(ConfigResource.Type.TOPIC, place.log)
+    partition = TopicPartition(place.log, place.partition)
+    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    try:
+        config: Any = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
+        found: Any = admin.list_offsets({partition: earliest})[partition].result(_ANSWER_SECONDS)
+    except KafkaException as error:
+        raise translate(error.args[0], settings=settings) from error
+    policy = config["cleanup.policy"].value
+    if policy != "compact":
+        raise CheckpointError(
+            f"{place} would lose what is still needed",
+            evidence=f"the `cleanup.policy` of the topic is {policy!r}, not 'compact'",
+            next_step=f"`kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name {place.log} "
+            "--add-config cleanup.policy=compact`",
+        )
+    offset: int = found.offset
+    return offset
+
+
+def play_back(
+    settings: Mapping[str, object], place: LogPlace, *, begin: int, end: int, database: BinaryIO
+) -> tuple[int, PagesDigest]:
+    """Write the pages that are committed between two offsets to an empty file.
+
+    Return how many pages the database has, 0 if none was ever recorded, and their digest. Raises CheckpointError if
+    this is not all that the shard has recorded, and what `read_uncommitted` raises.
+    """
+    digest, page_size = PagesDigest(), 0
+    head: dict[str, Any] | None = None
+    for batch in read_uncommitted(settings, place.log, place.partition, begin=begin, end=end):
+        for message in batch:
+            match _understood(place, message.record):
+                case int(page), bytes(image):
+                    page_size = len(image)
+                    database.seek((page - 1) * page_size)
+                    database.write(image)
+                    digest.note(page, image)
+                case int(page), None:
+                    digest.note(page, None)
+                case dict(found):
+                    head = found
+    if head is None:
+        if page_size or begin:
+            raise _incomplete(place, f"it begins at offset {begin}, and has no head")
+        return 0, digest
+    if head["shard"] != list(place.shard):
+        raise CheckpointError(
+            f"{place} belongs to another shard",
+            evidence=f"it is of {head['shard']}, this is {place.shard}",
+            next_step="give each consumer a topic of its own for its recovery logs",
+        )
+    if head["digest"] != str(digest):
+        raise _incomplete(
+            place, f"it begins at offset {begin}; its pages have the digest {digest}, its head has {head['digest']}"
+        )
+    database.truncate(head["page_count"] * page_size)  # it may have been larger once
+    return head["page_count"], digest
+
+
+def _understood(place: LogPlace, record: Any) -> tuple[int, bytes | None] | dict[str, Any] | None:
+    key, value = record.key(), record.value()
+    try:
+        if key == AUTHOR.encode():
+            return None
+        if key != HEAD.encode():
+            page = int(key)
+            if 0 < page <= _HIGHEST_PAGE:
+                return page, value
+            raise ValueError(f"{page} is the number of no page")  # noqa: TRY301 - as any other key
+        head = json.loads(value)
+        return {name: head[name] for name in ("shard", "page_count", "digest")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{place} holds what is not of a recovery log",
+            evidence=f"the record at offset {record.offset()} has the key {key!r}",
+            next_step="name a topic that only this consumer's shards write to",
+        ) from error
+
+
+def _incomplete(place: LogPlace, evidence: str) -> CheckpointError:
+    return CheckpointError(
+        f"{place} lacks records: retention, or a hand, has removed or changed some",
+        evidence=evidence,
+        next_step="the state cannot be restored from it: mirror it back from a copy, or begin anew with another "
+        "consumer name and another log, from the messages themselves",
+    )

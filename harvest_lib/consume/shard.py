@@ -1,0 +1,283 @@
+"""One shard of a consumer: a partition that is read, state that follows from it, and messages that follow from both.
+
+    restore (fence) ─► intents again ─► consume, … ─► flush ─► commit: state, offset, producers, intents
+                                          ▲                       │
+                                          └── next transaction ◄──┴─► acknowledge, while that already runs
+
+Promises, with whatever crashes, freezes and is taken over
+- Each message changes the kept state in one transaction that is kept, and in no other.
+- What is published is read once by whoever reads what is committed: it is pending until the transaction is kept, and is
+  acknowledged only then.
+- All messages that one acknowledgement commits are in one transaction.
+- A message that the user's function does not take is set aside with its reason after some attempts, and only that one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.message_id import CLOCKS_PER_SECOND, clock_at
+from harvest_lib.consume.publisher import Publisher, PublishRefused
+from harvest_lib.consume.reader import NOTHING_READY
+from harvest_lib.consume.sequencer import Message, Sequencer
+from harvest_lib.consume.store import Store
+from harvest_lib.consume.transaction import Application, Transaction
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.errors import KafkaError
+
+_log = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 60.0
+_TOUCH_SECONDS = 10.0
+_NOT_OPEN = "the function ended the transaction, or went on after a statement of it had failed"
+
+Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
+"""Returns what is committed from where a sequencer stands on, an empty group where nothing is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLimits:
+    """How long transactions are, and how much is held."""
+
+    max_txn_duration_seconds: float = 1.0
+    """A transaction ends after so long, although more is ready."""
+    min_txn_duration_seconds: float = 0.0
+    """Before, it does not end, although nothing is ready."""
+    ring: int = 8_192
+    """How many pending messages are held; what does not fit is read again."""
+    prune_after_seconds: float = 86_400.0
+    """A producer is forgotten of which nothing was seen for so long before the newest message."""
+    max_attempts: int = 5
+    """How often a message may fail before it is set aside; the pauses between grow from 0.05 to 5 s."""
+
+
+class Fenced(Exception):
+    """Somebody else owns the shard now; nothing of the last transaction was kept."""
+
+
+class _Open:
+    """The transaction that is open, and what it has taken in."""
+
+    def __init__(self, transaction: Transaction, began: float) -> None:
+        self.transaction, self.began = transaction, began
+        self.taken = 0
+        self.last: int | None = None
+        self.about: int | None = None
+        """The message that is being taken in."""
+        self.parked: list[tuple[int, str]] = []
+
+    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - there is one
+        lasted = boot_seconds() - self.began
+        return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
+
+
+class Shard:
+    """Used by one thread. Its counts may be read by any."""
+
+    def __init__(
+        self,
+        application: Application,
+        store: Store,
+        *,
+        shard: ShardId,
+        topic_id: str,
+        read: Reads,
+        publisher: Callable[[], Publisher],
+        limits: ShardLimits,
+    ) -> None:
+        """`publisher` makes one with a producer id that nobody had; it is asked for one where there is something to
+        publish."""
+        self.committed = self.transactions = self.parked = 0
+        """How many messages were taken in, in how many transactions that were kept, and how many were set aside."""
+        self.offset = -1
+        """Where the last transaction that was kept ends, -1 before the first."""
+        self._application, self._store = application, store
+        self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
+        self._limits = limits
+        self._publisher: Publisher | None = None
+        self._checkpoint = Checkpoint(shard=shard, topic_id=topic_id)
+        self._attempts = Attempts(limits.max_attempts)
+        self._open: _Open | None = None
+        self._touched_at = 0.0
+
+    def run(self, stopping: threading.Event) -> None:
+        """Own the shard until a stop is asked for; what was taken in by then is kept.
+
+        Raises Fenced when another owner has begun, and errors of the store and of Kafka: begin again with a new shard.
+        """
+        try:
+            self._checkpoint = self._store.restore()
+            self._checkpoint.require(self._shard, self._topic_id)
+            self._topic_id = self._topic_id or self._checkpoint.topic_id
+            while not stopping.is_set():
+                try:
+                    self._acknowledge(self._checkpoint)
+                    self._flush()
+                    self._process(stopping)
+                except Refused as refused:
+                    self._store.rollback()  # raises, if it is the store that failed, and not the function
+                    stopping.wait(self._note(refused))
+                finally:
+                    self._forget_pending()
+        finally:
+            self._store.close()
+
+    # -- one transaction after the other
+
+    def _process(self, stopping: threading.Event) -> None:
+        sequencer = Sequencer(offset=self._checkpoint.offset, states=self._checkpoint.producers, ring=self._limits.ring)
+        self._open, quiet_since = None, boot_seconds()
+        with closing(self._read(sequencer)) as groups:
+            for group in groups:
+                for message in group:
+                    self._take(message)
+                if self._open is not None:
+                    if stopping.is_set() or self._open.is_over(group is NOTHING_READY, self._limits):
+                        self._finish(self._open, sequencer)
+                        quiet_since = boot_seconds()
+                    elif self._attempts.one_at_a_time and self._open.taken:
+                        self._finish(self._open, sequencer)
+                    else:
+                        self._show_life()
+                elif sequencer.offset > self._checkpoint.offset and (
+                    stopping.is_set() or boot_seconds() - quiet_since >= _QUIET_SECONDS
+                ):
+                    # What was passed over commits nothing, and retention may take it away before anything does.
+                    self._store.begin()
+                    self._keep(sequencer)
+                    quiet_since = boot_seconds()
+                if stopping.is_set():
+                    break
+        self._flush()
+
+    def _take(self, message: Message) -> None:
+        if self._open is None:
+            transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
+            self._open = _Open(transaction, boot_seconds())
+            self._touched_at = self._open.began
+        self._show_life()
+        reason = self._attempts.spent(message.offset)
+        if reason is not None:
+            self._store.park(message, reason)
+            self._open.parked.append((message.offset, reason))
+            return
+        self._open.about = message.offset
+        try:
+            self._application.consume_message(self._open.transaction, message)
+        except KafkaError:
+            raise  # of what it published: no message is to blame
+        except Exception as error:
+            raise self._refused(error, message.offset) from error
+        if not self._store.is_open:
+            raise Refused(_NOT_OPEN, message.offset)
+        self._open.taken += 1
+        self._open.last = message.offset
+
+    def _finish(self, opened: "_Open", sequencer: Sequencer) -> None:
+        opened.about = None
+        only = opened.last if opened.taken == 1 else None
+        if opened.taken:
+            try:
+                self._application.finalize_txn(opened.transaction)
+            except KafkaError:
+                raise
+            except Exception as error:
+                raise self._refused(error, only, is_anyones=True) from error
+            if not self._store.is_open:
+                raise Refused(_NOT_OPEN, only, is_anyones=True)
+        try:
+            self._keep(sequencer)
+        except PublishRefused as error:
+            if error.about is None:
+                raise Refused(_reason(error), only, is_anyones=True) from error
+            raise Refused(_reason(error), error.about) from error
+        self._attempts.kept()
+        self._open = None
+        self.committed += opened.taken
+        self.transactions += 1
+        self.parked += len(opened.parked)
+        for offset, reason in opened.parked:
+            _log.error("message_parked", extra={**self._said, "offset": offset, "reason": reason})
+
+    def _keep(self, sequencer: Sequencer) -> None:
+        self._prune(sequencer)
+        checkpoint = Checkpoint(
+            shard=self._shard,
+            topic_id=self._topic_id,
+            offset=sequencer.offset,
+            producers=sequencer.states(),
+            intents=self._publisher.intents() if self._publisher is not None else (),
+        )
+        if not self._store.commit(checkpoint):
+            raise Fenced
+        self._checkpoint = checkpoint
+        self.offset = checkpoint.offset
+        self._acknowledge(checkpoint)
+
+    def _show_life(self) -> None:
+        now = boot_seconds()
+        if now - self._touched_at >= _TOUCH_SECONDS:
+            self._touched_at = now
+            self._store.touch()
+
+    def _prune(self, sequencer: Sequencer) -> None:
+        age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
+        # By the log's time, or a backlog would be forgotten as it is read; never by one that is still to come.
+        if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
+            _log.info("producers_forgotten", extra={**self._said, "count": forgotten})
+
+    # -- what goes wrong
+
+    def _refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
+        """Say what an error of a function means."""
+        if self._store.will_pass(error):
+            return Refused(_reason(error))
+        return Refused(_reason(error), offset, is_anyones=is_anyones)
+
+    def _note(self, refused: Refused) -> float:
+        """Count that something was refused, and return for how long to wait."""
+        attempts, pause = self._attempts.failed(refused)
+        _log.warning(
+            "message_refused" if refused.offset is not None else "transaction_refused",
+            extra={**self._said, "offset": refused.offset, "attempt": attempts, "reason": refused.reason},
+        )
+        return pause
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {"shard": str(self._shard)}
+
+    # -- what is published
+
+    def _publish(self, topic: str, value: bytes | None, **named: Any) -> None:
+        about = self._open.about if self._open is not None else None
+        self._publishing().publish_uncommitted(topic, value, about=about, **named)
+
+    def _publishing(self) -> Publisher:
+        if self._publisher is None:
+            self._publisher = self._make_publisher()
+        return self._publisher
+
+    def _acknowledge(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.intents:
+            self._publishing().acknowledge(checkpoint.intents)
+
+    def _flush(self) -> None:
+        if self._publisher is not None:
+            self._publisher.flush()
+
+    def _forget_pending(self) -> None:
+        """Let the publisher go: what is pending under its id is never acknowledged."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,221 @@
+"""The store of a shard that is kept where its owner runs: a SQLite database, whose pages are recorded to Kafka.
+
+    restore ─► begin ─► (the user changes tables) ─► commit in SQLite ─► its pages in one Kafka transaction ─► begin …
+    fences, plays back                                                   False: somebody has restored it since
+
+Promises
+- What counts is the recovery log. The file is a cache: it is made anew from the log at each `restore`, and has no name
+  while it is used, so nobody mistakes it for the state and a process that is killed leaves none behind.
+- Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
+- A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from confluent_kafka import Producer
+
+from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.recorder import Recorder
+from harvest_lib.consume.recovery_log import LogPlace
+from harvest_lib.consume.sequencer import Message
+from harvest_lib.consume.sqlite_wal import Appended, End, appended
+from harvest_lib.consume.store import headers_as_json
+from harvest_lib.kafka_client import KafkaProducerProvider
+
+_SETTINGS = (
+    "locking_mode = EXCLUSIVE",
+    "foreign_keys = ON",  # which the user could not say: within a transaction SQLite does not listen
+    "journal_mode = WAL",
+    "wal_autocheckpoint = 0",  # what is not in Kafka yet stays in the write-ahead log, to be read there
+    "synchronous = OFF",  # after a crash of the machine the file is gone anyway
+)
+_AUTO_VACUUM = "PRAGMA auto_vacuum = FULL"
+"""Of a new database: what is deleted leaves the log too. Of one that was played back it would be a change."""
+_CREATE = (
+    """
+CREATE TABLE consumers (
+  consumer   TEXT NOT NULL,
+  topic      TEXT NOT NULL,
+  partition  INT NOT NULL,
+  checkpoint TEXT NOT NULL,
+  updated_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (consumer, topic, partition)
+)""",
+    """
+CREATE TABLE consumers_parked (
+  consumer  TEXT NOT NULL,
+  topic     TEXT NOT NULL,
+  partition INT NOT NULL,
+  "offset"  INT NOT NULL,
+  key       BLOB,
+  value     BLOB,
+  headers   TEXT NOT NULL,
+  reason    TEXT NOT NULL,
+  parked_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (consumer, topic, partition, "offset")
+)""",
+)
+_INSERT = "INSERT INTO consumers (consumer, topic, partition, checkpoint) VALUES (?, ?, ?, ?)"
+_UPDATE = "UPDATE consumers SET checkpoint = ?, updated_at = CURRENT_TIMESTAMP"
+_PARK = (
+    'INSERT INTO consumers_parked (consumer, topic, partition, "offset", key, value, headers, reason) '
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_BEGIN = "BEGIN IMMEDIATE -- the store's own"
+"""Not what a user would write: statements are cached by their text, and one that is cached is not asked about again."""
+_NO_FILE = -1
+_NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
+
+
+class SqliteStore:
+    """`Store` in SQLite: the user's own tables, through the connection that `begin` returns.
+
+    That connection takes anything but the end of the transaction (and so no `commit`, `rollback` or `executescript`,
+    which commits) and other databases: SQLite then says "not authorized".
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, object],
+        shard: ShardId,
+        *,
+        log: str,
+        provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        """`directory` is made; `log` is a topic that `create_recovery_log` makes, of this consumer alone."""
+        self._directory = directory
+        self._shard = shard
+        place = LogPlace(log=log, shard=shard)
+        self._recorder = Recorder(settings, place, provider=provider)
+        self._connection: sqlite3.Connection | None = None
+        self._is_lent = False
+        self._wal = _NO_FILE
+        self._end: End | None = None
+
+    def restore(self) -> Checkpoint:
+        self.close()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with TemporaryDirectory(dir=self._directory, prefix="state-") as folder:
+                path = Path(folder) / "state.db"
+                # Closed before SQLite opens it: whoever closes a file ends the locks that its process has on it.
+                with path.open("wb") as file:
+                    page_count = self._recorder.take_over(file)
+                connection = self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                if not page_count:
+                    connection.execute(_AUTO_VACUUM)
+                for setting in _SETTINGS:
+                    connection.execute(f"PRAGMA {setting}").fetchall()
+                if not page_count:
+                    self._create(connection)
+                connection.set_authorizer(self._authorize)
+                ((kept,),) = connection.execute("SELECT checkpoint FROM consumers").fetchall()
+                self._wal = os.open(f"{path}-wal", os.O_RDONLY)
+        except BaseException:
+            self.close()
+            raise
+        return Checkpoint.of_json(json.loads(kept))
+
+    def begin(self) -> sqlite3.Connection:
+        connection = self._owned()
+        connection.execute(_BEGIN)
+        self._is_lent = True
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        return self._owned().in_transaction
+
+    def touch(self) -> None:
+        """Do nothing: Kafka hears of a transaction as it ends."""
+
+    def will_pass(self, _error: Exception) -> bool:
+        return False
+
+    def commit(self, checkpoint: Checkpoint) -> bool:
+        connection = self._returned()
+        if not connection.in_transaction:  # as after ON CONFLICT ROLLBACK; what follows each commits by itself
+            self.close()
+            raise RuntimeError("a statement of the user's ended the transaction, and the function went on after it")
+        try:
+            connection.execute(_UPDATE, (json.dumps(checkpoint.to_json()),))
+            connection.commit()
+        except sqlite3.Error:  # a deferred constraint, a full disk
+            connection.rollback()
+            raise
+        is_kept = False
+        try:
+            found = appended(self._wal, self._end)
+            assert found is not None  # noqa: S101 - the checkpoint at least is another
+            is_kept = self._recorder.record(self._images(found), found.page_count)
+        finally:
+            if not is_kept:
+                self.close()
+        if is_kept:
+            self._end = found.end
+            _empty_wal(connection)
+        return is_kept
+
+    def park(self, message: Message, reason: str) -> None:
+        record = message.record
+        headers = json.dumps(headers_as_json(record))
+        values = (*self._shard, message.offset, record.key(), record.value(), headers, reason)
+        self._owned().execute(_PARK, values)
+
+    def rollback(self) -> None:
+        self._returned().rollback()
+        if appended(self._wal, self._end) is not None:  # see `commit`
+            self.close()
+            raise RuntimeError("a statement of the user's ended the transaction, and another one was kept after it")
+
+    def close(self) -> None:
+        self._recorder.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if self._wal != _NO_FILE:
+            os.close(self._wal)
+        self._wal, self._end = _NO_FILE, None
+        self._is_lent = False
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        connection.execute(_BEGIN)
+        for statement in _CREATE:
+            connection.execute(statement)
+        connection.execute(_INSERT, (*self._shard, json.dumps(Checkpoint(shard=self._shard).to_json())))
+        connection.commit()
+        _empty_wal(connection)
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+        whole = connection.serialize()
+        pages = ((at // size + 1, whole[at : at + size]) for at in range(0, len(whole), size))
+        if not self._recorder.record(pages, len(whole) // size):
+            raise self._recorder.superseded()
+
+    def _images(self, found: Appended) -> Iterator[tuple[int, bytes]]:
+        for page, position in found.positions.items():
+            yield page, os.pread(self._wal, found.page_size, position)
+
+    def _owned(self) -> sqlite3.Connection:
+        assert self._connection is not None  # noqa: S101 - `restore` opens it
+        return self._connection
+
+    def _returned(self) -> sqlite3.Connection:
+        """Take the connection back from the user's function."""
+        self._is_lent = False
+        return self._owned()
+
+    def _authorize(self, action: int, *_about: str | None) -> int:
+        return sqlite3.SQLITE_DENY if self._is_lent and action in _NOT_THE_USERS else sqlite3.SQLITE_OK
+
+
+def _empty_wal(connection: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the file. Where a cursor of the user's is open, that is left to the next time."""
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,0 +1,34 @@
+"""The user's side of a consumer: the functions that take messages in, and what they change the world with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.sequencer import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One consumer transaction: all of it is kept, or nothing."""
+
+    shard: ShardId
+    state: Any
+    """What state is changed with: the store's, a connection to Postgres or a `KeyValues`."""
+    publish: Callable[..., None]
+    """Takes what `Publisher.publish_uncommitted` takes: topic, value, and a `key`, a `partition`, `headers`."""
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """The user's own, forgotten with the transaction: sums, until `finalize_txn` writes them."""
+
+
+class Application(Protocol):
+    """The user's functions. Shards call them on threads of their own, and again for a message whose transaction was not
+    kept. What they raise rolls the transaction back; a message that fails again and again is set aside."""
+
+    def consume_message(self, transaction: Transaction, message: Message) -> None:
+        """Take in a message, `message.record` being the Kafka client's: change state, publish what follows from it."""
+        ...
+
+    def finalize_txn(self, transaction: Transaction) -> None:
+        """Do what is left to do before the transaction is kept."""
+        ...

@@ -1,0 +1,168 @@
+"""Delivery exactly once without Kafka transactions, by the design of Gazette: records are pending until acknowledged.
+
+    send (pending) ─► commit: all of it is in Kafka ─► checkpoint and acknowledgements are kept ─► acknowledge ─► send …
+                                                       (in Postgres, under the epoch)              (`settle` waits)
+
+Readers put what they read through `harvest_lib.consume.Sequencer`, which holds pending records until a message of their
+producer's acknowledges them, and drops the repeated ones.
+
+Promises
+- An acknowledgement leaves only once it is kept together with the checkpoint that has passed what it acknowledges. Who
+  comes after writes again what was kept (`acknowledge_again`) before it sends anything: a lap whose checkpoint counts
+  is read in the end, any other never.
+- Each `begin` has a producer id of its own. What was sent under the one before and not kept is never acknowledged, so
+  it may arrive whenever it will.
+- In each partition acknowledgements go before the records of the next lap, which they would roll back otherwise.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import KafkaError, Producer
+
+from harvest_lib import errors
+from harvest_lib.consume.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
+from harvest_lib.consume.publisher import Intent, Publisher
+from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.delivery.headers import HeaderMaker
+from harvest_lib.delivery.laps import Committed, Failed, Keep, LapSettings, Offer, Outcome, PipelinedLaps
+from harvest_lib.delivery.topics import Topics
+from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
+
+_AGAIN_SECONDS = 5.0
+"""Whoever stops waits for this; what takes longer is tried again."""
+_LAST_SECONDS = 2.0
+"""At the end of a term acknowledgements are waited for; who leads next writes those that have not left by then."""
+_SLICE_SECONDS = 0.1
+_CLEAR_SECONDS = 1.0
+"""What is kept to be written is forgotten once it was, and no more often than this."""
+_REFUSED = "the checkpoint was refused: another leads, or the subscription was moved"
+
+
+class Sequenced(PipelinedLaps):
+    """`LapDelivery` whose records are pending until their lap's checkpoint is kept."""
+
+    _wire_seconds = 0.0
+
+    def __init__(self, settings: LapSettings, topics: Topics) -> None:
+        super().__init__(settings, topics)
+        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
+        self._touched: set[tuple[str, int]] = set()  # partitions that have records of this lap
+        self._unread = 0  # acknowledgements that are on their way
+        self._owing: Keep | None = None  # where those of the last lap are kept
+        self._clear_at = 0.0
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        outcome = super().begin(leader_id)
+        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
+        self._touched.clear()
+        self._unread, self._owing = 0, None
+        self._headers_of = self._with_ids(self._headers_of)
+        return outcome
+
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+        assert callable(checkpoint)  # noqa: S101 - what is kept is not sent
+        landed = self._land(may_send)
+        if not isinstance(landed, Committed):
+            return landed
+        if not may_send():
+            return Failed(reason="the term is over")
+        acknowledgement = self._next_id(Flag.ACK_TXN)
+        intents = [Intent(topic=topic, partition=number, id=acknowledgement) for topic, number in sorted(self._touched)]
+        self._touched.clear()
+        if not checkpoint(intents):
+            return Failed(reason=_REFUSED)
+        self._owing = checkpoint if intents else None
+        return self._attempt(partial(self._acknowledge, intents))
+
+    def settle(self, may_send: Callable[[], bool]) -> Outcome:
+        landed = self._land(may_send)
+        if isinstance(landed, Committed) and self._owing is not None and boot_seconds() >= self._clear_at:
+            # Else a topic that is removed in a year would be asked for them by whoever leads then.
+            keep, self._owing = self._owing, None
+            self._clear_at = boot_seconds() + _CLEAR_SECONDS
+            return landed if keep(()) else Failed(reason=_REFUSED)
+        return landed
+
+    def abandon(self) -> bool:
+        # What is queued behind an acknowledgement may leave with it: nobody will ever read it.
+        deadline = Deadline(_LAST_SECONDS)
+        while self._unread and self._failure is None and self._producer is not None and not deadline.passed:
+            self._serve(partial(self._producer.flush, _SLICE_SECONDS))
+        self._discard()
+        return False  # it may, and is never read
+
+    def _acknowledge(self, intents: Sequence[Intent], producer: KafkaProducer) -> None:
+        for intent in intents:
+            headers = [(HEADER_NAME, intent.id)]
+            producer.produce(intent.topic, None, None, intent.partition, self._acknowledged, None, 0, headers)
+            self._unread += 1
+
+    def _acknowledged(self, error: KafkaError | None, message: object) -> None:
+        self._unread -= 1
+        self._report_own("an acknowledgement", error, message)
+
+    def _report(self, error: KafkaError | None, message: Any) -> None:
+        super()._report(error, message)
+        if error is None and message is not None:
+            self._touched.add((message.topic(), message.partition()))
+
+    def _with_ids(self, headers_of: HeaderMaker) -> HeaderMaker:
+        """Have each record carry its id, before headers of its own that may have the same name."""
+        producer, tick = self._producer_id, self._clock.tick
+
+        def make(
+            record_id: int, names: Sequence[str], contents: Sequence[str | None]
+        ) -> list[tuple[str, str | bytes | None]]:
+            headers = headers_of(record_id, names, contents)
+            headers.insert(0, (HEADER_NAME, pack(producer, tick(), Flag.CONTINUE_TXN)))
+            return headers
+
+        return make
+
+    def _next_id(self, flag: Flag) -> bytes:
+        return pack(self._producer_id, self._clock.tick(), flag)
+
+    def _own_settings(self) -> dict[str, object]:
+        # Only a report says which partition a record went to.
+        return {**super()._own_settings(), "delivery.report.only.error": False}
+
+
+def acknowledge_again(
+    settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider = Producer
+) -> Sequence[Intent]:
+    """Write acknowledgements that were kept, and wait until Kafka has them; return those whose topic is not there.
+
+    To repeat that is harmless, once nobody can send anything more under their producer's id that counts. Raises
+    KafkaUnavailable.
+    """
+    try:
+        partitions = topic_partitions(settings)
+        owed = [each for each in intents if each.partition >= partitions.get(each.topic, 0)]
+        if len(owed) < len(intents):
+            _write(settings, [each for each in intents if each not in owed], provider)
+    except errors.KafkaError as error:
+        raise errors.KafkaUnavailable(
+            f"what was delivered last could not be acknowledged: {error.cause}",
+            evidence=f"{error.evidence}; topics {', '.join(sorted({each.topic for each in intents}))}",
+            next_step=f"readers of committed messages wait for that: {error.next_step}",
+        ) from error
+    return owed
+
+
+def _write(settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider) -> None:
+    publisher = Publisher(
+        settings,
+        producer_id=new_producer_id(),
+        clock=Clock(time.time_ns),
+        timeout_seconds=_AGAIN_SECONDS,
+        provider=provider,
+    )
+    try:
+        publisher.acknowledge(intents)
+        publisher.flush()
+    finally:
+        publisher.close()

@@ -1,0 +1,91 @@
+"""A debit and a credit of each transfer: one message in, two out, and the sum of all money stays what it is.
+
+    transfers ─► {"from", "to", "amount"} ─┬─► legs: {"account", "amount"}, a debit and a credit
+                                           └─► balances, a table
+
+Where both legs go to one partition of one topic, whoever reads what is committed there sees the sum unchanged after
+each transaction: all of it is read at once. With debits in one topic and credits in another, that holds only once the
+acknowledgements in both were read: what is promised ends at a partition.
+"""
+
+import json
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from harvest_lib.consume import Message, Transaction
+from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run
+
+_CREATE = "CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, balance BIGINT NOT NULL)"
+_MOST = 10**12
+_MOVE = """
+INSERT INTO balances SELECT account, amount FROM unnest(%s::text[], %s::bigint[]) AS moved (account, amount)
+ON CONFLICT (account) DO UPDATE SET balance = balances.balance + excluded.balance
+"""
+
+
+class BankTransfer:
+    """The application. Legs go to the partition that their transfer is in."""
+
+    def __init__(self, debits: str, credits: str) -> None:  # noqa: A002 - what a bank calls them
+        self._debits, self._credits = debits, credits
+
+    def consume_message(self, transaction: Transaction, message: Message) -> None:
+        """Publish both legs, and remember them for the balances."""
+        transfer = json.loads(message.record.value())
+        if not is_transfer(transfer):  # what Postgres does not take is this message's, not the whole transaction's
+            raise ValueError("no transfer of an amount from an account to another")
+        moved = transaction.memory.setdefault("moved", Counter())
+        for topic, account, amount in (
+            (self._debits, transfer["from"], -transfer["amount"]),
+            (self._credits, transfer["to"], transfer["amount"]),
+        ):
+            leg = json.dumps({"transfer": transfer["id"], "account": account, "amount": amount}).encode()
+            transaction.publish(topic, leg, key=account, partition=transaction.shard.partition)
+            moved[account] += amount
+
+    def finalize_txn(self, transaction: Transaction) -> None:
+        """Write the balances."""
+        moved = transaction.memory.get("moved", {})
+        accounts = sorted(moved)
+        transaction.state.execute(_MOVE, (accounts, [moved[account] for account in accounts]))
+
+
+def is_transfer(value: Any) -> bool:
+    """Tell whether a message says what is needed."""
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), str) and "\0" not in value[name] for name in ("from", "to"))
+        and isinstance(value.get("amount"), int)
+        and 0 <= value["amount"] <= _MOST
+        and "id" in value
+    )
+
+
+def main(
+    *,
+    dsn: Dsn,
+    servers: Servers,
+    topic: Annotated[str, typer.Option(help="Where the transfers are.")] = "transfers",
+    debits: Annotated[str, typer.Option(help="Where debits go, with as many partitions.")] = "legs",
+    credits: Annotated[str, typer.Option(help="Where credits go, with as many partitions.")] = "legs",  # noqa: A002
+    name: Annotated[str, typer.Option(help="The consumer's, and its group's.")] = "bank-transfer",
+    min_txn: MinTxn = 0.0,
+    settings: Settings = [],  # noqa: B006 - typer makes a new one
+) -> None:
+    """Make a debit and a credit of each transfer."""
+    run(
+        BankTransfer(debits, credits),
+        name=name,
+        topic=topic,
+        create=_CREATE,
+        dsn=dsn,
+        servers=servers,
+        settings=settings,
+        min_txn=min_txn,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""What the examples have in common: their options, and how they end."""
+
+import signal
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, LiteralString
+
+import typer
+
+from harvest_lib.cli.log_output import LogFormat, configure_logging
+from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, create_tables
+from harvest_lib.consume.postgres_store import LOCK_DDL
+from harvest_lib.database import connect, translated
+from harvest_lib.errors import HarvestError
+from harvest_lib.tuning import tune_interpreter
+
+Dsn = Annotated[
+    str, typer.Option(envvar="HARVEST_DSN", help="Postgres; by the variable, as others can read a command line.")
+]
+Servers = Annotated[str, typer.Option(envvar="HARVEST_BOOTSTRAP_SERVERS", help="Kafka's bootstrap.servers.")]
+_SETTINGS = "A setting of librdkafka; as often as you like. Secrets by the variable, with spaces between them."
+Settings = Annotated[
+    list[str], typer.Option("--set", envvar="HARVEST_KAFKA_SETTINGS", metavar="NAME=VALUE", help=_SETTINGS)
+]
+MinTxn = Annotated[float, typer.Option(help="Seconds before which no transaction ends.")]
+
+
+def run(
+    application: Application,
+    *,
+    name: str,
+    topic: str,
+    create: LiteralString,
+    dsn: str,
+    servers: str,
+    settings: Iterable[str],
+    min_txn: float,
+) -> None:
+    """Consume until SIGTERM or Ctrl-C, with a log of JSON on standard error. `create` makes the application's table."""
+    configure_logging(LogFormat.JSON, "info")
+    tune_interpreter()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        create_tables(dsn)
+        with connect(dsn) as connection, translated(), connection.transaction():
+            connection.execute(LOCK_DDL)
+            connection.execute(create)
+        consumer = Consumer(
+            application,
+            name=name,
+            topics=[topic],
+            settings={"bootstrap.servers": servers, **dict(setting.split("=", 1) for setting in settings)},
+            store=partial(PostgresStore, dsn),
+            limits=ShardLimits(min_txn_duration_seconds=min_txn, max_txn_duration_seconds=max(1.0, min_txn)),
+        )
+        consumer.run(stopping)
+    except HarvestError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None

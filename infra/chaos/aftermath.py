@@ -1,0 +1,79 @@
+"""What promises are judged by once a run is over, beside what the checker finds in its history."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harvest_lib.audit.checker import Finding
+from harvest_lib.audit.history import Poll, Term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """What came of a fault. `at` is when it began, by the boot clock, and `leader` the process that led then; `terms`
+    are all of the run, by time; `copies` are the duplicates that were found."""
+
+    at: float
+    leader: str
+    terms: Sequence[Term]
+    copies: Sequence[Finding]
+
+    @property
+    def leader_ids(self) -> Collection[str]:
+        """The ids under which the leader led from then on; none if it did not lead."""
+        before = [term for term in self.terms if term.time <= self.at]
+        if not before or before[-1].process != self.leader:
+            return ()
+        since = [term.leader_id for term in self.terms if term.time > self.at and term.process == self.leader]
+        return {before[-1].leader_id, *since}
+
+
+Check = Callable[[Aftermath], str | None]
+"""Returns what was not kept, None if all was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A promise that was not kept, though no record may have come to harm."""
+
+    fault: str
+    sentence: str
+    evidence: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values that `json.dumps` takes, in the form of a finding."""
+        return {
+            "name": "promise-broken",
+            "explained": False,
+            "fault": self.fault,
+            "sentence": self.sentence,
+            "evidence": self.evidence,
+        }
+
+
+def led_within(seconds: float) -> Check:
+    """Make sure that another process leads so soon after the leader was struck."""
+
+    def check(after: Aftermath) -> str | None:
+        if not after.leader_ids:
+            return None  # who was struck had just ceased to lead
+        others = (term for term in after.terms if term.time > after.at and term.process != after.leader)
+        following = next(others, None)
+        if following is None:
+            return f"nobody led after {after.leader}"
+        took = following.time - after.at
+        if took > seconds:
+            return f"{following.process} led {took:.1f} s after {after.leader} was struck, not within {seconds:.0f} s"
+        return None
+
+    return check
+
+
+def nothing_repeats(after: Aftermath) -> str | None:
+    """Make sure that nothing of what the leader had sent was sent again by another."""
+    leader_ids = after.leader_ids
+    for copy in after.copies:
+        first, again = (event.records[0].leader_id for event in copy.events if isinstance(event, Poll))
+        if first in leader_ids and again not in leader_ids:
+            return f"of what {after.leader} had sent something was sent again: {copy.sentence}"
+    return None

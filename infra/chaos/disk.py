@@ -1,0 +1,70 @@
+"""A small file system that becomes full: a tmpfs whose limit is drawn in until nothing more goes in.
+
+Needs mounts of our own, see `namespaces`.
+"""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+from infra.chaos.namespaces import run
+from infra.waiting import until
+
+_ROOM_BYTES = 4 * 1024**3
+"""A limit, which no run comes near; memory is taken by what is in it."""
+_TRY_SECONDS = 10.0
+_TICK_SECONDS = 0.01
+
+
+class Disk:
+    """What is below a folder from now on, in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        _mount("-t", "tmpfs", "-o", f"size={_ROOM_BYTES},mode=755", "tmpfs", str(folder))
+
+    def fill(self) -> None:
+        """Leave no room. Raises StackError if there is some even so."""
+        until(
+            lambda: self._limit(self._used_bytes()) and self.is_full(),
+            _TRY_SECONDS,
+            f"{self._folder} did not become full",
+            evidence=lambda: f"{self._used_bytes()} bytes are used",
+            next_step="run it again",
+            tick_seconds=_TICK_SECONDS,
+        )
+
+    def is_full(self) -> bool:
+        """Tell whether a write fails for want of room."""
+        probe = self._folder / ".probe"
+        try:
+            probe.write_bytes(bytes(1))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return True
+        finally:
+            probe.unlink(missing_ok=True)
+        return False
+
+    def empty(self) -> None:
+        """Have room again."""
+        self._limit(_ROOM_BYTES)
+
+    def _limit(self, size_bytes: int) -> bool:
+        """Set the limit, and tell whether that was accepted: it is not below what is used by now."""
+        try:
+            _mount("-o", f"remount,size={size_bytes}", str(self._folder))
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def _used_bytes(self) -> int:
+        found = os.statvfs(self._folder)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _mount(*arguments: str) -> None:
+    run("mount", *arguments)

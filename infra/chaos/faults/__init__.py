@@ -1,0 +1,41 @@
+"""What is done to the system, each with the promise that is kept through it."""
+
+from collections.abc import Mapping
+
+from infra.chaos.faults import (
+    brokers,
+    clocks,
+    coordinators,
+    credentials,
+    disks,
+    failover,
+    harvesters,
+    links,
+    networks,
+    postgres,
+    records,
+)
+from infra.chaos.faults.fault import Fault, Strike
+
+__all__ = ["FAULTS", "Fault", "Strike", "missing"]
+
+FAULTS: Mapping[str, Fault] = {
+    **harvesters.FAULTS,
+    **clocks.FAULTS,
+    **links.FAULTS,
+    **networks.FAULTS,
+    **brokers.FAULTS,
+    **coordinators.FAULTS,
+    **postgres.FAULTS,
+    **credentials.FAULTS,
+    **failover.FAULTS,
+    **disks.FAULTS,
+    **records.FAULTS,
+}
+"""By their names, as `--faults` takes them."""
+
+
+def missing(brokers: int) -> dict[str, str]:
+    """Return the faults that so many brokers suffice for and this machine does not, each with what it lacks."""
+    said = {name: fault.needs() for name, fault in FAULTS.items() if fault.brokers <= brokers}
+    return {name: sentence for name, sentence in said.items() if sentence is not None}

@@ -1,0 +1,36 @@
+"""Faults of the wall clock of the leader. Its boot clock, by which terms end, stays true: nobody sets that one."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from infra.chaos.faults.fault import REPLACED, Fault, Strike
+from infra.chaos.system import System
+from infra.chaos.writing import Writing
+
+_HOUR_SECONDS = 3600.0
+
+
+def _off(seconds: float) -> Strike:
+    @contextmanager
+    def strike(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        clock = system.await_leader().clock
+        clock.set_off(seconds)
+        try:
+            yield
+        finally:
+            clock.set_right()
+
+    return strike
+
+
+FAULTS: Mapping[str, Fault] = {
+    "clock-ahead": Fault(
+        promise="leadership, delivery and order do not go by it", strike=_off(_HOUR_SECONDS), seconds=REPLACED
+    ),
+    "clock-behind": Fault(
+        promise="nothing is lost; where topics refuse the late it may wait",
+        strike=_off(-_HOUR_SECONDS),
+        seconds=REPLACED,
+    ),
+}

@@ -1,0 +1,77 @@
+"""Faults of the broker that coordinates: the leader's transactions, or else the group that elects it."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.errors import StackError
+from infra.chaos.faults.fault import Fault
+from infra.chaos.system import GROUP, System
+from infra.chaos.writing import Writing
+from infra.local.log_lines import JsonLines
+
+_TRANSACTIONS = "__transaction_state"
+_ANSWER_SECONDS = 10
+_COMMIT_SECONDS = 30.0
+_LOOK_SECONDS = 0.002
+
+
+@contextmanager
+def _coordinator_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    system.await_leader()
+    admin = AdminClient({"bootstrap.servers": system.kafka.bootstrap_servers, "log_level": 0})
+    if system.way.delivery == "transactional":
+        number = _of_transactions(system, admin)
+    else:
+        described = admin.describe_consumer_groups([GROUP], request_timeout=_ANSWER_SECONDS)[GROUP].result()
+        number = described.coordinator.id
+    system.kafka.brokers[number - 1].kill()
+    try:
+        yield
+    finally:
+        system.kafka.start_broker(number)
+        system.await_cluster()
+
+
+def _of_transactions(system: System, admin: AdminClient) -> int:
+    """Wait until somebody asks for the end of a transaction; return which broker it has just asked."""
+    commits = _commits(system)
+    next(commits)  # before the first one nobody may coordinate
+    partitions = admin.list_topics(_TRANSACTIONS, timeout=_ANSWER_SECONDS).topics[_TRANSACTIONS].partitions
+    return int(partitions[_partition(next(commits), len(partitions))].leader)
+
+
+def _commits(system: System) -> Iterator[str]:
+    """Yield the transactional id of each transaction whose end is asked for from now on, about when it is."""
+    histories = [JsonLines(member.history) for member in system.members]
+    for each in histories:
+        each.new()  # what was before
+    deadline = time.monotonic() + _COMMIT_SECONDS
+    while time.monotonic() < deadline:
+        for line in chain.from_iterable(each.new() for each in histories):
+            if (line["kind"], line["type"], line.get("step")) == ("transaction", "invoke", "commit"):
+                yield line["transactional_id"]
+        time.sleep(_LOOK_SECONDS)
+    raise StackError(
+        f"nobody has committed anything within {_COMMIT_SECONDS:.0f} s",
+        next_step="read the logs of the harvesters, beside the history",
+    )
+
+
+def _partition(name: str, partitions: int) -> int:
+    """Return where Kafka keeps a transactional id: by Java's hash of it, whose sign is dropped."""
+    hashed = 0
+    for unit in name.encode("ascii"):
+        hashed = (31 * hashed + unit) & 0xFFFFFFFF
+    return abs(hashed - (1 << 32) if hashed >> 31 else hashed) % partitions
+
+
+FAULTS: Mapping[str, Fault] = {
+    "coordinator-killed": Fault(
+        promise="what was asked of it is done, or not, as a whole", strike=_coordinator_killed, brokers=3
+    ),
+}

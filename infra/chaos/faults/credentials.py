@@ -1,0 +1,48 @@
+"""Faults of what harvesters may do in Postgres."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from infra.chaos.faults.fault import Fault
+from infra.chaos.system import System
+from infra.chaos.writing import Writing
+from infra.local.log_lines import JsonLines
+from infra.waiting import until
+
+_DENIED = "database_access_denied"
+_SAID_SECONDS = 60.0
+
+
+@contextmanager
+def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    """The rights on all tables; or the password, or the right to log in, and with either the sessions that are open."""
+    role = system.role
+    ways = (
+        (role.revoke, role.grant),
+        (role.change_password, role.restore_password),
+        (role.lock_out, role.let_in),
+    )
+    take, give = draw.choice(ways)
+    system.await_leader()
+    logs = [JsonLines(member.harvester.process.log) for member in system.members if member.harvester is not None]
+    for each in logs:
+        each.new()  # what was before
+    take()
+    try:
+        until(
+            lambda: any(line.get("event") == _DENIED for each in logs for line in each.new()),
+            _SAID_SECONDS,
+            "no harvester says that Postgres refuses it",
+            next_step="read the logs of the harvesters, beside the history",
+        )
+        yield
+    finally:
+        give()
+
+
+FAULTS: Mapping[str, Fault] = {
+    "credentials-revoked": Fault(
+        promise="it waits for its rights, says so, and goes on with them", strike=_credentials_revoked
+    ),
+}

@@ -1,0 +1,150 @@
+"""Faults after which another Postgres is the primary: a standby that was copied and followed, and is promoted.
+
+The first kind of standby has all that was committed. The second lacks the tail: what it lacks is asked of it and told,
+and what halts on it is started again, after the command that the error names.
+"""
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import psutil
+import psycopg
+
+from harvest_lib.audit.history import Regress, Write, read_history
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.errors import StackError
+from infra.chaos.commands import harvest
+from infra.chaos.faults.fault import Fault, Strike
+from infra.chaos.system import System
+from infra.chaos.writing import Writing
+from infra.local.postgres import PostgresServer
+from infra.local.process import tail
+from infra.waiting import until
+
+_NAME = "chaos_standby"
+_FOLLOWS = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
+_TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+_GOES_ON = "SELECT checkpoint -> 'position' -> 'server' ->> 'timeline' FROM outbox_subscriptions"
+_HALTED = "another server was promoted"
+_FOLLOWING_SECONDS = (1.0, 3.0)
+_BEHIND_SECONDS = (0.3, 1.5)
+_READY_SECONDS = 60.0
+
+
+def _failover(state: str) -> Strike:
+    @contextmanager
+    def strike(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        old, new = system.postgres, _standby(system, state)
+        time.sleep(draw.uniform(*_FOLLOWING_SECONDS))
+        since = boot_seconds()
+        if state == "async":
+            _fall_behind(old)
+            time.sleep(draw.uniform(*_BEHIND_SECONDS))
+        old.kill()
+        try:
+            yield
+        finally:
+            if state == "async":
+                _promote_lacking(system, new, since)
+            else:
+                new.promote()
+            system.move_to(new)
+            old.remove()
+            if state == "async" and system.way.source != "mark":
+                _bring_back(system)
+
+    return strike
+
+
+def _standby(system: System, state: str) -> PostgresServer:
+    """Return a standby that follows the primary, which waits for it before it answers a commit if it is to."""
+    new = PostgresServer(system.folder / f"standby-{len(system.servers)}")
+    system.servers.append(new)
+    system.make_room(new.folder)
+    new.copy(system.postgres, _NAME)
+    new.start()
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+        if state == "sync":
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{_NAME}'".encode())
+            connection.execute("SELECT pg_reload_conf()")
+        try:
+            _await(lambda: connection.execute(_FOLLOWS, (_NAME,)).fetchone() == (state,), "the standby does not follow")
+        except StackError:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # or no commit would ever be answered
+            connection.execute("SELECT pg_reload_conf()")
+            raise
+    return new
+
+
+def _fall_behind(primary: PostgresServer) -> None:
+    """Have nothing more sent to the standby, until the server is killed."""
+    senders = [
+        process
+        for process in psutil.Process(primary.pid).children()
+        if any("walsender" in word for word in process.cmdline())
+    ]
+    if not senders:
+        raise StackError("nobody sends the log to the standby", next_step="read the logs of Postgres")
+    for process in senders:
+        process.send_signal(signal.SIGSTOP)
+
+
+def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
+    """Have a standby take over that has followed until `since`, and note what it lacks."""
+    at, asked = boot_seconds(), _asked_for(system)
+    new.promote()
+    with psycopg.connect(new.dsn, autocommit=True) as connection:
+        there = {str(event) for (event,) in connection.execute("SELECT event FROM chaos_written")}
+    lacks = tuple(sorted(asked - there))
+    system.happened.append(Regress(type="ok", process="postgres", time=at, events=lacks, since=since))
+
+
+def _asked_for(system: System) -> set[str]:
+    """Return the events that writers have asked a server to commit, and that did not certainly fail."""
+    asked: set[str] = set()
+    for event in read_history([system.history / "writers.jsonl"], on_bad=lambda _line: None):
+        if isinstance(event, Write):
+            events = {record.event for record in event.records}
+            asked = asked - events if event.type == "fail" else asked | events
+    return asked
+
+
+def _bring_back(system: System) -> None:
+    """Do for harvesters what their error says, until one goes on from what the new primary knows."""
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+        row = connection.execute(_TIMELINE).fetchone()
+        is_rewound = system.way.delivery != "transactional"  # else the checkpoint that counts is not the server's
+
+        def goes_on() -> bool:
+            nonlocal is_rewound
+            for member in system.members:
+                if member.is_up or member.harvester is None or _HALTED not in tail(member.harvester.process.log):
+                    continue
+                if not is_rewound:
+                    harvest("subscriptions", "rewind", "default", "--to", "mirror", "-f", system.operator_config())
+                    is_rewound = True
+                system.start_member(member)
+            return connection.execute(_GOES_ON).fetchone() == row
+
+        _await(goes_on, "nobody goes on from what the new primary knows")
+
+
+def _await(condition: Callable[[], bool], otherwise: str) -> None:
+    next_step = "read the logs of Postgres and the harvesters, beside the history"
+    until(condition, _READY_SECONDS, otherwise, next_step=next_step)
+
+
+FAULTS: Mapping[str, Fault] = {
+    "failover-sync": Fault(
+        promise="nothing is lost, and nobody has to do anything", strike=_failover("sync"), seconds=(1, 4)
+    ),
+    "failover-async": Fault(
+        promise="what the new primary has is delivered; who knew more than it halts and says so",
+        strike=_failover("async"),
+        seconds=(1, 4),
+        fits=lambda way: way.delivery != "sequenced",  # its checkpoint is the server's, so what that lacks repeats
+    ),
+}

@@ -1,0 +1,54 @@
+"""What a fault is."""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from infra.chaos.aftermath import Check
+from infra.chaos.system import SESSION_SECONDS, System, Way
+from infra.chaos.writing import Writing
+
+Strike = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
+"""A context: entered, it strikes; left, it has been undone. How long it lasts is up to who enters it. It gets the
+system, what to draw from, and what begins a transaction that the history follows."""
+
+SLOW_SECONDS = 15.0
+"""A machine that has much else to do may be later than promised by so much."""
+REPLACED = (SESSION_SECONDS + 1, SESSION_SECONDS + 6)
+"""So long that another one leads meanwhile."""
+
+
+Needs = Callable[[], str | None]
+"""Returns what the machine lacks for a fault and how to get it, in a sentence; None where it lacks nothing."""
+
+Prepare = Callable[[System], AbstractContextManager[None]]
+"""A context around everything the system does: entered before it starts, left when all of it has ended."""
+
+
+def _nothing() -> None:
+    return None
+
+
+def _unchanged(_system: System) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _any(_way: Way) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that goes wrong. `seconds` is how long it lasts, at least and at most; `brokers` how many it takes;
+    `needs` says what the machine lacks for it, and `prepare` makes the system such that it can strike; `fits` says
+    in which ways there is a point to it, and `checks` looks at what the checker of histories does not."""
+
+    promise: str
+    strike: Strike
+    seconds: tuple[float, float] = (2.0, 10.0)
+    brokers: int = 1
+    needs: Needs = _nothing
+    prepare: Prepare = _unchanged
+    fits: Callable[[Way], bool] = _any
+    checks: Sequence[Check] = ()

@@ -1,0 +1,59 @@
+"""Faults of the leader's ways to the servers."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from infra.chaos.faults.fault import REPLACED, Fault, Strike
+from infra.chaos.link import Link, Way
+from infra.chaos.member import Member
+from infra.chaos.system import System
+from infra.chaos.writing import Writing
+
+_LATENCY_SECONDS = 0.08
+
+
+def _links(of: Callable[[Member], list[Link]], do: Callable[[Link], None]) -> Strike:
+    @contextmanager
+    def strike(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        leader = system.await_leader()
+        for link in of(leader):
+            do(link)
+        try:
+            yield
+        finally:
+            leader.heal()
+
+    return strike
+
+
+def _postgres(member: Member) -> list[Link]:
+    return [member.postgres]
+
+
+def _kafka(member: Member) -> list[Link]:
+    return member.kafka
+
+
+def _both(member: Member) -> list[Link]:
+    return [member.postgres, *member.kafka]
+
+
+def _half_open(of: Callable[[Member], list[Link]], way: Way, promise: str) -> Fault:
+    return Fault(promise=promise, strike=_links(of, partial(Link.hold, way=way)), seconds=REPLACED)
+
+
+FAULTS: Mapping[str, Fault] = {
+    "postgres-cut": Fault(promise="nothing is lost", strike=_links(_postgres, Link.cut)),
+    "postgres-unheard": _half_open(_postgres, Way.TO_CLIENT, "a leader without answers gives up"),
+    "postgres-unreached": _half_open(_postgres, Way.TO_SERVER, "a statement that comes late changes nothing"),
+    "kafka-cut": Fault(promise="nothing is lost", strike=_links(_kafka, Link.cut), seconds=REPLACED),
+    "kafka-unheard": _half_open(
+        _kafka, Way.TO_CLIENT, "what was written without our hearing of it repeats as promised, or not at all"
+    ),
+    "kafka-unreached": _half_open(_kafka, Way.TO_SERVER, "what comes late is refused"),
+    "latency": Fault(
+        promise="slower, nothing else", strike=_links(_both, partial(Link.delay, seconds=_LATENCY_SECONDS))
+    ),
+}

@@ -1,0 +1,94 @@
+"""Faults of Postgres, and transactions that stay open."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import psycopg
+
+from infra.chaos.faults.fault import Fault
+from infra.chaos.system import System, Way
+from infra.chaos.writing import SLOW_KEYS, Writing
+
+_KILL_SESSIONS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
+@contextmanager
+def _postgres_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    system.postgres.kill()
+    try:
+        yield
+    finally:
+        system.postgres.start()
+
+
+@contextmanager
+def _postgres_frozen(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    """Sessions that are open go on; no new one is answered."""
+    system.postgres.suspend()
+    try:
+        yield
+    finally:
+        system.postgres.resume()
+
+
+@contextmanager
+def _backends_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+        connection.execute(_KILL_SESSIONS)
+    yield
+
+
+@contextmanager
+def _writer_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
+    """It has written, idles, and commits at last."""
+    writing = write()
+    with psycopg.connect(system.dsn) as connection:
+        writing.write(connection, [f"slow-{draw.randint(1, SLOW_KEYS)}"])
+        try:
+            yield
+        finally:
+            writing.begin_end()
+            connection.commit()
+            writing.end("ok")
+
+
+@contextmanager
+def _prepared_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
+    """Prepared, and committed much later by somebody else."""
+    writing = write()
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        writing.write(connection, [f"slow-{draw.randint(1, SLOW_KEYS)}"])
+        connection.execute("PREPARE TRANSACTION 'chaos'")
+        try:
+            yield
+        finally:
+            writing.begin_end()
+            connection.execute("COMMIT PREPARED 'chaos'")
+            writing.end("ok")
+
+
+def _waits(way: Way) -> bool:
+    return way.source == "transaction_id"
+
+
+def _goes_on(way: Way) -> bool:
+    return not _waits(way)
+
+
+_PASSED = "nobody waits for it, and nothing of it is lost"
+_WAITED_FOR = "all wait for it, and nothing is lost"
+
+FAULTS: Mapping[str, Fault] = {
+    "postgres-killed": Fault(promise="what was committed is there", strike=_postgres_killed, seconds=(1, 4)),
+    "postgres-frozen": Fault(promise="it waits, and goes on", strike=_postgres_frozen, seconds=(1, 6)),
+    "sessions-killed": Fault(promise="nothing is lost", strike=_backends_killed, seconds=(0.5, 1)),
+    "writer-left-open": Fault(promise=_PASSED, strike=_writer_left_open, fits=_goes_on),
+    "prepared-left-open": Fault(promise=_PASSED, strike=_prepared_left_open, fits=_goes_on),
+    "writer-waited-for": Fault(promise=_WAITED_FOR, strike=_writer_left_open, fits=_waits),
+    "prepared-waited-for": Fault(promise=_WAITED_FOR, strike=_prepared_left_open, fits=_waits),
+}

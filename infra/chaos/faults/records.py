@@ -1,0 +1,109 @@
+"""Faults of single records."""
+
+import base64
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from psycopg.sql import SQL, Identifier
+
+from harvest_lib.audit.history import Park
+from infra.chaos.commands import harvest
+from infra.chaos.faults.fault import Fault
+from infra.chaos.member import Member
+from infra.chaos.system import TOPIC, System
+from infra.chaos.writing import SLOW_KEYS, Writing
+from infra.local.process import tail
+from infra.waiting import until
+
+_LIMIT_BYTES = 300_000
+"""Batches that waited for a while stay below it."""
+_LARGE_BYTES = 400_000
+_LIMIT = "max.message.bytes"
+_STOPPED = "can never be sent"
+_COUNT = SQL("SELECT count(*) FROM {table} WHERE NOT held")
+_ANSWER_SECONDS = 10
+_PARKED_SECONDS = 60.0
+
+
+@contextmanager
+def _record_too_large(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
+    """Of one key there is one that the topic does not take, and one behind it. Then the topic takes it after all, or it
+    is dropped."""
+    _set_limit(system, ConfigEntry(_LIMIT, str(_LIMIT_BYTES), incremental_operation=AlterConfigOpType.SET))
+    key = f"slow-{draw.randint(1, SLOW_KEYS)}"
+    large = _write(system, write(), key, base64.b64encode(draw.randbytes(_LARGE_BYTES)).decode())
+    behind = _write(system, write(), key, "")
+    _await_parked(system)
+    if _sets_aside(system):
+        system.happened.append(Park(type="ok", process="chaos", step="park", events=large + behind))
+    try:
+        yield
+    finally:
+        _set_limit(system, ConfigEntry(_LIMIT, None, incremental_operation=AlterConfigOpType.DELETE))
+        if _sets_aside(system):
+            step: Literal["retry", "drop"] = draw.choice(("retry", "drop"))
+            system.happened.append(Park(type="ok", process="chaos", step="retry", events=behind))
+            system.happened.append(Park(type="ok", process="chaos", step=step, events=large))
+            sure = ["--yes"] if step == "drop" else []
+            harvest("park", step, "--all", *sure, "-f", system.operator_config())
+        else:
+            for member in system.members:
+                if not member.is_up:
+                    system.start_member(member)
+
+
+def _write(system: System, writing: Writing, key: str, padding: str) -> tuple[str, ...]:
+    """Commit a record, and return its event."""
+    with psycopg.connect(system.dsn) as connection:
+        writing.write(connection, [key], padding)
+        writing.begin_end()
+        connection.commit()
+    writing.end("ok")
+    return writing.events
+
+
+def _sets_aside(system: System) -> bool:
+    return not (system.way.source == "mark" and system.way.exactly_once)
+
+
+def _await_parked(system: System) -> None:
+    """Wait until a record is parked; where none ever is, until all harvesters have ended over it."""
+    count = _COUNT.format(table=Identifier("outbox_parked" if system.way.source == "mark" else "outbox_set_aside"))
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+
+        def is_parked() -> bool:
+            if not _sets_aside(system):
+                return all(_has_stopped(member) for member in system.members)
+            row = connection.execute(count).fetchone()
+            return row is not None and row[0] > 0
+
+        until(
+            is_parked,
+            _PARKED_SECONDS,
+            "nobody has parked what is too large",
+            next_step="read the logs of the harvesters",
+        )
+
+
+def _has_stopped(member: Member) -> bool:
+    return not member.is_up and member.harvester is not None and _STOPPED in tail(member.harvester.process.log)
+
+
+def _set_limit(system: System, entry: ConfigEntry) -> None:
+    admin = AdminClient({"bootstrap.servers": system.kafka.bootstrap_servers, "log_level": 0})
+    topic = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
+    for answer in admin.incremental_alter_configs([topic], request_timeout=_ANSWER_SECONDS).values():
+        answer.result()
+
+
+FAULTS: Mapping[str, Fault] = {
+    "record-too-large": Fault(
+        promise="it is parked, what follows of its key waits, all else goes on", strike=_record_too_large
+    ),
+}

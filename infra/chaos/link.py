@@ -1,0 +1,153 @@
+"""A stretch of network that breaks on demand: TCP, forwarded to one address.
+
+with Links() as links:
+    link = links.add()          # connect to link.port
+    link.forward_to("127.0.0.1", 5432)
+    link.cut()                  # connections end, new ones at once
+    link.hold(Way.TO_SERVER)    # half open: connections stay, nothing comes through that way
+    link.delay(0.1)             # seconds, each way
+    link.heal()                 # all of it undone; what was held comes, in order
+"""
+
+import asyncio
+import enum
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+_CHUNK_BYTES = 65_536
+_STOP_SECONDS = 5
+
+
+class Way(enum.Flag):
+    """A direction."""
+
+    TO_SERVER = enum.auto()
+    TO_CLIENT = enum.auto()
+    BOTH = TO_SERVER | TO_CLIENT
+
+
+_NEITHER = Way(0)
+
+
+class Link:
+    """One stretch. Made by `Links.add`; may be told what to do from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
+        self._loop = loop
+        self._target: tuple[str, int] | None = None
+        self._is_cut = False
+        self._held = _NEITHER
+        self._delay_seconds = 0.0
+        self._changed = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._listener = socket.create_server((host, 0))
+        self.host = host
+        self.port: int = self._listener.getsockname()[1]
+
+    def forward_to(self, host: str, port: int) -> None:
+        """Lead what connects from now on to this address."""
+        self._target = (host, port)
+
+    @property
+    def connections(self) -> int:
+        """How many go through it."""
+        return len(self._writers) // 2
+
+    def cut(self) -> None:
+        """End all connections; new ones end before they carry anything."""
+        self._tell(is_cut=True)
+
+    def hold(self, way: Way = Way.BOTH) -> None:
+        """Let nothing through in these directions, and leave connections as they are."""
+        self._tell(held=way)
+
+    def delay(self, seconds: float) -> None:
+        """Let everything come so much later, each way."""
+        self._tell(delay_seconds=seconds)
+
+    def heal(self) -> None:
+        """Undo all of it."""
+        self._tell()
+
+    def _tell(self, *, is_cut: bool = False, held: Way = _NEITHER, delay_seconds: float = 0.0) -> None:
+        async def become() -> None:
+            self._is_cut, self._held, self._delay_seconds = is_cut, held, delay_seconds
+            for writer in list(self._writers) if is_cut else ():
+                writer.transport.abort()
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+        asyncio.run_coroutine_threadsafe(become(), self._loop).result(_STOP_SECONDS)
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, sock=self._listener)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut or self._target is None:
+            writer.transport.abort()
+            return
+        try:
+            from_server, to_server = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, to_server}
+        self._writers |= ends
+        try:
+            await asyncio.gather(
+                self._pump(reader, to_server, Way.TO_SERVER), self._pump(from_server, writer, Way.TO_CLIENT)
+            )
+        finally:
+            self._writers -= ends
+            for end in ends:
+                end.transport.abort()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: Way) -> None:
+        """Carry bytes one way until either side ends; then end the other one's way as well."""
+        with suppress(OSError):
+            while data := await source.read(_CHUNK_BYTES):
+                if self._delay_seconds:
+                    await asyncio.sleep(self._delay_seconds)
+                while way in self._held:
+                    await self._changed.wait()
+                sink.write(data)
+                await sink.drain()
+        with suppress(OSError, RuntimeError):
+            sink.write_eof()
+
+
+class Links:
+    """All links, on one event loop in a thread of its own; a context manager."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-links", daemon=True)
+        self._servers: list[asyncio.Server] = []
+
+    def add(self, host: str = "127.0.0.1") -> Link:
+        """Return a new link, which listens in the network of the calling thread. It leads nowhere until it is told
+        where to."""
+        link = Link(self._loop, host)
+        listening = asyncio.run_coroutine_threadsafe(link._listen(), self._loop)  # noqa: SLF001 - made here
+        self._servers.append(listening.result(_STOP_SECONDS))
+        return link
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(_STOP_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_SECONDS)

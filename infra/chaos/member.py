@@ -1,0 +1,82 @@
+"""A place in the pool of harvesters, which outlives the processes that take it."""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from infra.chaos.clock import OffClock, clock_of
+from infra.chaos.link import Link, Links
+from infra.chaos.road import NEAR, Road
+from infra.local.harvester import Harvester, Lead
+
+
+class Member:
+    """A place in the pool: links to every server, and the harvester that uses them now."""
+
+    def __init__(self, name: str, links: Links, brokers: int, folder: Path) -> None:
+        self.name = name
+        self.network: Road | None = None
+        """The network its harvesters are in, None for the machine's own."""
+        self.clock: OffClock
+        self._all_links = links
+        self._brokers = brokers
+        self._link()
+        self.harvester: Harvester | None = None
+        self.history = Path()
+        """What its last process wrote down."""
+        self._config = folder / f"{name}.yaml"
+        self._folder = folder
+        self._started = 0
+
+    def move(self, road: Road) -> None:
+        """Have its harvesters at the end of a road, and its links where they are reached from there."""
+        self.network = road
+        with road.at_servers():
+            self._link(NEAR)
+
+    def _link(self, host: str = "127.0.0.1") -> None:
+        self.postgres: Link = self._all_links.add(host)
+        self.kafka: list[Link] = [self._all_links.add(host) for _ in range(self._brokers)]
+
+    @property
+    def is_up(self) -> bool:
+        return self.harvester is not None and self.harvester.process.pid is not None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether its process has found all it needs."""
+        if self.harvester is not None:
+            self.harvester.look()
+        return self.harvester is not None and self.harvester.started
+
+    @property
+    def process_name(self) -> str:
+        """The name under which its process stands in the history."""
+        return f"harvester-{self.harvester.number}" if self.harvester is not None else ""
+
+    @property
+    def lead(self) -> Lead | None:
+        """The term in which it leads, if its process lives and last said that it does."""
+        harvester = self.harvester
+        if harvester is None:
+            return None
+        harvester.look()
+        return harvester.lead if harvester.process.pid is not None else None
+
+    def start(self, config: str) -> None:
+        """Start a new process in this place."""
+        self._started += 1
+        self._config.write_text(config)
+        self._config.chmod(0o600)
+        number = int(f"{self.name[-1]}{self._started:02}")
+        self.history = self._folder / "history" / f"harvester-{number}.jsonl"
+        recorded = (sys.executable, "-m", "infra.chaos.recorded", self.history, "run")
+        self.clock = clock_of(self.history)
+        self.harvester = Harvester(number, self._config, self._folder, command=recorded)
+        with self.network.at_harvester() if self.network else nullcontext():
+            self.harvester.start()
+
+    def heal(self) -> None:
+        """Undo what was done to its links."""
+        for link in (self.postgres, *self.kafka):
+            link.heal()

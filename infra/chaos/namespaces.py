@@ -1,0 +1,148 @@
+"""Namespaces of the kernel, made by the calling thread: what happens in them concerns nobody else on the machine.
+
+A namespace lasts as long as somebody is in it or holds it open, so nothing is left of any, however we end. Processes
+are in those of the thread that starts them. Takes root, on Linux.
+"""
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_NEW_MOUNTS = 0x00020000
+_NEW_NETWORK = 0x40000000
+_HOW = "run it as root on Linux, in a container with the capability SYS_ADMIN"
+
+
+def mounts_lacking() -> str | None:
+    """Say what is lacking for file systems of our own, None when nothing is."""
+    return _lacking_of(_NEW_MOUNTS, "mount", "mount")
+
+
+def networks_lacking() -> str | None:
+    """Say what is lacking for networks of our own, None when nothing is."""
+    return _lacking_of(_NEW_NETWORK, "ip", "iproute2")
+
+
+@functools.cache
+def _lacking_of(kind: int, program: str, package: str) -> str | None:
+    if not has_program(program):
+        return f"there is no `{program}`: install {package} (`make machine` does so as root on Debian)"
+    name = "mnt" if kind == _NEW_MOUNTS else "net"
+    try:
+        with _apart(kind, name), tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+            if kind == _NEW_NETWORK:
+                run("ip", "link", "add", "near", "type", "veth", "peer", "name", "far")
+            else:
+                run("mount", "--make-rprivate", "/")
+                run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
+                run("umount", folder)
+    except (OSError, AttributeError) as error:
+        return f"no namespace of our own is to be had ({error}): {_HOW}"
+    except subprocess.CalledProcessError as error:
+        return f"`{' '.join(error.cmd)}` fails here ({error.stderr.strip()}): {_HOW}"
+    return None
+
+
+@contextmanager
+def own_mounts() -> Iterator[None]:
+    """Have the calling thread, and what it starts meanwhile, see mounts of its own."""
+    with _apart(_NEW_MOUNTS, "mnt"):
+        run("mount", "--make-rprivate", "/")
+        yield
+
+
+class Network:
+    """A network namespace, without anything in it but a loopback that is down."""
+
+    def __init__(self) -> None:
+        with _apart(_NEW_NETWORK, "net"):
+            self._held = os.open(_current("net"), os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Have the calling thread in there, and what it starts; sockets stay where they were made."""
+        before = os.open(_current("net"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _enter(self._held, _NEW_NETWORK)
+            try:
+                yield
+            finally:
+                _enter(before, _NEW_NETWORK)
+        finally:
+            os.close(before)
+
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` in there. Raises CalledProcessError."""
+        with self.inside():
+            run("ip", *arguments)
+
+    def tc(self, *arguments: str) -> None:
+        """Run `tc` in there. Raises CalledProcessError."""
+        with self.inside():
+            run("tc", *arguments)
+
+    def adopt(self, device: str, *, of: "Network") -> None:
+        """Move a device of another one here."""
+        with of.inside():
+            run("ip", "link", "set", device, "netns", f"/proc/{os.getpid()}/fd/{self._held}")
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._held)
+
+
+@contextmanager
+def _apart(kind: int, name: str) -> Iterator[None]:
+    before, folder = os.open(_current(name), os.O_RDONLY | os.O_CLOEXEC), Path.cwd()
+    try:
+        _call("unshare", kind)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # threads that outlive it may keep us in there, which is not what is wrong
+                _back(before, kind, folder)
+            raise
+        _back(before, kind, folder)
+    finally:
+        os.close(before)
+
+
+def _back(handle: int, kind: int, folder: Path) -> None:
+    _enter(handle, kind)
+    os.chdir(folder)  # who enters mounts finds itself at their root
+
+
+def _current(name: str) -> Path:
+    return Path(f"/proc/thread-self/ns/{name}")
+
+
+def _enter(handle: int, kind: int) -> None:
+    _call("setns", handle, kind)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # `os` has these two from Python 3.12 on
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def has_program(name: str) -> bool:
+    """Tell whether there is a program of that name, for root."""
+    return shutil.which(name, path=_path()) is not None
+
+
+def run(*command: str) -> str:
+    """Run a program of root's, and return what it says. Raises CalledProcessError."""
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "PATH": _path()})
+    return done.stdout
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # which is not in everybody's

@@ -1,0 +1,124 @@
+"""Readers that note what they get: one that follows the topic all along, and one that reads all of it at the end."""
+
+import json
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import chain
+from typing import Self
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from harvest_lib.audit.acknowledged import Acknowledged
+from harvest_lib.audit.history import Assign, HistoryWriter, Isolation, Poll, PolledRecord, Position
+from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
+from harvest_lib.provenance import HEADER_NAME, unpack
+from infra.chaos.writing import hash_of
+
+_AT_A_TIME = 500
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 30
+
+
+class Reader:
+    """Reads all partitions of a topic from their beginning, on a thread, until it is stopped; a context manager."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        partitions: int,
+        history: HistoryWriter,
+        *,
+        name: str,
+        isolation: Isolation,
+    ) -> None:
+        self._settings = {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"chaos-{name}",
+            "isolation.level": f"read_{isolation}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+        self._topic, self._partitions = topic, partitions
+        self._history, self._name, self._isolation = history, name, isolation
+        self._acknowledged = self._from_the_beginning()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"chaos-{name}", daemon=True)
+        self.seen: set[str] = set()
+        """The events that were read."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        consumer = self._assigned()
+        try:
+            while not self._stop.is_set():
+                self._note(consumer.consume(_AT_A_TIME, _POLL_SECONDS))
+        finally:
+            consumer.close()
+
+    def read_all(self) -> None:
+        """Read what there is now, in place of following; raises KafkaException when the servers do not answer."""
+        consumer = self._assigned()
+        try:
+            places = [TopicPartition(self._topic, number) for number in range(self._partitions)]
+            ends = {each.partition: consumer.get_watermark_offsets(each, _ANSWER_SECONDS)[1] for each in places}
+            while any(max(0, each.offset) < ends[each.partition] for each in consumer.position(places)):
+                self._note(consumer.consume(_AT_A_TIME, _POLL_SECONDS))
+        finally:
+            consumer.close()
+
+    def _from_the_beginning(self) -> Acknowledged[PolledRecord]:
+        return Acknowledged({"bootstrap.servers": self._settings["bootstrap.servers"]}, _record)
+
+    def _assigned(self) -> Consumer:
+        self._acknowledged = self._from_the_beginning()
+        consumer = Consumer(self._settings)
+        places = [TopicPartition(self._topic, number, 0) for number in range(self._partitions)]
+        consumer.assign(places)
+        positions = tuple(Position(topic=self._topic, partition=each.partition, offset=0) for each in places)
+        self._history.append(Assign(type="ok", process=self._name, partitions=positions))
+        return consumer
+
+    def _note(self, messages: Iterable[Message]) -> None:
+        records = tuple(chain.from_iterable(self._seen(message) for message in messages if message.error() is None))
+        if records:
+            self.seen.update(record.event for record in records)
+            self._history.append(Poll(type="ok", process=self._name, isolation=self._isolation, records=records))
+
+    def _seen(self, message: Message) -> Iterable[PolledRecord]:
+        """Return the records that are to be seen once this message is."""
+        record = _record(message)
+        if self._isolation == "uncommitted":
+            return (record,)
+        message_id = dict(message.headers() or []).get(MESSAGE_ID)
+        return self._acknowledged.take(record, message_id if isinstance(message_id, bytes) else None)
+
+
+def _record(message: Message) -> PolledRecord:
+    value = message.value() or b""
+    said = {}
+    with suppress(ValueError):
+        said = json.loads(value)
+    stamped = dict(message.headers() or []).get(HEADER_NAME)
+    leader_id, outbox_id = unpack(stamped) if isinstance(stamped, bytes) else (None, None)
+    key = message.key()
+    return PolledRecord(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        event=said.get("event", "not ours"),
+        id=outbox_id,
+        key=key.decode() if isinstance(key, bytes) else key,
+        seq=said.get("seq", 0),
+        hash=hash_of(value),
+        leader_id=str(leader_id) if leader_id else None,
+    )

@@ -1,0 +1,137 @@
+"""What came of runs: as JSON, for a terminal, and as the table of faults in the documentation."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from harvest_lib.audit.checker import Anomaly, Finding
+from infra.chaos.faults import FAULTS
+from infra.chaos.run import DUPLICATES, Outcome, Struck
+
+_SHOWN_FINDINGS = 20
+_BEGINS, _ENDS = "<!-- table -->", "<!-- end of table -->"
+
+
+def lost(outcome: Outcome) -> int:
+    """Count records whose commit was answered and that nobody has seen."""
+    return _count(outcome, "lost-write", "unseen")
+
+
+def duplicates(outcome: Outcome) -> int:
+    """Count records that came again, as promised or not."""
+    return _count(outcome, *DUPLICATES)
+
+
+def unexplained(outcome: Outcome) -> int:
+    """Count what the promise does not allow, and promises of faults that were not kept."""
+    return sum(outcome.verdict.unexplained.values()) + len(outcome.broken)
+
+
+def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:
+    """Return the sums, what did not strike and why, and each run, as values that `json.dumps` takes."""
+    return {
+        "committed": sum(each.committed for each in outcomes),
+        "delivered": sum(each.delivered for each in outcomes),
+        "lost": sum(map(lost, outcomes)),
+        "duplicates": sum(map(duplicates, outcomes)),
+        "unexplained": sum(map(unexplained, outcomes)),
+        "faults": sum(len(each.struck) for each in outcomes),
+        "seconds": round(sum(each.seconds for each in outcomes), 1),
+        "not_struck": dict(left_out),
+        "runs": [_run(each) for each in outcomes],
+    }
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """Return a table of the faults, for a terminal."""
+    shown = Table("fault", "promise", "struck", "duplicates", "caught up after", box=None, pad_edge=False)
+    for row in _rows(outcomes):
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
+    """Return the same for the documentation, with what it comes from."""
+    sums = document(outcomes, left_out)
+    ways = ", ".join(f"`{each.plan.way.source}` + `{each.plan.way.delivery}`" for each in outcomes)
+    brokers = sorted({each.plan.brokers for each in outcomes})
+    said = (
+        f"{sums['committed']:,} records under {sums['faults']} faults in {sums['seconds'] / 60:.0f} minutes: "
+        f"{sums['lost']} lost, {sums['duplicates']} duplicates, {sums['unexplained']} unexplained. {ways}; "
+        f"{' and '.join(map(str, brokers))} broker{'s' if brokers != [1] else ''}, "
+        f"seed {', '.join(sorted({str(each.plan.seed) for each in outcomes}))}."
+    )
+    lines = [
+        "| fault | promise | struck | duplicates | caught up after, median and longest |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [f"| {' | '.join(row)} |" for row in _rows(outcomes)]
+    if left_out:
+        lines += ["", f"Did not strike: {'; '.join(f'`{fault}` ({why})' for fault, why in left_out.items())}."]
+    return "\n".join([said, "", *lines, ""])
+
+
+def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) -> None:
+    """Write the table into a file, in place of the one that stands between its marks, or as all of it."""
+    text = file.read_text() if file.exists() else ""
+    before, begins, rest = text.partition(_BEGINS)
+    _, ends, after = rest.partition(_ENDS)
+    written = markdown(outcomes, left_out)
+    parts = (before, _BEGINS, "\n", written, _ENDS, after) if begins and ends else (written,)
+    file.write_text("".join(parts))
+
+
+def _rows(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, ...]]:
+    struck: dict[str, list[Struck]] = defaultdict(list)
+    again: Counter[str] = Counter()
+    for outcome in outcomes:
+        for each in outcome.struck:
+            struck[each.fault].append(each)
+        for finding in outcome.verdict.findings:
+            if finding.name in DUPLICATES:
+                again[_during(finding, outcome.struck)] += 1
+    for name, fault in FAULTS.items():
+        if found := struck[name]:
+            seconds = [each.recovery_seconds for each in found]
+            yield (
+                name,
+                fault.promise,
+                str(len(found)),
+                str(again[name]),
+                f"{median(seconds):.1f} s, {max(seconds):.1f} s",
+            )
+
+
+def _during(finding: Finding, struck: Sequence[Struck]) -> str:
+    """Return the fault that had struck last when what was found was read."""
+    at = max(event.time for event in finding.events)
+    return next((each.fault for each in reversed(struck) if each.at <= at), "")
+
+
+def _run(outcome: Outcome) -> Mapping[str, Any]:
+    plan, verdict = outcome.plan, outcome.verdict
+    findings = [each.to_json() for each in outcome.broken]
+    findings += [each.to_json() for each in verdict.findings if not each.explained]
+    return {
+        "seed": plan.seed,
+        "source": plan.way.source,
+        "delivery": plan.way.delivery,
+        "brokers": plan.brokers,
+        "committed": outcome.committed,
+        "delivered": outcome.delivered,
+        "anomalies": {"explained": dict(verdict.explained), "unexplained": dict(verdict.unexplained)},
+        "findings": findings[:_SHOWN_FINDINGS],
+        "struck": [asdict(each) for each in outcome.struck],
+        "history": str(outcome.history),
+        "seconds": round(outcome.seconds, 1),
+    }
+
+
+def _count(outcome: Outcome, *names: Anomaly) -> int:
+    counts = (outcome.verdict.explained, outcome.verdict.unexplained)
+    return sum(each.get(name, 0) for each in counts for name in names)

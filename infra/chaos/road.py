@@ -1,0 +1,97 @@
+"""A road of packets between a harvester and its servers: two network namespaces, and a pair of devices between them.
+
+The harvester is at the far end and has no other network. What listens for it is made at the near end, as sockets belong
+to the network they were made in. Packets are lost by addressing them to nobody: the kernel sends them, and who gets
+them drops them, either way alone. Neither end has anything to do with the machine's own network, and both are gone when
+nobody holds them, however we end.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from infra.chaos.link import Way
+from infra.chaos.namespaces import Network
+
+NEAR, FAR = "198.18.0.1", "198.18.0.2"
+"""Addresses for measuring networks (RFC 2544)."""
+_HARDWARE = {NEAR: "02:00:00:00:00:01", FAR: "02:00:00:00:00:02"}
+_NOBODY = "02:00:00:00:00:99"
+_DEVICE = "road"
+_NARROW = ("tbf", "rate", "256kbit", "burst", "8kb", "latency", "200ms")
+_SLOW = ("netem", "delay", "80ms", "40ms", "loss", "2%")
+
+
+class Road:
+    """One road. Raises CalledProcessError or OSError where it cannot be made."""
+
+    def __init__(self) -> None:
+        self._near, self._far = Network(), Network()
+        self._is_shaped = False
+        self._ends = ((self._near, NEAR, FAR), (self._far, FAR, NEAR))
+        self._near.ip("link", "add", _DEVICE, "type", "veth", "peer", "name", "far")
+        self._far.adopt("far", of=self._near)
+        self._far.ip("link", "set", "far", "name", _DEVICE)
+        for network, own, other in self._ends:
+            network.ip("link", "set", "lo", "up")
+            network.ip("link", "set", _DEVICE, "address", _HARDWARE[own], "up")
+            network.ip("address", "add", f"{own}/30", "dev", _DEVICE)
+            _send(network, other, _HARDWARE[other])
+
+    def at_servers(self) -> AbstractContextManager[None]:
+        """Have the calling thread at the near end, for what listens."""
+        return self._near.inside()
+
+    def at_harvester(self) -> AbstractContextManager[None]:
+        """Have the calling thread at the far end, for what it starts."""
+        return self._far.inside()
+
+    def lose(self, way: Way = Way.BOTH) -> None:
+        """Lose all packets in these directions."""
+        if Way.TO_SERVER in way:
+            _send(self._far, NEAR, _NOBODY)
+        if Way.TO_CLIENT in way:
+            _send(self._near, FAR, _NOBODY)
+
+    def narrow(self) -> None:
+        """Have packets queue at 32 KB/s each way, and those lost that would wait longer than 200 ms."""
+        self._shape(_NARROW)
+
+    def slow(self) -> None:
+        """Have packets take 80 ms, give or take 40, each way, and every fiftieth lost."""
+        self._shape(_SLOW)
+
+    def heal(self) -> None:
+        """Undo all of it."""
+        for network, _, other in self._ends:
+            _send(network, other, _HARDWARE[other])
+        if self._is_shaped:
+            self._shape(("pfifo",))
+            self._is_shaped = False
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._near.close()
+        self._far.close()
+
+    def _shape(self, how: tuple[str, ...]) -> None:
+        self._is_shaped = True
+        for network, _, _ in self._ends:
+            network.tc("qdisc", "replace", "dev", _DEVICE, "root", *how)
+
+
+@contextmanager
+def roads(count: int) -> Iterator[list[Road]]:
+    """Have so many."""
+    made: list[Road] = []
+    try:
+        for _ in range(count):
+            made.append(Road())
+        yield made
+    finally:
+        for road in made:
+            road.close()
+
+
+def _send(network: Network, address: str, hardware: str) -> None:
+    """Have packets for the address go to this hardware."""
+    network.ip("neighbour", "replace", address, "lladdr", hardware, "dev", _DEVICE, "nud", "permanent")

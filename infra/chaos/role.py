@@ -1,0 +1,76 @@
+"""Whom harvesters come to Postgres as: a role with what `harvest grants` prints, and nothing more.
+
+It may read where a timeline forked as well, as an operator lets it who wants to do nothing after a failover.
+"""
+
+import secrets
+from collections.abc import Callable
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from harvest_lib.outbox import Grants, OutboxTable, Way
+
+NAME = "harvester"
+_ROLE = sql.Identifier(NAME)
+
+_CREATE = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+_LOGIN = sql.SQL("ALTER ROLE {} {}")
+_PASSWORD = sql.SQL("ALTER ROLE {} PASSWORD {}")
+_MAY_READ_FORKS = sql.SQL("GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {}")
+_REVOKE = sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}")
+_END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+
+
+class Role:
+    """The role on one cluster of Postgres, copies of it included. `dsn` returns how its owner connects now."""
+
+    def __init__(self, outbox: OutboxTable, way: Way, dsn: Callable[[], str]) -> None:
+        self._grants = Grants(outbox=outbox, way=way, harvester=NAME, reader="", writers={})
+        self._dsn = dsn
+        self._password = secrets.token_urlsafe()
+
+    def make(self) -> None:
+        """Make the role; the tables are there."""
+        self._run(_CREATE.format(_ROLE, sql.Literal(self._password)), _MAY_READ_FORKS.format(_ROLE))
+        self.grant()
+
+    def dsn(self, dsn: str) -> str:
+        """Return how it connects where its owner does by `dsn`."""
+        return make_conninfo(dsn, user=NAME, password=self._password)
+
+    def grant(self) -> None:
+        """Give it what it needs."""
+        self._run(self._grants.script().encode())
+
+    def revoke(self) -> None:
+        """Take all tables from it; its sessions go on."""
+        self._run(_REVOKE.format(_ROLE))
+
+    def change_password(self) -> None:
+        """Let nobody in by the password that harvesters know, and end their sessions."""
+        self._run(_PASSWORD.format(_ROLE, sql.Literal(secrets.token_urlsafe())))
+        self._end_sessions()
+
+    def restore_password(self) -> None:
+        """Let harvesters in again."""
+        self._run(_PASSWORD.format(_ROLE, sql.Literal(self._password)))
+
+    def lock_out(self) -> None:
+        """Let it not log in, and end its sessions."""
+        self._run(_LOGIN.format(_ROLE, sql.SQL("NOLOGIN")))
+        self._end_sessions()
+
+    def let_in(self) -> None:
+        """Let it log in again."""
+        self._run(_LOGIN.format(_ROLE, sql.SQL("LOGIN")))
+
+    def _end_sessions(self) -> None:
+        with psycopg.connect(self._dsn(), autocommit=True) as connection:
+            connection.execute(_END_SESSIONS, (NAME,))
+
+    def _run(self, *statements: sql.Composed | bytes) -> None:
+        with psycopg.connect(self._dsn(), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)

@@ -1,0 +1,289 @@
+"""The system that is put under fire: Postgres, a Kafka cluster, and harvesters with links of their own to both."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+import yaml
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import make_conninfo
+
+from harvest_lib.audit.history import Park, Regress
+from harvest_lib.deadline import Deadline
+from harvest_lib.errors import StackError
+from harvest_lib.kafka_client import create_topic
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import Way as Grant
+from infra.chaos.link import Links
+from infra.chaos.member import Member
+from infra.chaos.road import Road
+from infra.chaos.role import Role
+from infra.local.kafka import KafkaCluster
+from infra.local.postgres import PostgresServer
+from infra.local.process import tail
+from infra.waiting import until
+
+TOPIC = "chaos"
+PARTITIONS = 8
+SESSION_SECONDS = 6.0
+"""A leader is replaced after so long; it stops by itself after half of it."""
+_MEMBERS = 3
+GROUP = "chaos"
+_OUTBOX = OutboxTable(("outbox",))
+_READY_SECONDS = 60.0
+
+Source = Literal["mark", "snapshot", "transaction_id"]
+Delivery = Literal["barrier", "pipelined", "transactional", "sequenced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How the outbox is read, and how Kafka gets it."""
+
+    source: Source = "snapshot"
+    delivery: Delivery = "transactional"
+
+    @property
+    def exactly_once(self) -> bool:
+        """Tell whether readers of what is committed are promised no repeats."""
+        return self.delivery in {"transactional", "sequenced"}
+
+
+class System:
+    """All of it; use `running` to have it."""
+
+    def __init__(self, folder: Path, parts: Path, links: Links, way: Way, brokers: int) -> None:
+        self.way = way
+        self.folder, self.history = folder, folder / "history"
+        self.members = [Member(f"member{number}", links, brokers, folder) for number in range(1, _MEMBERS + 1)]
+        self.postgres = PostgresServer(folder)
+        self.role = Role(_OUTBOX, _grants_for(way), lambda: self.dsn)
+        """Whom harvesters come as."""
+        self.servers = [self.postgres]
+        """All that there have been, standbys too."""
+        self.happened: list[Regress | Park] = []
+        """What a fault made of records, until it is written down."""
+        self.make_room: Callable[[Path], object] = lambda _folder: None
+        """Called with the folder of a server that is added, before anything is in it."""
+        self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
+
+    def move_members(self, roads: Sequence[Road]) -> None:
+        """Have each harvester at the end of a road of its own; before anything is started."""
+        for member, road in zip(self.members, roads, strict=True):
+            member.move(road)
+        self.kafka.lead(self._detours())
+
+    def _detours(self) -> dict[str, list[int | str]]:
+        return {member.name: [f"{link.host}:{link.port}" for link in member.kafka] for member in self.members}
+
+    @property
+    def dsn(self) -> str:
+        """Where writers write: past all links."""
+        return self.postgres.dsn
+
+    @property
+    def leader(self) -> Member | None:
+        """The place of the newest term whose process lives, None when there is none."""
+        leads = [(lead.at, member) for member in self.members if (lead := member.lead) is not None]
+        return max(leads, key=lambda each: each[0])[1] if leads else None
+
+    def start(self) -> None:
+        """Start servers, make table and topic, and start all harvesters."""
+        self.kafka.prepare()
+        self.postgres.start()
+        self.kafka.spawn()  # brokers take longest: the rest is done meanwhile
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            self._make_outbox(connection)
+        self.move_to(self.postgres)
+        self.kafka.await_ready()
+        create_topic(
+            {"bootstrap.servers": self.kafka.bootstrap_servers}, TOPIC, partitions=PARTITIONS, config=self._topic_config
+        )
+        for member in self.members:
+            for number, link in enumerate(member.kafka, 1):
+                link.forward_to("127.0.0.1", self.kafka.ports[f"{member.name}-{number}"])
+            self.start_member(member)
+
+    def move_to(self, postgres: PostgresServer) -> None:
+        """Have writers write there from now on, and harvesters' links lead there."""
+        self.postgres = postgres
+        for member in self.members:
+            member.postgres.forward_to("127.0.0.1", postgres.port)
+
+    def start_member(self, member: Member) -> None:
+        """Start a harvester in a place whose last one has ended."""
+        member.start(self._config(member))
+
+    def await_leader(self, seconds: float = _READY_SECONDS) -> Member:
+        """Wait until somebody leads. Raises StackError."""
+        return until(
+            lambda: self.leader,
+            seconds,
+            f"nobody led within {seconds:.0f} s",
+            evidence=lambda: ", ".join(f"{each.name} {'is up' if each.is_up else 'is down'}" for each in self.members),
+            next_step="read the logs of the harvesters, beside the history",
+        )
+
+    def await_cluster(self) -> None:
+        """Wait until all brokers are in the cluster again."""
+        until(
+            lambda: self.kafka.answers() and not self._under_replicated(),
+            _READY_SECONDS,
+            "the brokers did not come together again",
+            next_step="read their logs",
+        )
+
+    def await_members(self, seconds: float = _READY_SECONDS) -> None:
+        """Wait until all harvesters have started: one that finds no server then has a right to give up. Raises
+        StackError, also if one has ended by itself."""
+        deadline = Deadline(seconds)
+        for member in self.members:
+            until(
+                partial(self._is_started, member),
+                deadline.remaining_seconds,
+                f"{member.name} did not start within {seconds:.0f} s",
+                evidence=partial(_last_words, member),
+                next_step=f"read {_log(member)}",
+            )
+        self.require_all_up()
+
+    def _is_started(self, member: Member) -> bool:
+        """Tell whether it has started. Raises StackError if it never will, or another one."""
+        if member.is_started:
+            return True
+        self.require_all_up()
+        return False
+
+    def require_all_up(self) -> None:
+        """Raise StackError if a harvester has ended by itself."""
+        for member in self.members:
+            if not member.is_up:
+                raise _failed(member, "ended by itself")
+
+    def end(self) -> None:
+        """Ask all harvesters to stop, and raise StackError if one does not do so in order."""
+        self.require_all_up()
+        for member in self.members:
+            assert member.harvester is not None  # noqa: S101 - it is up
+            member.harvester.process.begin_stop()
+        for member in self.members:
+            assert member.harvester is not None  # noqa: S101 - it was up
+            member.harvester.process.stop()
+            member.harvester.look()
+            if not member.harvester.stopped_cleanly:
+                raise _failed(member, "did not stop in order")
+
+    def stop(self) -> None:
+        """End all processes, harvesters first."""
+        harvesters = [member.harvester for member in self.members if member.harvester is not None]
+        for member in self.members:
+            member.heal()
+        for harvester in harvesters:
+            harvester.process.begin_stop()
+        for harvester in harvesters:
+            harvester.process.stop()
+        self.kafka.resume()
+        self.kafka.kill()
+        for server in self.servers:
+            server.resume()
+            server.stop()
+
+    def _under_replicated(self) -> bool:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
+        try:
+            topics = admin.list_topics(timeout=2).topics.values()
+        except KafkaException:
+            return True
+        return any(
+            len(partition.isrs) < len(partition.replicas) for topic in topics for partition in topic.partitions.values()
+        )
+
+    def _make_outbox(self, connection: psycopg.Connection[Any]) -> None:
+        if self.way.source == "mark":
+            _OUTBOX.create(connection)
+            ParkedRecords(_OUTBOX).create(connection)
+        else:
+            NativeTable(outbox=_OUTBOX).create(connection)
+        connection.execute("ALTER TABLE outbox ALTER COLUMN kafka_value TYPE text")  # for what is too large for Kafka
+        self.role.make()
+
+    @property
+    def _topic_config(self) -> dict[str, str]:
+        if self.way.exactly_once:
+            return {}
+        # What a frozen leader's client sends as it thaws only the broker can refuse.
+        return {"message.timestamp.before.max.ms": str(int((SESSION_SECONDS - 1) * 1000))}
+
+    def operator_config(self) -> Path:
+        """Write the configuration of an operator, who goes past all links, and return its file."""
+        file = self.folder / "operator.yaml"
+        file.write_text(self._yaml(self.kafka.bootstrap_servers, self.dsn))
+        file.chmod(0o600)
+        return file
+
+    def _config(self, member: Member) -> str:
+        postgres = member.postgres
+        return self._yaml(
+            ",".join(f"{link.host}:{link.port}" for link in member.kafka),
+            make_conninfo(self.role.dsn(self.dsn), host=postgres.host, port=postgres.port, connect_timeout=3),
+        )
+
+    def _yaml(self, bootstrap_servers: str, dsn: str) -> str:
+        harvest = {
+            "baseKafkaConfig": {"bootstrap.servers": bootstrap_servers, "reconnect.backoff.max.ms": 1000},
+            "producerKafkaConfig": {"compression.type": "lz4"},
+            "leaderGroupID": GROUP,
+            "dataSource": dsn,
+            "source": self.way.source,
+            "delivery": self.way.delivery,
+            "sessionTimeout": f"{SESSION_SECONDS:.0f}s",
+            "limits": {"heartbeatTimeout": f"{SESSION_SECONDS / 2:.0f}s", "ioErrorBackoff": "200ms"},
+        }
+        return yaml.safe_dump({"harvest": harvest})
+
+
+def _grants_for(way: Way) -> Grant:
+    if way.source != "mark":
+        return "laps"
+    return "mark_laps" if way.delivery == "transactional" else "mark"
+
+
+def _failed(member: Member, what: str) -> StackError:
+    return StackError(f"{member.name} {what}", evidence=_last_words(member), next_step=f"read {_log(member)}")
+
+
+def _last_words(member: Member) -> str:
+    return tail(_log(member), lines=2)
+
+
+def _log(member: Member) -> Path:
+    assert member.harvester is not None  # noqa: S101 - all were started
+    return member.harvester.process.log
+
+
+@contextmanager
+def running(
+    folder: Path,
+    parts: Path,
+    way: Way,
+    brokers: int,
+    prepare: Iterable[Callable[["System"], AbstractContextManager[None]]] = (),
+) -> Iterator[System]:
+    """Have the system up, its first leader leading, and nothing of it left at the end. What prepares it is entered
+    before it starts, each once."""
+    with Links() as links, ExitStack() as prepared:
+        system = System(folder, parts, links, way, brokers)
+        for each in dict.fromkeys(prepare):
+            prepared.enter_context(each(system))
+        try:
+            system.start()
+            system.await_leader()
+            system.await_members()
+            yield system
+        finally:
+            system.stop()

@@ -1,0 +1,131 @@
+"""Consumers as processes that are killed, frozen and thawed; what they say is read from their logs."""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+
+from infra.local.log_lines import JsonLines
+from infra.local.process import ServerProcess
+from infra.waiting import until
+
+SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")
+"""A session that is over soon. Brokers allow less than 6 s where `group.min.session.timeout.ms` says so."""
+
+_STOP_SECONDS = 20.0
+_WAIT_SECONDS = 60.0
+
+
+class ConsumerPool:
+    """Some members of a group. Every number stands for a member, whichever process it has by now."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path) -> None:
+        """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
+        self.kills = self.freezes = 0
+        self.fenced = 0
+        """How many transactions of members that had been frozen were refused, as of the last look."""
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")},
+            **variables,
+        }
+        self._folder = folder
+        self._random = random.Random()  # noqa: S311 - nothing is kept secret by it
+        self._members: list[ServerProcess] = []
+        self._logs: list[JsonLines] = []
+        self._were_frozen: set[int] = set()  # and not killed since
+        self._owner: dict[str, int] = {}  # by shard: who began last
+
+    def start(self, size: int) -> None:
+        """Start so many more members; returns at once."""
+        for _ in range(size):
+            number = len(self._members) + 1
+            member = ServerProcess(
+                f"consumer {number}",
+                log=self._folder / f"consumer-{number}.log",
+                stop_signals={signal.SIGTERM: _STOP_SECONDS},
+            )
+            self._members.append(member)
+            self._logs.append(JsonLines(member.log))
+            self._spawn(number - 1)
+
+    def strike(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
+        """Kill one member and freeze another, anywhere in a transaction; once others have what it had, thaw that one.
+
+        `written` and `taken` count messages. Returns once all have been taken that were written as it woke; raises
+        StackError where that does not come.
+        """
+        self._await(lambda: all(map(self.owns, range(len(self._members)))), "a consumer is given no partition")
+        killed, frozen = self._random.sample(range(len(self._members)), 2)
+        time.sleep(self._random.random())
+        self.freeze(frozen)
+        self.kill(killed)
+        self._await(lambda: not self.owns(frozen), "nobody takes over from a consumer that is frozen")
+        self.thaw(frozen)
+        goal = written()
+        self._await(lambda: taken() >= goal, "consumers do not catch up")
+
+    def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
+        def looked() -> bool:
+            self.look()
+            return condition()
+
+        until(looked, _WAIT_SECONDS, otherwise, next_step=f"read the logs in {self._folder}")
+
+    def kill(self, member: int) -> None:
+        """SIGKILL a member, and start another in its place."""
+        self._members[member].kill()
+        self.look()
+        self._were_frozen.discard(member)
+        self._forget(member)
+        self.kills += 1
+        self._spawn(member)
+
+    def freeze(self, member: int) -> None:
+        """Stop a member's time."""
+        self.look()
+        self._members[member].suspend()
+        self._were_frozen.add(member)
+        self.freezes += 1
+
+    def thaw(self, member: int) -> None:
+        """Let it go on."""
+        self._members[member].resume()
+
+    def owns(self, member: int) -> bool:
+        """Tell whether a member has partitions that nobody has taken over, as of the last look."""
+        return member in self._owner.values()
+
+    def look(self) -> None:
+        """Read what was logged since."""
+        said = [
+            (line.get("timestamp", ""), number, line) for number, log in enumerate(self._logs) for line in log.new()
+        ]
+        for _, member, line in sorted(said, key=itemgetter(0)):
+            match line.get("event"):
+                case "shard_fenced":
+                    self.fenced += member in self._were_frozen
+                case "shard_begins":
+                    self._owner[line["shard"]] = member
+                case "shard_ends":
+                    self._forget(member, line["shard"])
+
+    def _forget(self, member: int, *shards: str) -> None:
+        self._owner = {
+            shard: owner for shard, owner in self._owner.items() if owner != member or (shards and shard not in shards)
+        }
+
+    def stop(self) -> None:
+        """End all, in order and then by force."""
+        for member in self._members:
+            member.begin_stop()
+        for member in self._members:
+            member.stop()
+        self.look()
+
+    def _spawn(self, member: int) -> None:
+        self._members[member].spawn(self._command, environment=self._environment)

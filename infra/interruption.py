@@ -1,0 +1,39 @@
+"""How a demo ends before its end: by a signal, or by an error."""
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+from harvest_lib.errors import HarvestError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asked us to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+        self.exit_code = 128 + number
+
+
+def interrupt_on_signals() -> None:
+    """From now on the first signal raises Interrupted, and the next ones do nothing: they must not disturb the end."""
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(number)
+
+
+def show_error(error: HarvestError) -> None:
+    """Tell on standard error."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors.print(Text("error: ", style="red").append(Text(str(error), style="not red")))

@@ -1,0 +1,141 @@
+"""What is installed beside our own code: a bill of it, and whether anything known is wrong with it.
+
+    python -m infra.supply_chain sbom [FILE]     CycloneDX 1.5, of all that the lock names, with hashes
+    python -m infra.supply_chain audit           ask the OSV database about each
+
+Promises
+- Nothing without a hash goes by: neither in the lock, from which alone the environment is made, nor in the bill.
+- The audit fails for what is known, unless `reviewed-vulnerabilities.txt` says why it stays, and there is no fix.
+- Where the database cannot be asked, that is said at length and is no failure, so that a build needs no network; with
+  HARVEST_AUDIT=required it is one.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.local.state import default_state
+
+ROOT = Path(__file__).parents[1]
+REVIEWED = Path(__file__).with_name("reviewed-vulnerabilities.txt")
+SBOM = ROOT / "dist" / "sbom.cdx.json"
+
+_FOUND = 1
+_NOT_ASKED = 2
+_TIMEOUT_SECONDS = 120
+
+
+def main(arguments: Sequence[str]) -> int:
+    match list(arguments):
+        case ["sbom", *more] if len(more) <= 1:
+            return _sbom(Path(more[0]) if more else SBOM)
+        case ["audit", *options]:
+            return _audit(options)
+        case _:
+            _tell(__doc__ or "")
+            return 2
+
+
+def unhashed(lock: Mapping[str, Any]) -> Iterator[str]:
+    """Return the packages of a lock of which a file may be put in another's place unnoticed."""
+    for package in lock["package"]:
+        files = [*package.get("wheels", ()), *filter(None, [package.get("sdist")])]
+        ours = "editable" in package["source"]
+        if not ours and not (files and all(each.get("hash", "").startswith("sha256:") for each in files)):
+            yield package["name"]
+
+
+def incomplete(bill: Mapping[str, Any]) -> Iterator[str]:
+    """Return the components of a bill that cannot be told from others of their name."""
+    for component in bill["components"]:
+        references = component.get("externalReferences", ())
+        hashes = [each["alg"] for reference in references for each in reference.get("hashes", ())]
+        named = component.get("purl") == f"pkg:pypi/{component['name']}@{component.get('version')}"
+        if not named or "SHA-256" not in hashes:
+            yield component["name"]
+
+
+def reviewed(text: str) -> dict[str, str]:
+    """Read the ids that were looked at, and why they stay. Raises ValueError for one without a reason."""
+    found = {}
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        known, _, reason = line.partition(" ")
+        if not reason.strip():
+            raise ValueError(f"{REVIEWED.name}: {known} stays without a reason")
+        found[known] = reason.strip()
+    return found
+
+
+def _sbom(file: Path) -> int:
+    made = _uv("export", "--frozen", "--all-extras", "--format", "cyclonedx1.5", "--preview-features", "sbom-export")
+    if made.returncode:
+        _tell(made.stderr)
+        return made.returncode
+    bill = json.loads(made.stdout)
+    if wrong := [*incomplete(bill), *unhashed(_lock())]:
+        _tell(f"error: without name, version or hash: {', '.join(wrong)}")
+        return _FOUND
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
+    _tell(f"{file}: {len(bill['components'])} components")
+    return 0
+
+
+def _audit(options: Sequence[str]) -> int:
+    if wrong := list(unhashed(_lock())):
+        _tell(f"error: uv.lock has no hash for {', '.join(wrong)}")
+        return _FOUND
+    kept = reviewed(REVIEWED.read_text(encoding="utf-8"))
+    ignored = [word for known in kept for word in ("--ignore-until-fixed", known)]
+    asked = _uv("audit", "--frozen", "--preview-features", "audit-command", *ignored, *options)
+    if asked.returncode in {0, _FOUND} or not _is_unreached(asked.stderr):
+        _tell(asked.stdout + asked.stderr)
+        return asked.returncode
+    required = os.environ.get("HARVEST_AUDIT") == "required"
+    _tell(f"{asked.stderr}\n{'error' if required else 'WARNING'}: NOTHING WAS AUDITED: the database of vulnerabilities")
+    _tell("  could not be asked. What was installed is what the lock says, by its hashes, and nothing more is known.")
+    _tell("  next step: make audit, where https://api.osv.dev can be reached, at least before each release")
+    return _NOT_ASKED if required else 0
+
+
+def _is_unreached(said: str) -> bool:
+    """Tell a database that did not answer, whose address is named then, from a question that was wrong."""
+    return "://" in said or "timed out" in said
+
+
+def _lock() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+
+
+def _uv(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run uv: the one that the environment was made with, which is our own unless a newer was there."""
+    ours = default_state() / "uv" / "bin" / "uv"
+    uv = str(ours) if ours.exists() else shutil.which("uv") or "uv"
+    try:
+        return subprocess.run(
+            [uv, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_SECONDS,
+            env={"UV_HTTP_RETRIES": "1", **os.environ},
+        )
+    except subprocess.TimeoutExpired as error:
+        return subprocess.CompletedProcess(error.cmd, _NOT_ASKED, "", f"timed out after {_TIMEOUT_SECONDS} s")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text.strip("\n") + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""Real processes under faults that a fixed seed puts in order; the history of what everybody did is checked.
+
+What `harvest chaos` does, for less long. Each way has faults that are worst for it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.machine import require
+from typer.testing import CliRunner
+
+from harvest_lib.audit.history import read_history
+from harvest_lib.cli import app
+from infra.chaos.namespaces import mounts_lacking, networks_lacking
+from infra.local.state import default_state
+
+RUNS = [
+    ("snapshot/transactional", 11, "leader-frozen,kafka-unheard,postgres-killed,leader-killed,prepared-left-open"),
+    ("mark/barrier", 12, "leader-frozen,kafka-unreached,sessions-killed,leader-killed,postgres-unheard"),
+    ("transaction_id/pipelined", 13, "leader-released,kafka-cut,postgres-cut,latency,writer-waited-for"),
+    ("mark/transactional", 14, "leader-killed,kafka-unheard,postgres-unreached,leader-released,postgres-killed"),
+    ("snapshot/sequenced", 21, "leader-frozen,postgres-unheard,kafka-unheard,leader-killed,sessions-killed"),
+]
+SERVERS = "failover-sync,failover-async,record-too-large"
+MACHINE = "failover-sync,disk-full-postgres,disk-full-kafka,network-lost,clock-behind,record-too-large"
+LONG_RUNS = [
+    pytest.param(way, seed, faults, marks=pytest.mark.long)
+    for way, seed, faults in [
+        ("snapshot/pipelined", 13, "leader-released,kafka-cut,postgres-cut,latency,writer-left-open"),
+        ("snapshot/transactional", 15, SERVERS),
+        ("mark/barrier", 16, SERVERS),
+        ("transaction_id/pipelined", 17, SERVERS),
+        ("snapshot/transactional", 18, MACHINE),
+        ("mark/barrier", 19, MACHINE),
+        ("snapshot/barrier", 20, "credentials-revoked,failover-sync,leader-killed"),
+    ]
+]
+TOLD_OF = {"failover-async": "regress", "record-too-large": "park"}
+TOLD = {"write", "poll", "assign", "fault", "term", "produce", "acknowledge"}
+ALSO_TOLD = {
+    "snapshot/transactional": {"transaction", "checkpoint"},
+    "mark/barrier": {"mark", "purge"},
+    "snapshot/barrier": {"checkpoint"},
+    "snapshot/pipelined": {"checkpoint"},
+    "transaction_id/pipelined": {"checkpoint"},
+    "mark/transactional": {"transaction", "checkpoint", "mark", "purge"},
+    "snapshot/sequenced": {"transaction", "checkpoint"},
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("way", "seed", "faults"), [*RUNS, *LONG_RUNS])
+def test_every_promise_is_kept(way, seed, faults):
+    if faults == MACHINE:
+        require(mounts_lacking(), "mount")
+        require(networks_lacking(), "ip")
+    folder = default_state() / "chaos" / f"test-{os.getpid()}"  # what failed is kept
+    command = [sys.executable, "-m", "harvest_lib.cli", "chaos", "--json", "--brokers", "1"]
+    command += ["--duration", "35s" if (way, seed, faults) in RUNS else "100s"]
+    command += ["--way", way, "--seed", str(seed), "--faults", faults, "--rate", "200", "--histories", folder]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_DSN")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environment, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert (found["lost"], found["unexplained"]) == (0, 0)
+    assert found["delivered"] >= found["committed"] > 500
+    assert found["faults"] >= 2
+    if (way, seed, faults) not in RUNS:
+        assert not found["not_struck"]
+    told = Counter()
+    for file in Path(found["runs"][0]["history"]).glob("*.jsonl"):
+        told.update(type(event).kind for event in read_history([file], on_bad=pytest.fail))
+    struck = {each["fault"] for each in found["runs"][0]["struck"]}
+    of_faults = {kind for fault, kind in TOLD_OF.items() if fault in struck}
+    assert TOLD | ALSO_TOLD[way] | of_faults <= set(told), "somebody has kept silent"
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--duration", "soon"], "--duration"),
+        (["--faults", "leader-killed,rain"], "unknown: rain"),
+        (["--brokers", "2"], "1 or 3"),
+        (["--brokers", "1", "--faults", "two-brokers-killed"], "with 3 brokers only: two-brokers-killed"),
+        (["--way", "mark/snapshot"], "--way"),
+        (["--way", "mark/barrier", "--faults", "writer-waited-for"], "not in this way: writer-waited-for"),
+    ],
+)
+def test_a_run_that_cannot_be_is_a_usage_error(options, said):
+    result = CliRunner().invoke(app, ["chaos", *options])
+    assert result.exit_code == 2
+    assert said in result.output

@@ -1,0 +1,226 @@
+"""Publishers and readers of messages with ids, over a real Kafka."""
+
+import json
+import time
+from itertools import chain
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from support.waiting import eventually
+
+from harvest_lib.consume import (
+    Clock,
+    Intent,
+    Message,
+    Publisher,
+    Sequencer,
+    new_producer_id,
+    read_committed,
+    read_uncommitted,
+    reader,
+)
+from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicMissing
+
+
+@pytest.fixture
+def settings(bootstrap_servers):
+    return {"bootstrap.servers": bootstrap_servers}
+
+
+@pytest.fixture
+def publish(settings):
+    """Make publishers, each with an id of its own."""
+    made = []
+
+    def make(**options):
+        publisher = Publisher(settings, producer_id=new_producer_id(), clock=Clock(time.time_ns), **options)
+        made.append(publisher)
+        return publisher
+
+    yield make
+    for publisher in made:
+        publisher.close()
+
+
+def end_of(settings, topic, partition):
+    consumer = Consumer({**settings, "group.id": "asks"})
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
+    finally:
+        consumer.close()
+
+
+def committed(settings, topic, sequencer, partition=0):
+    """Return the values of what is committed by now, by acknowledgement."""
+    end = end_of(settings, topic, partition)
+    groups = read_committed(settings, topic, partition, sequencer=sequencer, end=end)
+    found = [[message.record.value().decode() for message in group] for group in groups]
+    return [values for values in found if values]
+
+
+def test_a_transaction_is_read_once_it_is_acknowledged_in_each_partition(settings, make_topic, publish):
+    topic, publisher = make_topic(partitions=2), publish()
+    for number in range(10):
+        publisher.publish_uncommitted(topic, b"%d" % number, partition=number % 2)
+    intents = publisher.intents()
+    assert [intent.partition for intent in intents] == [0, 1]
+    readers = [Sequencer(), Sequencer()]
+    assert [committed(settings, topic, reader, number) for number, reader in enumerate(readers)] == [[], []]
+    assert [
+        Intent.of_json(each) for each in json.loads(json.dumps([intent.to_json() for intent in intents]))
+    ] == intents
+    publisher.acknowledge(intents)
+    publisher.acknowledge(intents)
+    publisher.flush()
+    assert committed(settings, topic, readers[0], 0) == [list("02468")]
+    assert committed(settings, topic, readers[1], 1) == [list("13579")]
+    assert not publisher.intents()
+
+
+def test_who_comes_after_acknowledges_what_was_kept_and_rolls_back_the_rest(settings, make_topic, publish):
+    topic, old, new = make_topic(), publish(), publish()
+    old.publish_uncommitted(topic, b"kept")
+    intents = old.intents()
+    old.publish_uncommitted(topic, b"never kept")
+    old.flush()
+    new.acknowledge(intents)
+    new.publish_uncommitted(topic, b"again")
+    new.acknowledge(new.intents())
+    new.flush()
+    sequencer = Sequencer()
+    assert committed(settings, topic, sequencer) == [["kept"], ["again"]]
+    assert sequencer.rolled_back == 1
+
+
+def test_what_does_not_fit_the_ring_is_read_again_from_the_log(settings, make_topic, publish):
+    topic, long, short = make_topic(), publish(), publish()
+    for number in range(5_000):
+        long.publish_uncommitted(topic, b"%d" % number)
+        if number % 10 == 0:
+            short.publish_committed(topic, b"short")
+    short.flush()
+    long.acknowledge(long.intents())
+    long.flush()
+    sequencer = Sequencer(ring=100)
+    found = committed(settings, topic, sequencer)
+    assert found[-1] == [str(number) for number in range(5_000)]
+    assert list(chain(*found[:-1])) == ["short"] * 500
+    assert sequencer.held == 0
+
+
+def test_a_transaction_that_is_not_read_to_its_end_is_not_passed_over(settings, make_topic, publish):
+    topic, publisher = make_topic(), publish()
+    for _ in range(2):
+        for number in range(10):
+            publisher.publish_uncommitted(topic, b"%d" % number)
+        publisher.acknowledge(publisher.intents())
+    publisher.flush()
+    groups = read_committed(settings, topic, 0, sequencer=Sequencer(ring=2))
+    group = next(group for group in groups if group not in ((), []))
+    next(iter(group))
+    with pytest.raises(RuntimeError, match="not read to its end"):
+        next(groups)
+
+
+def test_an_end_that_never_comes_is_no_endless_wait(settings, make_topic, monkeypatch):
+    monkeypatch.setattr(reader, "_SILENCE_SECONDS", 1.0)
+    with pytest.raises(KafkaUnavailable, match="nothing came from offset 0 on"):
+        list(read_uncommitted(settings, make_topic(), 0, begin=0, end=1))
+
+
+def test_a_publisher_whose_queue_is_full_does_not_wait_for_ever():
+    settings = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.messages": 10}
+    publisher = Publisher(settings, producer_id=1, clock=Clock(time.time_ns), timeout_seconds=1)
+    with pytest.raises(KafkaUnavailable, match="not taken within 1 s"):
+        for _ in range(100):
+            publisher.publish_uncommitted("topic", b"v")
+    publisher.close()
+
+
+def test_a_reader_goes_on_from_its_checkpoint(settings, make_topic, publish):
+    topic, publisher = make_topic(), publish()
+    publisher.publish_uncommitted(topic, b"before")
+    publisher.flush()
+    first = Sequencer()
+    assert committed(settings, topic, first) == []
+    publisher.publish_uncommitted(topic, b"after")
+    publisher.acknowledge(publisher.intents())
+    publisher.flush()
+    second = Sequencer(offset=first.offset, states=first.states())
+    assert committed(settings, topic, second) == [["before", "after"]]
+    third = Sequencer(offset=second.offset, states=second.states())
+    assert committed(settings, topic, third) == []
+
+
+def test_messages_without_an_id_and_with_one_that_nobody_can_read_come_too(settings, make_topic):
+    topic, producer = make_topic(), Producer(settings)
+    producer.produce(topic, b"plain")
+    producer.produce(topic, b"odd", headers=[("message-id", b"odd")])
+    producer.flush(10)
+    sequencer = Sequencer()
+    assert committed(settings, topic, sequencer) == [["plain"], ["odd"]]
+    assert sequencer.malformed == 1
+
+
+def test_a_range_is_read_to_its_end_across_what_kafka_writes_itself(settings, make_topic, unique):
+    """The marker that ends a Kafka transaction takes an offset, and is no message."""
+    topic = make_topic()
+    producer = Producer({**settings, "transactional.id": unique("id")})
+    producer.init_transactions(30)
+    for value in (b"0", b"1"):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.commit_transaction(30)
+    for begin, found in ((0, [0, 2]), (1, [2]), (3, [])):
+        read = chain(*read_uncommitted(settings, topic, 0, begin=begin, end=4))
+        assert [message.offset for message in read] == found
+
+
+def test_retention_that_overtook_the_checkpoint_is_no_silent_gap(settings, make_topic, publish, admin):
+    topic, publisher = make_topic(), publish()
+    for _ in range(10):
+        publisher.publish_committed(topic, b"v")
+    publisher.flush()
+    admin.delete_records([TopicPartition(topic, 0, 5)])
+    eventually(lambda: [each.offset for each in _from(settings, topic, 5)] == [5, 6, 7, 8, 9], 10)
+    for begin in (4, 11):
+        with pytest.raises(CheckpointError, match=f"does not have offset {begin}"):
+            _from(settings, topic, begin, end=20)
+
+
+def _from(settings, topic, begin, end=10) -> list[Message]:
+    return list(chain(*read_uncommitted(settings, topic, 0, begin=begin, end=end)))
+
+
+def test_a_topic_that_is_not_there_is_named(settings, make_topic, unique):
+    absent = unique("absent")
+    with pytest.raises(TopicMissing, match=absent):
+        next(read_uncommitted(settings, absent, 0, begin=0, end=1))
+    with pytest.raises(TopicMissing, match="partition 7"):
+        next(read_uncommitted(settings, make_topic(), 7, begin=0, end=1))
+
+
+def test_a_publisher_without_kafka_says_so(publish):
+    publisher = publish(timeout_seconds=1)
+    publisher_of_nowhere = Publisher(
+        {"bootstrap.servers": "127.0.0.1:1"}, producer_id=1, clock=Clock(time.time_ns), timeout_seconds=1
+    )
+    publisher_of_nowhere.publish_uncommitted("topic", b"v")
+    with pytest.raises(KafkaUnavailable, match="not taken within 1 s"):
+        publisher_of_nowhere.intents()
+    publisher_of_nowhere.close()
+    publisher.flush()
+
+
+def test_whoever_takes_long_over_what_is_read_is_no_silence_of_kafka(settings, make_topic, publish, monkeypatch):
+    monkeypatch.setattr(reader, "_BATCH_MESSAGES", 10)
+    monkeypatch.setattr(reader, "_SILENCE_SECONDS", 1.0)
+    topic, publisher = make_topic(), publish()
+    for _ in range(40):
+        publisher.publish_committed(topic, b"v")
+    publisher.flush()
+    found = 0
+    for batch in read_uncommitted(settings, topic, 0, begin=0, end=40):
+        time.sleep(1.1 if not found else 0)  # longer than the silence would last
+        found += len(batch)
+    assert found == 40

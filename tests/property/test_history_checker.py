@@ -1,0 +1,52 @@
+"""A correct system's histories keep their promise, whatever goes wrong around it; broken ones are found by name."""
+
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.history_mutations import ANY, TRANSACTIONAL, broken
+from support.well_formed import Shape, history
+
+from harvest_lib.audit.checker import Promise, check
+from harvest_lib.audit.history import from_line, to_line
+
+PROMISES = {
+    "barrier": Promise(delivery="at_least_once"),
+    "pipelined": Promise(delivery="at_least_once", barrier=False),
+    "transactional": Promise(delivery="transactional"),
+}
+MUTATIONS = [(mutation, name) for mutation in ANY for name in PROMISES]
+MUTATIONS += [(mutation, "transactional") for mutation in TRANSACTIONAL]
+SEEDS = st.integers(0, 2**32)
+TROUBLE = st.sampled_from([0.0, 0.1, 0.3, 0.6])
+
+
+@pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
+@settings(deadline=None)
+@given(seed=SEEDS, trouble=TROUBLE, keys=st.integers(1, 6), page=st.integers(1, 9))
+def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page):
+    shape = Shape(promise=promise, trouble=trouble, keys=keys, page=page)
+    verdict = check(history(seed, shape), promise)
+    assert verdict.ok, [finding for finding in verdict.findings if not finding.explained]
+    if promise.transactional or not trouble:
+        assert not verdict.explained
+
+
+@pytest.mark.parametrize(("mutation", "promised"), MUTATIONS, ids=lambda value: getattr(value, "__name__", value))
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, trouble=TROUBLE)
+def test_a_broken_system_is_found_out(mutation, promised, seed, trouble):
+    promise = PROMISES[promised]
+    events = list(history(seed, Shape(promise=promise, trouble=trouble)))
+    result = broken(mutation, events, Random(seed))
+    assume(result is not None)
+    names, changed = result
+    assert names & check(changed, promise).unexplained.keys(), mutation.__name__
+
+
+@settings(deadline=None)
+@given(seed=SEEDS, promise=st.sampled_from(list(PROMISES.values())))
+def test_a_history_comes_back_from_its_lines(seed, promise):
+    events = list(history(seed, Shape(promise=promise, writes=4)))
+    assert [from_line(to_line(event)) for event in events] == events

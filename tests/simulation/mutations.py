@@ -1,0 +1,344 @@
+"""Builds of the product that are broken on purpose, each by a line: the simulation has to notice every one."""
+
+import inspect
+import sys
+import textwrap
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from psycopg import sql
+
+from harvest_lib import checkpoint, stores
+from harvest_lib.database import in_statement
+from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedLaps, Transactional
+from harvest_lib.leadership import Term
+from harvest_lib.source import (
+    MarkPages,
+    MarkSource,
+    Selection,
+    SnapshotSource,
+    TransactionIdSource,
+    mark,
+    mark_pages,
+    server,
+    transaction_id,
+)
+from harvest_lib.tail_loop import TailLoop
+from harvest_lib.term_loop import TermLoop
+from tests.simulation import harvesters
+from tests.simulation.plan import MODES
+from tests.simulation.statements import KNOWN, OUTBOX, SUBSCRIPTIONS
+
+_SNAPSHOT = tuple(each for each in MODES if each.startswith("snapshot"))
+_BY_ID = tuple(each for each in MODES if each.startswith("transaction_id"))
+_LAPS = _SNAPSHOT + _BY_ID
+_MARK = ("mark-barrier", "mark-pipelined")
+_PAGES = ("mark-transactional",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A function of `owner`, a class or a module, in which `old` is replaced by `new`."""
+
+    owner: object
+    name: str
+    old: str
+    new: str
+
+    def function(self):
+        function = getattr(self.owner, self.name)
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(self.old) != 1:
+            raise LookupError(f"{self.old!r} is not once in {function.__qualname__}: correct the mutation")
+        source = source.replace(self.old, self.new).replace("super()", f"super({self.owner.__name__}, self)")
+        made = {}
+        exec(source, sys.modules[function.__module__].__dict__, made)  # noqa: S102 - our own source, a line of it changed
+        return made[self.name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement, a constant of `owner`, without `left_out`; it then means what `meaning` of the simulation does."""
+
+    owner: object
+    name: str
+    left_out: str
+    meaning: str
+
+    @property
+    def text(self):
+        text = getattr(self.owner, self.name)
+        if self.left_out not in text:
+            raise LookupError(f"{self.left_out!r} is not in {self.name}: correct the mutation")
+        return text.replace(self.left_out, "")
+
+    @property
+    def filled(self):
+        if self.owner is transaction_id:
+            return Selection(table=OUTBOX).fill(self.text).as_string(None)
+        table = OUTBOX if self.owner is mark else SUBSCRIPTIONS
+        return sql.SQL(self.text).format(table=in_statement(table)).as_string(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """A broken build, and the modes in which that shows."""
+
+    name: str
+    changes: tuple
+    modes: tuple = MODES
+
+    @contextmanager
+    def applied(self):
+        """Run with the broken build."""
+        with ExitStack() as stack:
+            for each in self.changes:
+                if isinstance(each, Edit):
+                    stack.enter_context(patch.object(each.owner, each.name, each.function()))
+                else:
+                    text, filled = each.text, each.filled
+                    stack.enter_context(patch.object(each.owner, each.name, text))
+                    stack.enter_context(patch.dict(KNOWN, {filled: each.meaning}))
+            yield
+
+
+def _mutation(name, modes, *changes):
+    return Mutation(name=name, modes=modes, changes=changes)
+
+
+def _edit(owner, name, old, new):
+    return Edit(owner=owner, name=name, old=old, new=new)
+
+
+MUTATIONS = (
+    _mutation(
+        "purged before it is acknowledged",
+        ("mark-barrier",),
+        _edit(AtLeastOnce, "_produce", "flying[record_id] = now, row", "self._reports.acknowledged.append(row)"),
+    ),
+    _mutation(
+        "a failed report is taken for an acknowledgement",
+        ("mark-barrier",),
+        _edit(
+            AtLeastOnce,
+            "_failed",
+            "self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))",
+            "self._reports.acknowledged.append(row)",
+        ),
+    ),
+    _mutation("no sort after RETURNING", _MARK, _edit(MarkSource, "fetch", "batch.rows.sort(key=_id)", "pass")),
+    _mutation(
+        "no key barrier over what is marked",
+        ("mark-barrier",),
+        _edit(TermLoop, "__init__", "KeyBarrier if wiring.one_per_key else Window", "Window"),
+    ),
+    _mutation(
+        "the barrier is lowered before the purge",
+        ("mark-barrier",),
+        _edit(
+            TermLoop,
+            "_take",
+            "self._landed.extend(reports.acknowledged)",
+            "self._landed.extend(reports.acknowledged); self._lower(reports.acknowledged)",
+        ),
+        _edit(TermLoop, "_fetch", "self._lower(landed)", "pass"),
+    ),
+    _mutation(
+        "what failed is not marked again before the rest goes",
+        _MARK,
+        _edit(TermLoop, "_reset", "self._force_remark = True", "pass"),
+    ),
+    _mutation(
+        "an orderly end leaves marks",
+        _MARK,
+        _edit(TermLoop, "_end", "give_back=self._term.ended is not TermEnd.FENCED", "give_back=False"),
+    ),
+    _mutation(
+        "what failed is forgotten when the term ends",
+        ("mark-barrier",),
+        _edit(TermLoop, "_take", "self._in_doubt.update(failure.row[0] for failure in failed)", "pass"),
+    ),
+    _mutation(
+        "the lease is not checked",
+        MODES,
+        _edit(Term, "is_live", " and self._clock() < self._lease_until", ""),
+    ),
+    _mutation(
+        "no key gate in laps",
+        ("snapshot-barrier",),
+        _edit(TailLoop, "__init__", "OnePerKey() if wiring.one_per_key else AnyPerKey()", "AnyPerKey()"),
+    ),
+    _mutation(
+        "what was put off is forgotten",
+        ("snapshot-barrier",),
+        _edit(TailLoop, "_following", "if put_off := self._gate.put_off:", "if put_off := []:"),
+    ),
+    _mutation(
+        "what is on the wire is not waited for",
+        ("snapshot-barrier",),
+        _edit(TailLoop, "_again", "if may_arrive:", "if False:"),
+    ),
+    _mutation(
+        "a checkpoint is saved before the lap is committed",
+        _LAPS,
+        _edit(
+            TailLoop,
+            "_commit",
+            "outcome = wiring.delivery.commit(",
+            "wiring.store.save(following); outcome = wiring.delivery.commit(",
+        ),
+    ),
+    _mutation(
+        "the position goes on though the lap failed",
+        _LAPS,
+        _edit(
+            TailLoop,
+            "_commit",
+            "outcome = wiring.delivery.commit(",
+            "self._checkpoint = following; outcome = wiring.delivery.commit(",
+        ),
+    ),
+    _mutation(
+        "what is held is not written down",
+        _LAPS,
+        _edit(TailLoop, "_commit", "if not wiring.shelf.write():", "if False:"),
+    ),
+    _mutation(
+        "a lap does not wait for its reports",
+        ("snapshot-pipelined", "snapshot-barrier"),
+        _edit(PipelinedLaps, "commit", "return self._land(may_send)", "return Committed()"),
+    ),
+    _mutation(
+        "a lap does not hear of failures",
+        ("snapshot-pipelined", "snapshot-barrier"),
+        _edit(PipelinedLaps, "_failed", "self._failure = error", "pass"),
+    ),
+    _mutation(
+        "gaps are allowed",
+        ("snapshot-pipelined",),
+        _edit(PipelinedLaps, "_own_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'),
+    ),
+    _mutation(
+        "epochs are ignored",
+        _LAPS,
+        Statement(
+            owner=checkpoint,
+            name="_SAVE",
+            left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
+            meaning="save_of_anybody",
+        ),
+        Statement(
+            owner=checkpoint,
+            name="_STANDS",
+            left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
+            meaning="stands_of_anybody",
+        ),
+    ),
+    _mutation(
+        "generations are ignored",
+        _LAPS,
+        Statement(
+            owner=checkpoint,
+            name="_SAVE",
+            left_out="generation = %(generation)s AND ",
+            meaning="save_of_any_generation",
+        ),
+    ),
+    _mutation(
+        "each leader has transactional ids of its own",
+        ("snapshot-transactional",),
+        _edit(
+            harvesters,
+            "exactly_once",
+            "ids = (transactional_id,",
+            "transactional_id += __import__('uuid').uuid4().hex; ids = (transactional_id,",
+        ),
+    ),
+    _mutation(
+        "the producer of a doubtful transaction goes on",
+        ("snapshot-transactional",),
+        _edit(
+            Transactional,
+            "begin",
+            "if self._has_begun:",
+            "if self._has_begun and (self._failure is None or not self._failure.fatal()):\n"
+            "        self._failure, self._stopped, self._open = None, False, self._open or self._stopped\n"
+            "        return Committed()\n"
+            "    if self._has_begun:",
+        ),
+        _edit(Transactional, "abandon", "self._discard()", "pass"),
+    ),
+    _mutation(
+        "the mirror counts, not Kafka's checkpoint",
+        ("snapshot-transactional",),
+        _edit(
+            stores,
+            "newest",
+            "theirs = Checkpoint.of_json(record) if record is not None else None",
+            "return mirror",
+        ),
+    ),
+    _mutation(
+        "no durability barrier",
+        _LAPS,
+        _edit(server, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'),
+    ),
+    _mutation(
+        "the lower bound of a snapshot is off by one",
+        _SNAPSHOT,
+        _edit(SnapshotSource, "_next_batch", "str(self._prev.xmax - 1)", "str(self._prev.xmax)"),
+    ),
+    _mutation(
+        "late transactions are forgotten",
+        _SNAPSHOT,
+        _edit(SnapshotSource, "_next_batch", "[str(each) for each in self._prev.in_progress]", "[]"),
+    ),
+    _mutation(
+        "late transactions are forgotten in pages",
+        _SNAPSHOT,
+        _edit(SnapshotSource, "_begin_batch", "[str(each) for each in self._prev.late(cur)]", "[]"),
+    ),
+    _mutation(
+        "records of a key take any lane",
+        ("mark-pipelined",),
+        _edit(Lanes, "send", "hash(row[2])", "row[0]"),
+    ),
+    _mutation(
+        "what is in a transaction that is open is passed",
+        _BY_ID,
+        Statement(
+            owner=transaction_id, name="_READ", left_out=" AND {transaction_id} < now.xmin", meaning="following_of_open"
+        ),
+    ),
+    _mutation(
+        "the rest of a transaction is passed with its first page",
+        _BY_ID,
+        _edit(TransactionIdSource, "read", "int(found[-1][-1]), found[-1][_SEEN_COLUMNS]", "int(found[-1][-1]), 2**63"),
+    ),
+    _mutation(
+        "pages are purged before they are committed",
+        _PAGES,
+        _edit(MarkPages, "_ask", "list(self._delivered)", "self._delivered + self._sent"),
+    ),
+    _mutation(
+        "what a position has passed is not purged by who goes on from it",
+        _PAGES,
+        _edit(MarkPages, "open", "if position is not None and (ids := _delivered(position)):", "if ids := []:"),
+    ),
+    _mutation(
+        "what is marked a second time is sent a second time",
+        _PAGES,
+        _edit(MarkPages, "read", "{*self._sent, *self._delivered}", "set()"),
+    ),
+    _mutation(
+        "what was asked ahead is taken in by the next term",
+        _PAGES,
+        _edit(MarkPages, "_quiet", "asked, self._asked = self._asked, None", "asked = None"),
+    ),
+    _mutation(
+        "ids are not spelled as they are read",
+        _PAGES,
+        _edit(mark_pages, "_sums", "total += each", "total = each"),
+    ),
+)

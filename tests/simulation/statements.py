@@ -1,0 +1,322 @@
+"""What the product's statements mean on a simulated server. Each is known by its text; one that is not is an error."""
+
+import json
+
+from psycopg import sql
+
+from harvest_lib.checkpoint import _ANNOUNCE, _KINDS, _LOCK, Checkpoints, Subscription
+from harvest_lib.database import in_statement
+from harvest_lib.set_aside import SetAside
+from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, connected, mark, server
+from harvest_lib.source.visibility import Snapshot
+from tests.simulation.postgres import Record
+
+OUTBOX, PARKED, SUBSCRIPTIONS, SET_ASIDE = (
+    sql.Identifier(each) for each in ("outbox", "outbox_parked", "outbox_subscriptions", "outbox_set_aside")
+)
+SUBSCRIPTION = Subscription()
+_SYSTEM, _TIMELINE = "7000", "00000001"
+
+
+class Statements:
+    """The statements, over a server's tables. Each takes its values and the transaction that it is a part of, and
+    returns rows; `told` hears of what they do: kind, fields."""
+
+    def __init__(self, database, told):
+        self._database, self._told = database, told
+
+    # -- the snapshot source
+
+    def look(self, values, _transaction):
+        now, before, limit = self._database.snapshot(), int(values["before"]), values["limit"]
+        opened = {int(each) for each in values["open"]}
+        by_transaction = sorted(self._database.visible(), key=lambda each: (each.transaction_id, each.row[0]))
+        fresh = [each.row for each in by_transaction if each.transaction_id > before][:limit]
+        late = [each.row for each in by_transaction if each.transaction_id in opened and now.sees(each.transaction_id)]
+        return [(str(now), False, *row) for row in [*fresh, *late[:limit]]] or [(str(now), False, *[None] * 6)]
+
+    def extent(self, values, _transaction):
+        now = Snapshot.parse(values["now"])
+        found = [
+            each.row[0]
+            for each in self._database.visible()
+            if int(values["from"]) <= each.transaction_id < int(values["to"]) and now.sees(each.transaction_id)
+        ]
+        return [(min(found, default=None), max(found, default=None))]
+
+    def fresh(self, values, _transaction):
+        now, first = Snapshot.parse(values["now"]), int(values["from"])
+        return [
+            each.row
+            for each in self._database.visible()
+            if values["after"] < each.row[0] <= values["high"]
+            and each.transaction_id >= first
+            and now.sees(each.transaction_id)
+        ][: values["limit"]]
+
+    def late(self, values, _transaction):
+        ended = {int(each) for each in values["ended"]}
+        found = [each.row for each in self._database.visible() if each.transaction_id in ended]
+        return [row for row in found if row[0] > values["after"]][: values["limit"]]
+
+    # -- the transaction_id source
+
+    def following(self, values, _transaction, *, of_open=False):
+        place = int(values["transaction"]), values["id"]
+        xmin = self._database.snapshot().xmin
+        found = [
+            (each.transaction_id, each.row)
+            for each in self._database.visible()
+            if (each.transaction_id, each.row[0]) > place and (of_open or each.transaction_id < xmin)
+        ]
+        found.sort(key=lambda each: (each[0], each[1][0]))
+        rows = [(str(xmin), False, *row, str(transaction_id)) for transaction_id, row in found[: values["limit"]]]
+        return rows or [(str(xmin), False, *[None] * 7)]
+
+    # -- both
+
+    def some(self, values, _transaction):
+        rows = {each.row[0]: each.row for each in self._database.visible()}
+        return [rows[each] for each in values["ids"] if each in rows]
+
+    def foreign(self, _values, _transaction):
+        return []
+
+    def now(self, _values, _transaction):
+        return [(str(self._database.snapshot()), False)]
+
+    def where(self, _values, _transaction):
+        return [(_SYSTEM, _TIMELINE, self._database.lsn)]
+
+    def in_recovery(self, _values, _transaction):
+        return [(False,)]
+
+    def barrier(self, _values, transaction):
+        self._database.take_id(transaction)
+        return [(self._database.lsn,)]
+
+    # -- marking
+
+    def mark(self, values, transaction):
+        leader = values["leader"]
+        head = [each for each in self._database.visible() if each.leader_id != leader][: values["limit"]]
+        any_parked = self.any_parked({}, transaction)[0][0]
+        for each in head:
+            self._lead(transaction, each, leader)
+        if head:
+            self._told("mark", leader_id=str(leader), ids=[each.row[0] for each in head])
+        rows = [(*each.row, any_parked) for each in head]
+        self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
+        return rows
+
+    def purge(self, values, transaction, *, marked=False):
+        visible = {each.row[0]: each for each in self._database.visible()}
+        ids = [each for each in _ids(values) if each in visible and not (marked and visible[each].leader_id is None)]
+        events = [visible[each].row[3] for each in ids]
+        for each in ids:
+            self._database.change(transaction, self._database.rows, each)
+        self._told("purge", ids=_ids(values), count=len(ids), _events=events)
+        return []
+
+    def purge_marked(self, values, transaction):
+        return self.purge(values, transaction, marked=True)
+
+    def reset(self, values, transaction, *, whoever=False):
+        ids = set(_ids(values))
+        found = [each for each in self._database.visible() if each.row[0] in ids]
+        taken = [each for each in found if whoever or each.leader_id in values["leaders"]]
+        for each in taken:
+            self._lead(transaction, each, None)
+        self._told("reset", count=len(taken))
+        return []
+
+    def any_parked(self, _values, _transaction):
+        return [(any(not held for _, _, held in self._database.parked.values()),)]
+
+    def parked_keys(self, values, _transaction):
+        return [(key, first) for key, first in self._first_parked().items() if key in values["keys"]]
+
+    def park(self, values, transaction):
+        for each, reason in zip(_ids(values), values["reasons"], strict=True):
+            self._move(transaction, each, values["leader"], reason, held=False)
+        return []
+
+    def hold(self, values, transaction):
+        first = self._first_parked()
+        rows = self._database.rows
+        ids = [each for each in _ids(values) if each in rows and each > first.get(rows[each].row[2], each)]
+        return [(each,) for each in ids if self._move(transaction, each, values["leader"], "held", held=True)]
+
+    def nothing(self, _values, _transaction):
+        return []
+
+    def _first_parked(self):
+        found = {}
+        for record_id, (record, _, held) in sorted(self._database.parked.items()):
+            if not held:
+                found.setdefault(record.row[2], record_id)
+        return found
+
+    def _move(self, transaction, record_id, leader, reason, *, held):
+        record = self._database.rows.get(record_id)
+        if record is None or record.leader_id != leader:
+            return False
+        self._database.change(transaction, self._database.rows, record_id)
+        self._database.change(transaction, self._database.parked, record_id, (record, reason, held))
+        return True
+
+    def _lead(self, transaction, record, leader):
+        changed = Record(record.row, record.transaction_id, leader)
+        self._database.change(transaction, self._database.rows, record.row[0], changed)
+
+    # -- checkpoints
+
+    def lead(self, values, transaction):
+        before = self._database.subscription or {"generation": 1, "epoch": 0, "until": None, "checkpoint": None}
+        row = {**before, "epoch": before["epoch"] + 1, "leader_id": values["leader_id"]}
+        self._replace(transaction, row)
+        self._told("lead", leader_id=str(values["leader_id"]), epoch=row["epoch"])
+        return [(row["generation"], row["epoch"], row["until"], _loaded(row["checkpoint"]))]
+
+    def stands(self, values, _transaction, *, of=("epoch", "leader_id")):
+        row = self._database.subscription
+        if row is None or any(row[each] != values[each] for each in of):
+            return []
+        return [(row["generation"], row["until"], _loaded(row["checkpoint"]))]
+
+    def save(self, values, transaction, *, of=("generation", "epoch", "leader_id")):
+        row = self._database.subscription
+        checkpoint = values["checkpoint"].obj
+        saved = _loaded(row["checkpoint"]) or {"number": 0}
+        held = all(row[each] == values[each] for each in of)
+        stored = held and saved["number"] <= values["number"]
+        self._told(
+            "checkpoint",
+            subscription=values["subscription"],
+            shard=values["shard"],
+            generation=values["generation"],
+            number=values["number"],
+            position=checkpoint["position"],
+            leader_id=str(values["leader_id"]),
+            _stored=stored,
+        )
+        if stored:
+            self._replace(transaction, {**row, "checkpoint": json.dumps(checkpoint)})
+        return [()] if stored else []
+
+    def kinds(self, _values, _transaction):
+        return [] if self._database.subscription is None else [(SUBSCRIPTION.shards, SUBSCRIPTION.source)]
+
+    def rewind(self, transaction, position):
+        """Have the subscription go on from elsewhere, as people do."""
+        row = self._database.subscription
+        generation = row["generation"] + 1
+        made = {"generation": generation, "number": 1, "position": position, "delivered": 0, "kept_in": "postgres"}
+        self._replace(transaction, {**row, "generation": generation, "checkpoint": json.dumps(made)})
+
+    def _replace(self, transaction, row):
+        before = self._database.subscription
+        self._database.take_id(transaction)
+        self._database.subscription = row
+        transaction.undo.append(lambda: setattr(self._database, "subscription", before))
+
+    # -- what is set aside
+
+    def load(self, values, _transaction):
+        lowest = {}
+        for record_id, (_, key, *_) in sorted(self._database.set_aside.items()):
+            lowest.setdefault((key, record_id if values["each"] else 0), record_id)
+        return [(key, one, record_id) for (key, one), record_id in lowest.items()]
+
+    def add(self, values, transaction):
+        if self._database.subscription["epoch"] != values["epoch"]:
+            return [(0,)]
+        places = self._database.set_aside
+        columns = (values[each] for each in ("ids", "topics", "keys", "reasons", "helds"))
+        for record_id, *entry in zip(*columns, strict=True):
+            if not (entry[3] and record_id in places):
+                self._database.change(transaction, places, record_id, [*entry, False])
+        return [(1,)]
+
+    def moved(self, values, _transaction):
+        places = self._database.set_aside
+        known = zip(values["keys"], values["ids"], strict=True)
+        return [(key,) for key, each in known if each not in places or places[each][3] or places[each][4]]
+
+    def due(self, values, _transaction):
+        places, due = sorted(self._database.set_aside.items()), []
+        for record_id, (_, key, _, _, retry) in places:
+            stays = [each for each, (_, other, _, held, again) in places if other == key and not held and not again]
+            is_first = record_id < min(stays, default=record_id + 1)
+            if key in values["keys"] and (is_first or (retry and not values["keep_order"])):
+                due.append((record_id,))
+        return due[: values["limit"]]
+
+    def release(self, values, transaction):
+        if self._database.subscription["epoch"] != values["epoch"]:
+            return [(0,)]
+        for each in values["ids"]:
+            self._database.change(transaction, self._database.set_aside, each)
+        return [(1,)]
+
+    # -- of builds that are broken on purpose
+
+    def reset_of_anybody(self, values, transaction):
+        return self.reset(values, transaction, whoever=True)
+
+    def save_of_anybody(self, values, transaction):
+        return self.save(values, transaction, of=("generation",))
+
+    def stands_of_anybody(self, values, transaction):
+        return self.stands(values, transaction, of=())
+
+    def following_of_open(self, values, transaction):
+        return self.following(values, transaction, of_open=True)
+
+    def save_of_any_generation(self, values, transaction):
+        return self.save(values, transaction, of=("epoch", "leader_id"))
+
+
+def _ids(values):
+    return [int(each) for each in values["ids"].strip("{}").split(",") if each]
+
+
+def _loaded(text):
+    return json.loads(text) if text else None
+
+
+_MEANINGS = {"read": "following"}
+"""Of statements that have another name where they are."""
+
+
+def _known():
+    """Return the texts of the product's statements, with the names of their meanings."""
+    checkpoints = Checkpoints("", SUBSCRIPTIONS, SUBSCRIPTION)
+    parts = {
+        SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh late some foreign",
+        TransactionIdSource("", Selection(table=OUTBOX)): "read",
+        MarkSource("", OUTBOX): "mark",
+        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
+        checkpoints: "lead save stands",
+        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS): "load add moved due release",
+    }
+    found = {
+        getattr(part, f"_{name}").as_string(None): _MEANINGS.get(name, name)
+        for part, names in parts.items()
+        for name in names.split()
+    }
+    marking = MarkSource("", OUTBOX, PARKED)
+    found |= {each.as_string(None): "nothing" for each in (marking._lock_parked, marking._keep_parked)}
+    found[sql.SQL(_KINDS).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = "kinds"
+    return found | {
+        connected._NOW: "now",
+        server._WHERE: "where",
+        server._IN_RECOVERY: "in_recovery",
+        server._BARRIER: "barrier",
+        mark._TIMELINE: "in_recovery",
+        _LOCK: "nothing",
+        _ANNOUNCE: "",
+    }
+
+
+KNOWN = _known()

@@ -1,0 +1,209 @@
+"""All of a run's parts, and the product's seams to them: clock, ids, threads and connections."""
+
+import json
+import logging
+import uuid
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
+from zlib import crc32
+
+from harvest_lib.source.visibility import NOTHING
+from tests.simulation.election import Election
+from tests.simulation.faults import Faults
+from tests.simulation.harvesters import Harvester
+from tests.simulation.history import History
+from tests.simulation.kafka import Broker, origin
+from tests.simulation.postgres import Server, Transaction
+from tests.simulation.promises import Promises
+from tests.simulation.scheduler import Asked, CalledAtOnce, Scheduler
+from tests.simulation.session import Connection
+from tests.simulation.statements import Statements
+from tests.simulation.writers import TOPIC, Writers, digest
+
+_WALL_SECONDS = 1_800_000_000.0
+_BEGINNINGS = {"snapshot": {"prev": str(NOTHING)}, "transaction_id": {"transaction_id": "0", "id": 0}}
+
+
+class World:
+    """A run: made by a plan, driven by its scheduler."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.scheduler = Scheduler(plan.seed)
+        self.history = History(self.scheduler)
+        self.database = Server(self.scheduler)
+        self.broker = Broker(self.scheduler, self._checkpoint_committed)
+        self.promises = Promises(self)
+        self.faults = Faults(self, plan)
+        self.harvesters = []
+        self._leaders = {}  # process -> its leader id
+        self.writers = Writers(self, plan)
+        self.harvesters += [Harvester(self, f"harvester-{number}") for number in range(plan.harvesters)]
+        self.election = Election(self)
+        self._write_behind()
+
+    def uuid(self):
+        return uuid.UUID(int=self.scheduler.dice.getrandbits(128), version=4)
+
+    def connect(self, _conninfo, **_named):
+        statements = Statements(self.database, partial(self._told, self.scheduler.current.process))
+        return Connection(self.database, statements, self.faults)
+
+    def rewind(self):
+        """Have everything come again, as people may."""
+        transaction = Transaction()
+        place = {"system": "7000", "timeline": "00000001", "lsn": self.database.lsn}
+        position = {"source": self.plan.source, **_BEGINNINGS[self.plan.source], "server": place}
+        Statements(self.database, None).rewind(transaction, position)
+        self.database.commit(transaction, durable=True)
+        self.promises.rewinds += 1
+
+    def release_parked(self):
+        """Have what was set aside sent again, as people do once Kafka takes it."""
+        if not self.database.is_up:
+            return
+        transaction = Transaction()
+        for record_id, entry in list(self.database.set_aside.items()):
+            if not entry[3] and not entry[4]:
+                self.database.change(transaction, self.database.set_aside, record_id, [*entry[:4], True])
+        for record_id, (record, _, _) in list(self.database.parked.items()):
+            self.database.change(transaction, self.database.parked, record_id)
+            record.leader_id = None
+            self.database.change(transaction, self.database.rows, record_id, record)
+        self.database.commit(transaction, durable=True)
+
+    def leader_of(self, process):
+        """Return the leader id under which a process acts, as text."""
+        return self._leaders.get(process)
+
+    # -- what the parts tell
+
+    def tell(self, process, kind, how, **fields):
+        self.history.add(kind, how, process.name, leader_id=self._leaders.get(process), **fields)
+
+    def produced(self, process, leader_id, outbox_id, event):
+        if outbox_id is not None:
+            self.history.add("produce", "invoke", process.name, leader_id=leader_id, id=outbox_id, event=event)
+            self.promises.produced(process, outbox_id)
+
+    def reported(self, process, message, error, place):
+        if message.topic == TOPIC:
+            leader_id, outbox_id = origin(message.headers)
+            fields = {"leader_id": leader_id, "id": outbox_id, "topic": message.topic}
+            if error is None:
+                self.promises.acknowledged(process, message.value)
+                fields |= {"partition": place[0], "offset": place[1]}
+            else:
+                fields["reason"] = error.name()
+            self.history.add("acknowledge", "ok" if error is None else "info", process.name, **fields)
+
+    def begins(self, process, term, leader_id):
+        if not self.plan.by_laps and leader_id == term.leader_id:  # else it begins with its epoch
+            self.history.add("term", "invoke", process.name, leader_id=str(leader_id), shard=0, epoch=None)
+        self._leaders[process] = str(leader_id)
+        self.promises.begins(process, term, leader_id)
+
+    def ends(self, process, term, harvester):
+        self.history.add("term", "ok", process.name, leader_id=str(term.leader_id), shard=0, epoch=None)
+        self.election.release(term, may_arrive=term.abandoned)
+        if self.faults.are_over and term.ended is None:
+            self.promises.released(harvester)
+
+    def died(self, harvester):
+        self.scheduler.after(self.scheduler.dice.uniform(0.1, 1.0), harvester.revive)
+
+    def failed(self, text):
+        self.promises.say(text)
+
+    def _told(self, process, kind, **fields):
+        leader_id = fields.pop("leader_id", self._leaders.get(process))
+        if (events := fields.pop("_events", None)) is not None:
+            self.promises.purged(process, events)
+        stored = fields.pop("_stored", True)
+        if kind == "checkpoint" and stored:
+            self.promises.stored(leader_id, fields["generation"], fields["number"])
+        if kind == "lead":
+            self.promises.leads(leader_id)
+            self.history.add("term", "invoke", process.name, leader_id=leader_id, shard=0, epoch=fields["epoch"])
+            return
+        self.history.add(kind, "ok" if stored else "fail", process.name, leader_id=leader_id, **fields)
+
+    def _checkpoint_committed(self, entry):
+        self.promises.committed_checkpoint(json.loads(entry.value))
+
+    def _write_behind(self):
+        """Flush the log now and then, as Postgres does of itself."""
+        if self.database.is_up:
+            self.database.flush()
+        self.scheduler.after(self.scheduler.dice.uniform(0.2, 1.5), self._write_behind)
+
+    def last_poll(self):
+        """Put into the history what a reader finds at the end."""
+        records = [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "offset": each.offset,
+                "id": each.outbox_id,
+                "leader_id": each.leader_id,
+                "hash": digest(each.value),
+                **{name: value for name, value in self.writers.record(each.value).items() if name != "hash"},
+            }
+            for each in self.broker.committed()
+        ]
+        self.history.add("poll", "ok", "reader", isolation="committed", records=records)
+
+
+@contextmanager
+def seams(world):
+    """Put the world in the place of the clock, of ids, of threads and of the database, in the product's modules."""
+    scheduler, plan = world.scheduler, world.plan
+    clock = SimpleNamespace(
+        CLOCK_BOOTTIME=0,
+        clock_gettime=lambda _: scheduler.seconds(),
+        time=lambda: _WALL_SECONDS + scheduler.now,
+        sleep=scheduler.pause,
+    )
+    ids = SimpleNamespace(uuid4=world.uuid)
+    threads = SimpleNamespace(Thread=_ThreadAtOnce)
+    instead = {
+        "harvest_lib.deadline.time": clock,
+        "harvest_lib.delivery.at_least_once.time": clock,
+        "harvest_lib.delivery.lanes.hash": lambda key: crc32(key.encode()) >> 1,  # Python's own differs from run to run
+        "harvest_lib.delivery.pipelined.time": clock,
+        "harvest_lib.tail_loop.uuid": ids,
+        "harvest_lib.term_loop.uuid": ids,
+        "harvest_lib.source.mark_pages.CallThread": lambda source, _name: Asked(scheduler, source),
+        "harvest_lib.source.mark_pages.uuid4": world.uuid,
+        "harvest_lib.source.reading.CallThread": CalledAtOnce,
+        "harvest_lib.delivery.transactional.threading": threads,
+        "psycopg.connect": world.connect,
+        "harvest_lib.lap_size._FIRST_LAP": plan.lap,
+        "harvest_lib.lap_size._FIRST_PAGE": max(1, plan.lap // 2),
+        "harvest_lib.lap_size._LARGEST_PAGE": 8,
+        "harvest_lib.tail_loop._SLICE": 3,
+        "harvest_lib.delivery.laps.PipelinedLaps._wire_seconds": 0.2,
+        "harvest_lib.delivery.laps._ABANDON_SECONDS": 0.2,
+    }
+    with ExitStack() as stack:
+        for name, value in instead.items():
+            stack.enter_context(patch(name, value))
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, logging.NOTSET)
+        yield
+
+
+class _ThreadAtOnce:
+    """A thread that does its work when it is started."""
+
+    def __init__(self, *, target, args, **_named):
+        self._work = target, args
+
+    def start(self):
+        target, args = self._work
+        target(*args)
+
+    def join(self, _timeout=None):
+        pass

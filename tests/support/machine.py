@@ -1,0 +1,17 @@
+"""What tests need of the machine beside Python, and what becomes of them where it is lacking."""
+
+import os
+
+import pytest
+
+from infra.chaos.namespaces import has_program
+
+
+def require(lacking, program):
+    """Skip the test where something is lacking, and say what. In CI a program has to be there, as set-up installs it;
+    what the kernel grants to root only is not ours to install."""
+    if lacking is None:
+        return
+    if os.environ.get("CI") and not has_program(program):
+        pytest.fail(lacking)
+    pytest.skip(lacking)

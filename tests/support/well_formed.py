@@ -1,0 +1,282 @@
+"""Histories of a correct system, drawn from a seed: with aborts, unknown outcomes, failed acknowledgements and crashes.
+
+A model, not the product: writers that lock their keys, one leader after the other, a log that keeps what it was given,
+a reader that lives through rebalances, and one that reads everything at the end.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from harvest_lib.audit.checker import Promise
+from harvest_lib.audit.history import (
+    Acknowledge,
+    Assign,
+    Checkpoint,
+    Effect,
+    Event,
+    Fault,
+    Mark,
+    Poll,
+    PolledRecord,
+    Position,
+    Produce,
+    Purge,
+    Reset,
+    Term,
+    Transaction,
+    Write,
+    WrittenRecord,
+)
+
+TOPIC = "orders"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How much of what. `trouble` is the probability of each thing that can go wrong."""
+
+    promise: Promise
+    writes: int = 12
+    records_per_write: int = 3
+    keys: int = 4
+    partitions: int = 2
+    page: int = 6
+    trouble: float = 0.2
+
+
+@dataclass
+class Row:
+    """A committed row of the outbox."""
+
+    id: int
+    record: WrittenRecord
+    partition: int
+
+
+@dataclass
+class Place:
+    """A record in the log. What is not `committed` is for uncommitted readers only."""
+
+    shown: PolledRecord
+    committed: bool = True
+
+
+@dataclass
+class Model:
+    """The system. `run` yields its events in the order of time."""
+
+    shape: Shape
+    random: Random
+    clock: float = 100.0
+    backlog: deque[Row] = field(default_factory=deque)
+    log: dict[int, list[Place]] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    seqs: dict[int, int] = field(default_factory=dict)
+    read: dict[int, int] = field(default_factory=dict)
+    applied: set[str] = field(default_factory=set)
+    ids: int = 0
+    written: int = 0
+    terms: int = 0
+    checkpoints: int = 0
+    leader: str = ""
+
+    def run(self) -> Iterator[Event]:
+        """Write, harvest and read until everything is written and harvested, then read everything."""
+        self.log = {partition: [] for partition in range(self.shape.partitions)}
+        self.ends = dict.fromkeys(self.log, 0)
+        self.read = dict.fromkeys(self.log, 0)
+        yield from self._takes_over()
+        while self.written < self.shape.writes or self.backlog:
+            if self.written < self.shape.writes:
+                yield from self._writes()
+            yield from self._transaction() if self.shape.promise.transactional else self._lap()
+            yield from self._reads()
+        yield Term(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
+        yield Assign(
+            **self._now("ok", "final"), partitions=tuple(Position(TOPIC, partition, 0) for partition in self.log)
+        )
+        for isolation in ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]:
+            for places in self.log.values():
+                shown = tuple(p.shown for p in places if p.committed)
+                yield Poll(**self._now("ok", f"final-{isolation}"), isolation=isolation, records=shown)
+
+    def _now(self, kind: str, process: str) -> dict[str, object]:
+        self.clock += 0.001
+        return {"type": kind, "process": process, "time": self.clock, "wall": 1e9 + self.clock}
+
+    def _goes_wrong(self) -> bool:
+        return self.random.random() < self.shape.trouble
+
+    def _takes_over(self) -> Iterator[Event]:
+        self.terms += 1
+        self.leader = f"leader-{self.terms}"
+        yield Term(**self._now("invoke", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
+
+    def _writes(self) -> Iterator[Event]:
+        self.written += 1
+        numbers = dict(self.seqs)
+        records = []
+        for place in range(self.random.randint(1, self.shape.records_per_write)):
+            key = self.random.randrange(self.shape.keys)
+            numbers[key] = numbers.get(key, 0) + 1
+            event = f"event-{self.written}-{place}"
+            records.append(WrittenRecord(event, TOPIC, f"key-{key}", numbers[key], f"hash-{event}"))
+        transaction, written = f"transaction-{self.written}", tuple(records)
+        yield Write(**self._now("invoke", "writer"), transaction=transaction, records=written)
+        outcome = self.random.choice(["fail", "info", "killed"]) if self._goes_wrong() else "ok"
+        if outcome == "ok" or (outcome != "fail" and self.random.random() < 0.5):
+            self.seqs = numbers
+            for record in records:
+                self.ids += self.random.randint(1, 2)
+                self.backlog.append(Row(self.ids, record, int(record.key[4:]) % self.shape.partitions))
+        if outcome != "killed":
+            yield Write(**self._now(outcome, "writer"), transaction=transaction, records=written)
+
+    def _page(self, *, one_per_key: bool) -> list[Row]:
+        """Take the head of the backlog; what is not done is put back by who took it."""
+        rows, later, keys = [], deque(), set()
+        while self.backlog and len(rows) < self.shape.page:
+            row = self.backlog.popleft()
+            if one_per_key and row.record.key in keys:
+                later.append(row)
+            else:
+                rows.append(row)
+            keys.add(row.record.key)
+        self.backlog.extendleft(reversed(later))
+        return rows
+
+    def _put_back(self, rows: list[Row]) -> None:
+        self.backlog = deque(sorted([*rows, *self.backlog], key=lambda row: row.id))
+
+    def _append(self, row: Row, *, committed: bool = True) -> Place:
+        offset = self.ends[row.partition]
+        self.ends[row.partition] += 1
+        record = row.record
+        shown = PolledRecord(
+            TOPIC, row.partition, offset, record.event, row.id, record.key, record.seq, record.hash, self.leader
+        )
+        place = Place(shown, committed)
+        self.log[row.partition].append(place)
+        return place
+
+    def _produces(self, rows: list[Row]) -> Iterator[Event]:
+        for row in rows:
+            yield Produce(**self._now("invoke", self.leader), leader_id=self.leader, id=row.id, event=row.record.event)
+
+    def _acknowledges(self, row: Row, place: Place) -> Event:
+        return Acknowledge(
+            **self._now("ok", self.leader),
+            leader_id=self.leader,
+            id=row.id,
+            topic=TOPIC,
+            partition=row.partition,
+            offset=place.shown.offset,
+        )
+
+    def _lap(self) -> Iterator[Event]:
+        """At least once: mark, send, purge what was acknowledged, reset what failed; or die in the middle of it."""
+        rows = self._page(one_per_key=self.shape.promise.barrier)
+        ids = tuple(row.id for row in rows)
+        yield Mark(**self._now("ok", self.leader), leader_id=self.leader, ids=ids)
+        yield from self._produces(rows)
+        dies, done, failed, broken = self._goes_wrong(), [], [], set()
+        for row in rows:
+            lane = row.record.key if self.shape.promise.barrier else row.partition
+            if lane not in broken and not self._goes_wrong():
+                place = self._append(row)
+                if not dies or self.random.random() < 0.5:
+                    yield self._acknowledges(row, place)
+                    done.append(row)
+                    continue
+            elif self.random.random() < 0.5 and (row.partition, "gone") not in broken:
+                self._append(row)
+            else:
+                broken.add((row.partition, "gone"))
+            broken.add(lane)
+            failed.append(row)
+            if not dies:
+                failure = self.random.choice(["fail", "info"])
+                yield Acknowledge(**self._now(failure, self.leader), leader_id=self.leader, id=row.id, reason="timeout")
+        if done and not (dies and self.random.random() < 0.5):
+            gone = tuple(row.id for row in done)
+            yield Purge(**self._now("ok", self.leader), leader_id=self.leader, ids=gone, count=len(gone))
+            done = []
+        if dies:
+            yield Fault(**self._now("info", "nemesis"), fault="kill", step="begin")
+            self._put_back([*done, *failed])
+            yield from self._takes_over()
+        elif failed:
+            self._put_back([*done, *failed])
+            yield Reset(**self._now("ok", self.leader), leader_id=self.leader, count=len(failed))
+
+    def _transaction(self) -> Iterator[Event]:
+        """Send a page and its checkpoint in one transaction: committed, aborted, or nobody of this term knows."""
+        rows = self._page(one_per_key=False)
+        if not rows:
+            return
+        step = {"transactional_id": "outbox-0", "leader_id": self.leader}
+        yield Transaction(**self._now("invoke", self.leader), **step, step="begin")
+        yield Transaction(**self._now("ok", self.leader), **step, step="begin")
+        yield from self._produces(rows)
+        places = [self._append(row, committed=False) for row in rows]
+        for row, place in zip(rows, places, strict=True):
+            yield self._acknowledges(row, place)
+        outcome = self.random.choice(["abort", "info", "killed"]) if self._goes_wrong() else "ok"
+        committed = outcome == "ok" or (outcome == "info" and self.random.random() < 0.5)
+        if outcome in {"ok", "info"}:
+            yield Transaction(**self._now("invoke", self.leader), **step, step="commit")
+        elif outcome == "abort":
+            yield Transaction(**self._now("invoke", self.leader), **step, step="abort")
+        for partition in {row.partition for row in rows}:
+            self.ends[partition] += 1  # the marker
+        for place in places:
+            place.committed = committed
+        if not committed:
+            self._put_back(rows)
+        if outcome in {"ok", "info"}:
+            yield Transaction(**self._now(outcome, self.leader), **step, step="commit")
+        elif outcome == "abort":
+            yield Transaction(**self._now("ok", self.leader), **step, step="abort")
+        if outcome in {"info", "killed"}:
+            yield from self._takes_over()
+        if committed:
+            ids = tuple(row.id for row in rows)
+            yield Purge(**self._now("ok", self.leader), leader_id=self.leader, ids=ids, count=len(ids))
+            self.checkpoints += 1
+            yield Checkpoint(
+                **self._now("ok", self.leader),
+                subscription="outbox",
+                shard=0,
+                generation=1,
+                number=self.checkpoints,
+                position={"id": ids[-1]},
+                leader_id=self.leader,
+            )
+
+    def _reads(self) -> Iterator[Event]:
+        """The live reader goes on, applies what it has not applied; after a rebalance it reads some of it again."""
+        if self._goes_wrong():
+            self.read = {partition: max(0, place - self.random.randrange(9)) for partition, place in self.read.items()}
+            positions = tuple(Position(TOPIC, partition, self._offset(partition)) for partition in self.read)
+            yield Assign(**self._now("ok", "consumer"), partitions=positions)
+        shown = []
+        for partition, places in self.log.items():
+            start = self.read[partition]
+            shown += [place.shown for place in places[start:] if place.committed] if start < len(places) else []
+            self.read[partition] = len(places)
+        yield Poll(**self._now("ok", "consumer"), isolation="committed", records=tuple(shown))
+        for record in shown:
+            if record.event not in self.applied:
+                self.applied.add(record.event)
+                yield Effect(**self._now("ok", "consumer"), event=record.event, consumer="totals")
+
+    def _offset(self, partition: int) -> int:
+        places, place = self.log[partition], self.read[partition]
+        return places[place].shown.offset if place < len(places) else self.ends[partition]
+
+
+def history(seed: int, shape: Shape) -> Iterator[Event]:
+    """Return the history of a seed."""
+    return Model(shape, Random(seed)).run()

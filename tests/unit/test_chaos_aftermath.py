@@ -1,0 +1,115 @@
+"""Promises of faults that the checker of histories does not look at."""
+
+import random
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from harvest_lib.audit.checker import Finding, Verdict
+from harvest_lib.audit.history import HistoryWriter, Poll, PolledRecord, Term
+from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
+from infra.chaos.faults import FAULTS, Fault
+from infra.chaos.report import document, unexplained
+from infra.chaos.run import Outcome, Plan, Struck, UnderFire, not_kept
+from infra.chaos.system import Way
+
+SECONDS = 20.0
+
+
+def term(at, process, leader_id):
+    return Term(type="invoke", process=process, time=at, wall=at, leader_id=leader_id, shard=0)
+
+
+def read(leader_id, offset):
+    record = PolledRecord("chaos", 0, offset, "event", 1, "key", 1, "hash", leader_id)
+    return Poll(type="ok", process="reader", time=90.0, wall=90.0, isolation="uncommitted", records=(record,))
+
+
+def copied(first, again):
+    events = (read(first, 1), read(again, 2))
+    return Finding(name="duplicate-cross-epoch", explained=True, sentence="it stands there twice", events=events)
+
+
+def after(*terms, leader="one", copies=()):
+    return Aftermath(at=50.0, leader=leader, terms=terms, copies=copies)
+
+
+def test_another_that_leads_in_time_is_what_was_promised():
+    assert led_within(SECONDS)(after(term(40, "one", "a"), term(69, "two", "b"))) is None
+
+
+def test_another_that_leads_too_late_is_not():
+    said = led_within(SECONDS)(after(term(40, "one", "a"), term(71, "two", "b")))
+    assert said == "two led 21.0 s after one was struck, not within 20 s"
+
+
+def test_nobody_who_leads_is_not():
+    assert led_within(SECONDS)(after(term(40, "one", "a"), term(51, "one", "b"))) == "nobody led after one"
+
+
+def test_who_did_not_lead_any_more_is_succeeded_by_nobody():
+    assert led_within(SECONDS)(after(term(40, "one", "a"), term(45, "two", "b"))) is None
+    assert led_within(SECONDS)(after(leader="")) is None
+
+
+def test_what_the_leader_had_sent_is_not_sent_again():
+    terms = term(40, "one", "a"), term(51, "one", "b"), term(53, "two", "c")
+    for last in ("a", "b"):
+        said = nothing_repeats(after(*terms, copies=[copied(last, "c")]))
+        assert said == "of what one had sent something was sent again: it stands there twice"
+
+
+def test_copies_of_other_terms_are_not_of_its_making():
+    terms = term(30, "one", "before"), term(40, "one", "a"), term(53, "two", "c"), term(60, "two", "d")
+    copies = [copied("c", "d"), copied("before", "c"), copied("a", "a")]
+    assert nothing_repeats(after(*terms, copies=copies)) is None
+
+
+def outcome(*terms, fault, copies=()):
+    struck = [Struck(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
+    verdict = Verdict(events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies)
+    return Outcome(
+        plan=Plan(seed=1, seconds=9.0, way=Way(source="mark", delivery="barrier")),
+        history=Path("history"),
+        committed=3,
+        delivered=3,
+        seconds=10.0,
+        fire_seconds=9.0,
+        struck=struck,
+        verdict=verdict,
+        broken=not_kept(struck, terms, verdict),
+    )
+
+
+def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
+    found = outcome(term(40, "one", "a"), term(75, "two", "b"), fault="leader-killed")
+    assert unexplained(found) == 1
+    shown = document([found], {})
+    assert shown["unexplained"] == 1
+    assert [(each["name"], each["fault"]) for each in shown["runs"][0]["findings"]] == [
+        ("promise-broken", "leader-killed")
+    ]
+
+
+def test_what_was_allowed_of_a_killed_leader_is_not_of_one_that_was_released():
+    terms = term(40, "one", "a"), term(52, "two", "b")
+    assert unexplained(outcome(*terms, fault="leader-killed", copies=(copied("a", "b"),))) == 0
+    assert unexplained(outcome(*terms, fault="leader-released", copies=(copied("a", "b"),))) == 1
+
+
+def test_who_led_is_remembered_though_another_process_takes_the_place(monkeypatch, tmp_path):
+    leader = SimpleNamespace(process_name="101")
+    system = SimpleNamespace(leader=leader, happened=[], await_members=lambda: None)
+
+    @contextmanager
+    def strike(*_):
+        yield
+        leader.process_name = "102"
+
+    monkeypatch.setitem(FAULTS, "replaced", Fault(promise="", strike=strike, seconds=(0, 0)))
+    monkeypatch.setattr(UnderFire, "_recover", lambda *_: None)
+    with HistoryWriter(tmp_path / "faults.jsonl") as history:
+        under_fire = UnderFire(
+            plan=None, turns=None, system=system, history=history, write=None, answered=set(), seen=set(), say=str
+        )
+        assert under_fire._strike("replaced", random.Random(1)).leader == "101"

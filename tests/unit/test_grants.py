@@ -1,0 +1,87 @@
+"""What `harvest grants` prints, without servers: ACLs by configuration, and commands that say the same."""
+
+import shlex
+from itertools import pairwise
+
+import pytest
+from typer.testing import CliRunner
+
+from harvest_lib.acls import commands, harvester_acls, reader_acls
+from harvest_lib.cli import app
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import ConfigError
+from harvest_lib.outbox.grants import Grants
+from harvest_lib.outbox.table import OutboxTable
+
+
+def resources(acls):
+    return {(acl.resource, acl.name, acl.operation) for acl in acls}
+
+
+def test_acls_follow_the_configuration():
+    neli = resources(harvester_acls(HarvestConfig(leader_group_id="g"), "User:h", ["orders"]))
+    assert ("topic", "g.neli", "Create") in neli
+    assert ("group", "g", "Read") in neli
+    assert not [each for each in neli if each[0] == "transactional-id"]
+    solo = HarvestConfig(leadership="solo", leader_group_id="g", delivery="transactional")
+    transactional = resources(harvester_acls(solo, "User:h", ["orders"], creates=False))
+    assert ("transactional-id", "g.default.checkpoint.", "Write") in transactional
+    assert not [each for each in transactional if "neli" in each[1] or each[2] in ("Create", "Alter")]
+    assert ("topic", "orders", "Create") not in neli | transactional
+
+
+def test_the_commands_say_what_the_data_says():
+    config = HarvestConfig(leader_group_id="g; rm -rf $HOME", leader_topic="neli", delivery="barrier")
+    acls = harvester_acls(config, "User:h 'x'", ["orders", "shop.*", "*"]) + reader_acls(config, "User:r", ["orders"])
+    said = set()
+    for line in commands(acls, servers="k:9092"):
+        words = shlex.split(line)
+        given = list(pairwise(words))
+        known = dict(given)
+        (resource,) = {"--topic", "--group", "--transactional-id"} & set(words)
+        prefixed = known.get("--resource-pattern-type") == "prefixed"
+        for option, operation in given:
+            if option == "--operation":
+                said.add((known["--allow-principal"], resource[2:], known[resource], prefixed, operation))
+    assert said == {(acl.principal, acl.resource, acl.name, acl.prefixed, acl.operation) for acl in acls}
+    assert ("User:h 'x'", "topic", "shop.", True, "Write") in said
+    assert ("User:h 'x'", "topic", "*", False, "Write") in said
+
+
+@pytest.mark.parametrize("way", ["mark", "mark_laps", "laps"])
+def test_no_name_is_in_a_comment(way):
+    """A line break in one would end it."""
+    script = Grants(
+        outbox=OutboxTable(("named",)),
+        way=way,
+        harvester="named_h",
+        reader="named_r",
+        writers={"named_w": ["named_t"]},
+        subscriptions=["named_s"],
+    ).script()
+    comments = [line for line in script.splitlines() if "--" in line]
+    assert comments
+    assert not [line for line in comments if "named" in line]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["kafka", "--topic", "no such"],
+        ["postgres", "--source", "mark", "--allow", "writer=no such"],
+        ["postgres", "--source", "mark", "--allow", "stranger=orders"],
+    ],
+)
+def test_what_is_not_understood_is_refused(arguments, monkeypatch):
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "g")
+    assert isinstance(CliRunner().invoke(app, ["grants", *arguments]).exception, ConfigError)
+
+
+@pytest.mark.parametrize("options", [["--writer", "harvester"], ["--reader", "harvester"], ["--writer", "reader"]])
+def test_a_role_has_one_part(options, tmp_path):
+    """The rules of a second one would undo those of the first."""
+    file = tmp_path / "harvest.yaml"
+    file.write_text("harvest:\n  leaderGroupID: g\n  source: mark\n")
+    result = CliRunner().invoke(app, ["grants", "postgres", "-f", str(file), *options])
+    assert isinstance(result.exception, ConfigError)
+    assert "has two parts" in str(result.exception)

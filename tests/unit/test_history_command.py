@@ -1,0 +1,65 @@
+"""`harvest audit history`: its answers and exit codes."""
+
+import json
+
+import pytest
+from support.written_history import Pen
+from typer.testing import CliRunner
+
+from harvest_lib.audit.history import HistoryWriter
+from harvest_lib.cli import app
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(pen, *options, line=""):
+        path = tmp_path / "h.jsonl"
+        path.unlink(missing_ok=True)
+        with HistoryWriter(path) as writer:
+            for event in pen.events:
+                writer.append(event)
+        path.write_text(path.read_text() + line)
+        return CliRunner().invoke(app, ["audit", "history", str(path), *options])
+
+    return run
+
+
+def test_a_promise_that_is_kept(run):
+    pen = Pen().write("a1").produce("a1").acknowledge("a1", end="fail").produce("a1").poll("a1 a1")
+    result = run(pen, "--promise", "at_least_once")
+    assert result.exit_code == 0, result.output
+    assert "the promise is kept" in result.output
+    assert "duplicate-adjacent" in result.output
+    assert run(pen, "--promise", "transactional").exit_code == 1
+
+
+def test_a_promise_that_is_not_kept(run):
+    pen = Pen().write("a1 a2").poll("a2 a1")
+    result = run(pen, "--promise", "at_least_once", "--pipelined")
+    assert result.exit_code == 1
+    assert "not kept" in result.output
+    assert "int-nonmonotonic-send" in result.output
+    assert '"event":"event-a2"' in result.output
+    assert '"event"' not in run(pen, "--promise", "at_least_once", "--show", "0").output
+
+
+def test_json(run):
+    result = run(Pen().write("a1 a2").poll("a2 a1"), "--promise", "at_least_once", "--json")
+    document = json.loads(result.output)
+    assert result.exit_code == 1
+    assert (document["ok"], document["events"], document["bad_lines"]) == (False, 3, [])
+    assert document["unexplained"] == {"int-nonmonotonic-send": 1}
+    assert document["findings"][0]["events"][0]["kind"] == "write"
+
+
+def test_a_line_that_cannot_be_read_fails_the_whole(run):
+    result = run(Pen().write("a1").poll("a1"), "--promise", "at_least_once", line="{\x1b[31m\n")
+    assert result.exit_code == 1
+    assert "h.jsonl:4" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_the_audit_of_topics_asks_for_topics():
+    result = CliRunner().invoke(app, ["audit"])
+    assert result.exit_code == 2
+    assert "--topic" in result.output

@@ -1,0 +1,141 @@
+"""What becomes of single messages, as the sequencer counts them."""
+
+import pytest
+
+from harvest_lib.consume import Flag, Message, ProducerState, Replay, Sequencer, pack
+
+A, B = 1, 2
+
+
+def messages(*ids, start=0):
+    """Messages of ids such as (A, 1, "continue"), None, or bytes."""
+    flags = {"outside": Flag.OUTSIDE_TXN, "continue": Flag.CONTINUE_TXN, "ack": Flag.ACK_TXN}
+    packed = [pack(each[0], each[1], flags[each[2]]) if isinstance(each, tuple) else each for each in ids]
+    return [Message(offset, message_id, offset) for offset, message_id in enumerate(packed, start)]
+
+
+def offsets(found):
+    return [[message.offset for message in group] for group in found]
+
+
+def test_nobody_waits_for_anothers_transaction():
+    sequencer = Sequencer()
+    log = messages((A, 1, "continue"), (B, 1, "continue"), (B, 2, "outside"), (B, 3, "continue"), (B, 4, "ack"))
+    assert offsets(sequencer.take(log)) == [[2], [3]]
+    assert sequencer.held == 1
+
+
+def test_what_stands_alone_gives_up_what_was_pending_before_it():
+    """As the two are not to be mixed."""
+    sequencer = Sequencer()
+    log = messages((A, 1, "continue"), (A, 2, "outside"), (A, 3, "ack"))
+    assert offsets(sequencer.take(log)) == [[1]]
+    assert sequencer.empty == 1
+
+
+@pytest.mark.parametrize("message_id", [b"short", bytes(16)])
+def test_an_id_that_nobody_can_read_is_as_none(message_id):
+    sequencer = Sequencer()
+    assert offsets(sequencer.take(messages(message_id, None))) == [[0], [1]]
+    assert sequencer.malformed == 1
+
+
+def test_an_unknown_flag_stands_for_itself_and_repetitions_of_it_are_dropped():
+    sequencer = Sequencer()
+    odd = pack(A, 5, 7)
+    assert offsets(sequencer.take(messages(odd, odd))) == [[0]]
+    assert (sequencer.malformed, sequencer.duplicates) == (1, 1)
+
+
+def test_an_acknowledgement_of_nothing_is_counted():
+    sequencer = Sequencer()
+    assert offsets(sequencer.take(messages((A, 1, "ack"), (A, 1, "ack")))) == []
+    assert sequencer.empty == 1
+
+
+def test_a_producer_that_lost_its_progress_is_read_again_rather_than_not_at_all():
+    sequencer = Sequencer()
+    log = messages((A, 5, "continue"), (A, 6, "ack"), (A, 2, "ack"), (A, 3, "continue"), (A, 4, "ack"))
+    assert offsets(sequencer.take(log)) == [[0], [3]]
+    assert sequencer.regressions == 1
+
+
+def test_a_repeated_acknowledgement_rolls_back_what_is_pending():
+    sequencer = Sequencer()
+    log = messages((A, 1, "continue"), (A, 2, "ack"), (A, 3, "continue"), (A, 2, "ack"), (A, 4, "ack"))
+    assert offsets(sequencer.take(log)) == [[0]]
+    assert (sequencer.rolled_back, sequencer.held) == (1, 0)
+
+
+def test_an_acknowledgement_written_again_behind_a_message_that_stood_for_itself_takes_nothing_back():
+    log = messages((A, 1, "continue"), (A, 2, "ack"), (A, 3, "outside"), (A, 2, "ack"), (A, 3, "outside"))
+    first = Sequencer()
+    assert offsets(first.take(log[:3])) == [[0], [2]]
+    for sequencer in (first, Sequencer(offset=3, states=first.states())):
+        assert offsets(sequencer.take(log)) == []
+        assert (sequencer.duplicates, sequencer.regressions) == (1, 0)
+
+
+def test_the_first_to_begin_is_let_go_and_read_again():
+    sequencer = Sequencer(ring=2)
+    log = messages((A, 1, "continue"), (B, 1, "continue"), (A, 2, "continue"), (B, 2, "ack"), (A, 3, "ack"))
+    second, first = sequencer.take(log)
+    assert [message.offset for message in second] == [1]
+    assert first == Replay(producer=A, begin=0, end=4, after=0, through=3)
+    assert [message.offset for message in first.pick(log)] == [0, 2]
+
+
+class Alive:
+    """Counts how many of it there are."""
+
+    number = highest = 0
+
+    def __init__(self):
+        Alive.number += 1
+        Alive.highest = max(Alive.highest, Alive.number)
+
+    def __del__(self):
+        Alive.number -= 1
+
+
+def test_whoever_never_acknowledges_takes_no_more_than_the_ring_and_keeps_nobody_waiting():
+    sequencer, ring, every = Sequencer(ring=500), 500, 1_000
+    log = (
+        Message(offset, pack(A if offset % every else B, offset + 1, flag), Alive())
+        for offset in range(300_000)
+        for flag in [Flag.CONTINUE_TXN if offset % every else Flag.OUTSIDE_TXN]
+    )
+    for number, (message,) in enumerate(sequencer.take(log)):
+        assert message.offset == number * every  # at once, not when something else is acknowledged
+        assert sequencer.held <= ring
+    assert number == 299
+    assert ring <= Alive.highest <= ring + 5, "what is not held any more is let go of"
+    assert sequencer.states()[1] == ProducerState(producer=A, acknowledged=1, begin=1, newest=300_000)
+
+
+def test_old_producers_are_forgotten_with_what_they_have_pending():
+    sequencer = Sequencer()
+    list(sequencer.take(messages((A, 1, "outside"), (B, 2, "continue"), (3, 9, "continue"))))
+    assert sequencer.prune(before=5) == 2
+    assert sequencer.held == 1
+    assert [each.producer for each in sequencer.states()] == [3]
+    assert offsets(sequencer.take(messages((B, 6, "ack"), (3, 10, "ack"), start=3))) == [[2]]
+
+
+def test_what_is_pending_and_new_is_kept_after_a_restart_too():
+    first = Sequencer()
+    list(first.take(messages((A, 1, "outside"), (A, 50, "continue"))))
+    second = Sequencer(offset=first.offset, states=first.states())
+    assert second.prune(before=10) == 0
+    (replay,) = second.take(messages((A, 51, "ack"), start=2))
+    assert (replay.begin, replay.end) == (1, 2)
+
+
+def test_what_was_taken_before_is_passed_over():
+    sequencer = Sequencer(offset=1)
+    assert offsets(sequencer.take(messages(None, None))) == [[1]]
+
+
+def test_a_ring_holds_something():
+    with pytest.raises(ValueError, match="a message at least"):
+        Sequencer(ring=0)

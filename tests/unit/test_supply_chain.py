@@ -1,0 +1,120 @@
+"""What is said of the packages beside our own, with the real lock, the real uv and a database that answers as told."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from infra import supply_chain
+from infra.supply_chain import incomplete, main, reviewed, unhashed
+
+KNOWN = "GHSA-test-test-test"
+
+
+class Database(BaseHTTPRequestHandler):
+    """Answer as OSV does: PyYAML has a vulnerability, fixed in a version that the test names."""
+
+    fixed = None
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
+        known = {"vulns": [{"id": KNOWN, "modified": "2026-01-01T00:00:00Z"}]}
+        self._answer({"results": [known if each["package"]["name"] == "pyyaml" else {} for each in asked]})
+
+    def do_GET(self):
+        events = [{"introduced": "0"}, *([{"fixed": self.fixed}] if self.fixed else [])]
+        package = {"ecosystem": "PyPI", "name": "pyyaml"}
+        affected = [{"package": package, "ranges": [{"type": "ECOSYSTEM", "events": events}]}]
+        self._answer({"id": KNOWN, "modified": "2026-01-01T00:00:00Z", "affected": affected})
+
+    def _answer(self, content):
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_question_that_is_wrong_is_no_silence(capfd, monkeypatch):
+    monkeypatch.delenv("HARVEST_AUDIT", raising=False)
+    assert main(["audit", "--no-such-option"]) != 0
+    assert "--no-such-option" in capfd.readouterr().err
+
+
+@pytest.fixture
+def database(request):
+    answers = type("Told", (Database,), {"fixed": request.param})
+    with HTTPServer(("127.0.0.1", 0), answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def review(tmp_path, monkeypatch):
+    file = tmp_path / "reviewed.txt"
+    monkeypatch.setattr(supply_chain, "REVIEWED", file)
+    monkeypatch.delenv("HARVEST_AUDIT", raising=False)
+
+    def write(text):
+        file.write_text(text)
+
+    write("")
+    return write
+
+
+@pytest.mark.parametrize("database", [None], indirect=True)
+def test_what_is_known_fails_the_audit_unless_it_was_reviewed(database, review, capfd):
+    assert main(["audit", "--service-url", database]) == 1
+    assert KNOWN in capfd.readouterr().err
+    review(f"# looked at\n{KNOWN} no document of a stranger's is loaded\n")
+    assert main(["audit", "--service-url", database]) == 0
+
+
+@pytest.mark.parametrize("database", ["99"], indirect=True)
+def test_a_review_holds_until_there_is_a_fix(database, review):
+    review(f"{KNOWN} no fix yet\n")
+    assert main(["audit", "--service-url", database]) == 1
+
+
+@pytest.mark.parametrize(("audit", "code"), [("", 0), ("required", 2)])
+def test_nobody_to_ask_is_said_and_fails_where_it_has_to(review, capfd, monkeypatch, audit, code):
+    monkeypatch.setenv("HARVEST_AUDIT", audit)
+    assert main(["audit", "--service-url", "http://127.0.0.1:1"]) == code
+    assert "NOTHING WAS AUDITED" in capfd.readouterr().err
+
+
+def test_a_review_gives_its_reason():
+    with pytest.raises(ValueError, match="CVE-1 stays without a reason"):
+        reviewed("CVE-1\n")
+
+
+def test_the_bill_names_all_that_is_locked(tmp_path):
+    file = tmp_path / "dist" / "sbom.json"
+    assert main(["sbom", str(file)]) == 0
+    bill = json.loads(file.read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    locked = {(each["name"], each["version"]) for each in supply_chain._lock()["package"]}
+    ours = bill["metadata"]["component"]
+    named = [(each["name"], each["version"]) for each in [*bill["components"], ours]]
+    assert len(named) == len(set(named))
+    assert set(named) == locked
+    assert {each["ref"] for each in bill["dependencies"]} <= {each["bom-ref"] for each in [*bill["components"], ours]}
+
+
+def test_a_file_without_a_hash_is_found():
+    wheel = {"url": "https://example.org/a.whl", "hash": "sha256:00"}
+    package = {"name": "a", "version": "1", "source": {"registry": "https://example.org"}}
+    assert list(unhashed({"package": [{**package, "wheels": [wheel]}]})) == []
+    assert list(unhashed({"package": [{**package, "wheels": [wheel, {**wheel, "hash": ""}]}]})) == ["a"]
+    assert list(unhashed({"package": [package]})) == ["a"]
+    component = {"name": "a", "version": "1", "purl": "pkg:pypi/a@1"}
+    hashed = {**component, "externalReferences": [{"hashes": [{"alg": "SHA-256", "content": "00"}]}]}
+    assert list(incomplete({"components": [component, hashed, {**hashed, "version": "2"}]})) == ["a", "a"]

@@ -1,0 +1,26 @@
+"""Waiting for what has to come, for so long and no longer."""
+
+import pytest
+
+from harvest_lib.errors import StackError
+from infra.waiting import until
+
+
+def test_what_was_waited_for_is_returned():
+    answers = iter([None, "", "there"])
+    assert until(lambda: next(answers), 60, "it did not come", next_step="", tick_seconds=0) == "there"
+
+
+def test_what_is_there_is_not_late():
+    assert until(lambda: True, 0, "it did not come", next_step="")
+
+
+def test_what_does_not_come_is_said_with_its_evidence_of_then():
+    asked = []
+    with pytest.raises(StackError) as raised:
+        until(lambda: asked.append(1), 0, "it did not come", evidence=lambda: f"asked {len(asked)} x", next_step="look")
+    assert (raised.value.cause, raised.value.evidence, raised.value.next_step) == (
+        "it did not come",
+        "asked 1 x",
+        "look",
+    )
