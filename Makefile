@@ -75,7 +75,7 @@ bench: setup  ## measure, against floors measured in the same run (`harvest benc
 	@$(BIN)/python -m tests.benchmarks
 
 chaos: setup machine  ## half an hour of faults on real processes, in all ways; writes the table in docs/faults.md
-	@$(BIN)/harvest chaos --duration 30m --way all --rate 900 --table docs/faults.md
+	@$(BIN)/harvest chaos --duration 30m --way all --rate 1100 --table docs/faults.md
 
 machine:  ## install the system packages that some faults need, as root on Debian
 	@sh infra/machine.sh
