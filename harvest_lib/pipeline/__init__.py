@@ -1,0 +1,12 @@
+"""Pipelines: one reader, any number of writers, each at its own pace, with a commit log between them.
+
+    reader ─► commit log ─► transforms ─► writer 1 ─► its offset log
+                         └► transforms ─► writer 2 ─► its offset log
+
+Promises
+- At least once: what the reader sent down is in the commit log before any writer gets it, and reaches each of them.
+- Per namespace, each writer gets messages in the order of the log.
+- Only what a writer did since its offsets were last flushed can come to it again.
+
+By the design of Transporter.
+"""
