@@ -250,7 +250,7 @@ class System:
 def _grants_for(way: Way) -> Grant:
     if way.source != "mark":
         return "laps"
-    return "mark_laps" if way.delivery == "transactional" else "mark"
+    return "mark_laps" if way.exactly_once else "mark"
 
 
 def _failed(member: Member, what: str) -> StackError:

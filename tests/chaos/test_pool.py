@@ -61,8 +61,11 @@ def harass(pool, outbox, *, leaders, seed):
     takeovers = []
     for turn in range(leaders):
         pool.await_started()  # one that joins now would move the leadership under our hands
-        leader = eventually(pool.leader, 30, "somebody leads")
-        time.sleep(draw.uniform(0.2, 1.0))  # when it strikes is the dice's, not luck's
+        pause = draw.uniform(0.2, 1.0)
+        leader = None
+        while leader is None or not leader.leads:  # it may have moved to one that joined
+            leader = eventually(pool.leader, 30, "somebody leads")
+            time.sleep(pause)  # when it strikes is the dice's, not luck's
         how = signal.SIGKILL if (turn + seed) % 2 else signal.SIGSTOP
         known = {term for member in pool.members for term in member.terms}
         leader.signal(how)
@@ -75,6 +78,10 @@ def harass(pool, outbox, *, leaders, seed):
             eventually(lambda struck=struck: time.monotonic() - struck > SESSION_SECONDS + 1, 10)
             leader.signal(signal.SIGCONT)
             frozen.remove(leader)
+            # Until it has heard that it was deposed, it says that it leads: the next strike would be at nobody.
+            eventually(
+                lambda leader=leader, known=known: not leader.leads or set(leader.terms) - known, 30, "it hears of it"
+            )
         else:
             leader.process.wait()
             pool.add()

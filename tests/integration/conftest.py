@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 from support.audited import Audited, Purged
+from support.counted import Counted
 from support.secured import Secured
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
@@ -98,6 +99,14 @@ def jdbc_jar():
 def spark(tmp_path_factory):
     with session(tmp_path_factory.mktemp("spark")) as started:
         yield started
+
+
+@pytest.fixture
+def counted(dsn, bootstrap_servers, make_topic):
+    """Shards that count a topic's messages."""
+    made = Counted(dsn, {"bootstrap.servers": bootstrap_servers}, make_topic())
+    yield made
+    made.close()
 
 
 @pytest.fixture
