@@ -184,7 +184,12 @@ class Sequencer:
                     self.duplicates += 1
                 else:
                     known.newest = clock
-                    self._hold(message, producer, known)
+                    held = known.held
+                    if held and self.held < self._ring:  # as most do: its transaction goes on
+                        held.append(message)
+                        self.held += 1
+                    else:
+                        self._hold(message, producer, known)
             elif flag == _ACK:
                 committed = self._acknowledge(offset, producer, known, clock)
                 if committed:

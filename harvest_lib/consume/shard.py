@@ -135,8 +135,7 @@ class Shard:
         self._open, quiet_since = None, boot_seconds()
         with closing(self._read(sequencer)) as groups:
             for group in groups:
-                for message in group:
-                    self._take(message)
+                self._take(group)
                 if self._open is not None:
                     if stopping.is_set() or self._open.is_over(group is NOTHING_READY, self._limits):
                         self._finish(self._open, sequencer)
@@ -156,30 +155,35 @@ class Shard:
                     break
         self._flush()
 
-    def _take(self, message: Message) -> None:
-        if self._open is None:
-            transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
-            self._open = _Open(transaction, boot_seconds())
-            self._touched_at = self._open.began
-        self._show_life()
-        reason = self._attempts.spent(message.offset)
-        if reason is not None:
-            self._store.park(message, reason)
-            self._open.parked.append((message.offset, reason))
-            return
-        self._open.about = message.offset
-        try:
-            self._application.consume_message(self._open.transaction, message)
-        except KafkaError:
-            raise  # of what it published: no message is to blame
-        except Exception as error:
-            raise self._refused(error, message.offset) from error
-        if not self._store.is_open:
-            raise Refused(_NOT_OPEN, message.offset)
-        self._open.taken += 1
-        self._open.last = message.offset
+    def _take(self, group: Iterable[Message]) -> None:
+        consume_message, spent, opened = self._application.consume_message, self._attempts.spent, self._open
+        for message in group:
+            if opened is None:
+                opened = self._open = self._begin()
+            self._show_life()
+            offset = message.offset
+            if (reason := spent(offset)) is not None:
+                self._store.park(message, reason)
+                opened.parked.append((offset, reason))
+                continue
+            opened.about = offset
+            try:
+                consume_message(opened.transaction, message)
+            except KafkaError:
+                raise  # of what it published: no message is to blame
+            except Exception as error:
+                raise self._refused(error, offset) from error
+            if not self._store.is_open:
+                raise Refused(_NOT_OPEN, offset)
+            opened.taken += 1
+            opened.last = offset
 
-    def _finish(self, opened: "_Open", sequencer: Sequencer) -> None:
+    def _begin(self) -> _Open:
+        transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
+        self._touched_at = boot_seconds()
+        return _Open(transaction, self._touched_at)
+
+    def _finish(self, opened: _Open, sequencer: Sequencer) -> None:
         opened.about = None
         only = opened.last if opened.taken == 1 else None
         if opened.taken:

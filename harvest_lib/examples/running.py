@@ -13,7 +13,7 @@ from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimit
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
-from harvest_lib.tuning import tune_interpreter
+from harvest_lib.tuning import tune_collector
 
 Dsn = Annotated[
     str, typer.Option(envvar="HARVEST_DSN", help="Postgres; by the variable, as others can read a command line.")
@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Consume until SIGTERM or Ctrl-C, with a log of JSON on standard error. `create` makes the application's table."""
     configure_logging(LogFormat.JSON, "info")
-    tune_interpreter()
+    tune_collector()
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

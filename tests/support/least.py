@@ -35,7 +35,7 @@ def limited(dsn, *, outbox_table="outbox", source="auto", delivery="barrier", pa
         except OutboxTableError:
             return dsn
         marks = source == "mark" or (source == "auto" and not native)
-        way = ("mark_laps" if delivery == "transactional" else "mark") if marks else "laps"
+        way = ("mark_laps" if delivery in {"transactional", "sequenced"} else "mark") if marks else "laps"
         grants = Grants(
             outbox=table,
             way=way,
