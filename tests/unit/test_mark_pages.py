@@ -53,3 +53,21 @@ def test_whoever_goes_on_sends_what_was_put_off():
     assert [row[0] for row in successor.read(8).rows] == [7, 8]
     leader.close()
     successor.close()
+
+
+def test_whoever_goes_on_repeats_nothing_of_a_lap_whose_purge_was_not_asked_for_yet():
+    """The second page was marked ahead, before the first one was committed: only the position knows of the first."""
+    table = filled(3)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    sent = [row[0] for row in leader.read(2).rows]
+    leader.committed()
+    page = leader.read(2)
+    leader.committed()
+    sent += [row[0] for row in page.rows]
+    successor = MarkPages(FakeSource(table))  # the leader is frozen
+    successor.open(page.position)
+    assert successor.read(2) is None
+    assert sent == [1, 2, 3]
+    leader.close()
+    successor.close()
