@@ -22,6 +22,7 @@ from harvest_lib import cli, parts, work
 from harvest_lib.audit.history import (
     Acknowledge,
     Checkpoint,
+    EventType,
     HistoryWriter,
     Mark,
     Produce,
@@ -219,12 +220,14 @@ class RecordedStore:
         return offer
 
     def save(self, checkpoint: Stored) -> bool:
+        if self._store.kept_in != "postgres":
+            return bool(self._store.save(checkpoint))
+        self.tell(checkpoint, "invoke")
         saved: bool = self._store.save(checkpoint)
-        if self._store.kept_in == "postgres":
-            self.tell(checkpoint, "ok" if saved else "fail")
+        self.tell(checkpoint, "ok" if saved else "fail")
         return saved
 
-    def tell(self, checkpoint: Stored, how: str) -> None:
+    def tell(self, checkpoint: Stored, how: EventType) -> None:
         """Write a checkpoint down."""
         self._recorder.tell(
             Checkpoint,
@@ -268,10 +271,13 @@ class RecordedLaps:
         return kept
 
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
-        outcome = self._laps.commit(self._kept(checkpoint) if callable(checkpoint) else checkpoint, may_send)
         store = self._store()
-        if checkpoint is not None and store.offered is not None and isinstance(outcome, Committed):
-            store.tell(store.offered, "ok")
+        stored = store.offered if checkpoint is not None else None
+        if stored is not None:
+            store.tell(stored, "invoke")
+        outcome = self._laps.commit(self._kept(checkpoint) if callable(checkpoint) else checkpoint, may_send)
+        if stored is not None and isinstance(outcome, Committed):
+            store.tell(stored, "ok")
         return outcome
 
 

@@ -145,15 +145,15 @@ class Pen:
     def effect(self, name, consumer="totals"):
         return self._add(Effect, type="ok", process="reader", event=written(name).event, consumer=consumer)
 
-    def checkpoint(self, generation, number, shard=0, at=0, end="ok"):
+    def checkpoint(self, generation, number, shard=0, at=0, end="ok", process=LEADER):
         return self._add(
             Checkpoint,
             type=end,
-            process=LEADER,
+            process=process,
             subscription="outbox",
             shard=shard,
             generation=generation,
             number=number,
             position={"id": at},
-            leader_id=LEADER,
+            leader_id=process,
         )

@@ -192,6 +192,15 @@ def test_a_checkpoint_that_goes_back():
     assert unexplained(Pen().checkpoint(1, 2).checkpoint(1, 1, end="fail")) == set()
 
 
+def test_a_checkpoint_whose_answer_comes_late_may_have_been_stored_before():
+    late = Pen().checkpoint(1, 1).checkpoint(1, 2, end="invoke").checkpoint(1, 3, process=OTHER).checkpoint(1, 2)
+    assert unexplained(late) == set()
+    assert unexplained(late.checkpoint(1, 3, process=OTHER)) == set()
+    assert unexplained(late.checkpoint(1, 2, end="invoke").checkpoint(1, 2)) == {"checkpoint-regression"}
+    of_another = Pen().checkpoint(1, 1, end="invoke").checkpoint(1, 3, process=OTHER).checkpoint(1, 2, process=OTHER)
+    assert unexplained(of_another) == {"checkpoint-regression"}
+
+
 def test_every_anomaly_has_a_small_history():
     """A name that is added needs its own, here or in the tests of orders and polls."""
     assert set(ANOMALIES) == {

@@ -1,7 +1,8 @@
 """checkpoint-regression: the stored checkpoint of a subscription's shard went back.
 
 A generation never falls (a rewind begins a new one), and within a generation the number rises; storing the same again
-changes nothing.
+changes nothing. One whose answer comes late may have been stored at any time since it was asked for: it is behind
+another only if that was answered before.
 """
 
 from harvest_lib.audit.checker.finding import Findings
@@ -14,21 +15,26 @@ class Checkpoints:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._stored: dict[tuple[str, int], Checkpoint] = {}
+        self._asked: dict[tuple[str, str, int], Checkpoint] = {}
 
     def regress(self, _event: Regress) -> None:
         """Take in that a server took over, which may know older ones only."""
         self._stored.clear()
 
     def checkpoint(self, event: Checkpoint) -> None:
-        """Take in a checkpoint that was stored."""
+        """Take in that a checkpoint is to be stored, or was."""
+        of = event.subscription, event.shard
+        if event.type == "invoke":
+            self._asked[event.process, *of] = event
+            return
+        asked = self._asked.pop((event.process, *of), None)
         if event.type != "ok":
             return
-        of = event.subscription, event.shard
-        before = self._stored.get(of)
-        self._stored[of] = event
-        if before is None:
-            return
+        before = self._stored.setdefault(of, event)
         was, now = _order(before), _order(event)
+        if now < was and asked is not None and asked.time <= before.time:
+            return
+        self._stored[of] = event
         if now < was or (now == was and event.position != before.position):
             self._findings.add(
                 "checkpoint-regression",
