@@ -33,6 +33,11 @@ class Attempts:
         """Tell whether transactions are to take one acknowledgement each."""
         return self._careful > 0
 
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether anything did that is not kept yet."""
+        return bool(self._failures)
+
     def spent(self, offset: int) -> str | None:
         """Return why a message is to be set aside, None if it may be tried (again). Asked as it is about to be."""
         if offset not in self._failures:

@@ -142,17 +142,23 @@ def _batches(
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
         is_idle = not found
-        batch: list[Message] = []
-        for message in found:
-            offset = message.offset()
-            if (error := message.error()) is None:
-                position = offset + 1
-                if end is None or offset < end:
-                    batch.append(Message(offset, _id_of(message), message))
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
-                position = max(position, offset)
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is owed for a group that nobody joins
-                raise KafkaException(error)
+        errors = [message.error() for message in found]
+        if any(errors):
+            good = []
+            for message, error in zip(found, errors, strict=True):
+                if error is None:
+                    good.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+                    position = max(position, message.offset())
+                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is owed: nobody joins a group
+                    raise KafkaException(error)
+        else:
+            good = found
+        if good:
+            position = max(position, good[-1].offset() + 1)
+        batch = [Message(message.offset(), _id_of(message.headers()), message) for message in good]
+        if end is not None:
+            batch = [message for message in batch if message.offset < end]
         yield batch
         if found:
             deadline = Deadline(_SILENCE_SECONDS)  # whoever takes them may take their time
@@ -160,14 +166,15 @@ def _batches(
             reached(position)
 
 
-def _id_of(message: Any) -> bytes | None:
-    headers: Any = message.headers() or ()
-    if len(headers) == 1 and headers[0][0] == HEADER_NAME:  # most have this one alone
-        return headers[0][1] if isinstance(headers[0][1], bytes) else b""
-    for name, value in headers:
-        if name == HEADER_NAME:
-            return value if isinstance(value, bytes) else b""
-    return None
+def _id_of(headers: Any) -> bytes | None:
+    if not headers:
+        return None
+    if len(headers) > 1 or headers[0][0] != HEADER_NAME:  # most have this one alone
+        headers = [header for header in headers if header[0] == HEADER_NAME]
+    if not headers:
+        return None
+    value = headers[0][1]
+    return value if isinstance(value, bytes) else b""
 
 
 def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicPartition) -> Exception:

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
+_SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
+"""Where messages took longer, the time is looked at before each; else before every 64th."""
 _NOT_OPEN = "the function ended the transaction, or went on after a statement of it had failed"
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
@@ -104,7 +106,8 @@ class Shard:
         self._checkpoint = Checkpoint(shard=shard, topic_id=topic_id)
         self._attempts = Attempts(limits.max_attempts)
         self._open: _Open | None = None
-        self._touched_at = 0.0
+        self._touched_at = self._looked_at = 0.0
+        self._stride = 1
 
     def run(self, stopping: threading.Event) -> None:
         """Own the shard until a stop is asked for; what was taken in by then is kept.
@@ -156,13 +159,19 @@ class Shard:
         self._flush()
 
     def _take(self, group: Iterable[Message]) -> None:
-        consume_message, spent, opened = self._application.consume_message, self._attempts.spent, self._open
+        """Take in what one acknowledgement commits. After each message only if need be, else at the end, is looked
+        whether the transaction still stands."""
+        consume_message, opened = self._application.consume_message, self._open
+        is_careful, may_be_spent = self._attempts.one_at_a_time, self._attempts.has_failed
+        taken, until_look, offset = 0, 0, None
         for message in group:
             if opened is None:
                 opened = self._open = self._begin()
-            self._show_life()
+            if until_look == 0:
+                until_look = self._show_life()
+            until_look -= 1
             offset = message.offset
-            if (reason := spent(offset)) is not None:
+            if may_be_spent and (reason := self._attempts.spent(offset)) is not None:
                 self._store.park(message, reason)
                 opened.parked.append((offset, reason))
                 continue
@@ -172,10 +181,15 @@ class Shard:
             except KafkaError:
                 raise  # of what it published: no message is to blame
             except Exception as error:
-                raise self._refused(error, offset) from error
-            if not self._store.is_open:
+                is_known = is_careful or not taken or self._store.is_open
+                raise self._refused(error, offset if is_known else None, is_anyones=not is_known) from error
+            taken += 1
+            if is_careful and not self._store.is_open:
                 raise Refused(_NOT_OPEN, offset)
-            opened.taken += 1
+        if taken and opened is not None:
+            if not self._store.is_open:
+                raise Refused(_NOT_OPEN, offset if taken == 1 else None, is_anyones=taken > 1)
+            opened.taken += taken
             opened.last = offset
 
     def _begin(self) -> _Open:
@@ -224,11 +238,15 @@ class Shard:
         self.offset = checkpoint.offset
         self._acknowledge(checkpoint)
 
-    def _show_life(self) -> None:
+    def _show_life(self) -> int:
+        """Have the store hear of us, if that is due; return after how many messages to look again."""
         now = boot_seconds()
+        self._stride = 1 if now - self._looked_at > _SLOW_SECONDS else min(2 * self._stride, _LONGEST_STRIDE)
+        self._looked_at = now
         if now - self._touched_at >= _TOUCH_SECONDS:
             self._touched_at = now
             self._store.touch()
+        return self._stride
 
     def _prune(self, sequencer: Sequencer) -> None:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)

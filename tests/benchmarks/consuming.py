@@ -145,11 +145,12 @@ class _Counting:
         self.began = 0.0
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        counts = transaction.memory
-        if not counts:
+        try:
+            counts = transaction.memory["by_key"]
+        except KeyError:
             self.began = self.began or time.perf_counter()
-            counts["by_key"] = Counter()
-        counts["by_key"][message.record.key()] += 1
+            counts = transaction.memory["by_key"] = Counter()
+        counts[message.record.key()] += 1
 
     def finalize_txn(self, transaction: Transaction) -> None:
         _upsert(transaction.state, transaction.memory["by_key"])

@@ -191,12 +191,17 @@ def test_a_stop_is_heard_while_nothing_that_is_read_commits_anything(counted):
     for _ in range(20_000):
         publisher.publish_uncommitted(counted.topic, b"v", key="a")
     publisher.flush()
-    stopping = threading.Event()
-    stopping.set()
-    owner = counted.shard(Counting())
-    owner._store.restore()
-    owner._process(stopping)  # as if the stop had come while it read
-    owner._store.close()
+    owner, stopping = counted.shard(Counting()), threading.Event()
+    read = owner._read
+
+    def stopped_as_it_reads(sequencer):
+        for group in read(sequencer):
+            if sequencer.offset > 0:
+                stopping.set()
+            yield group
+
+    owner._read = stopped_as_it_reads
+    owner.run(stopping)
     assert 0 < owner.offset < 20_000
 
 

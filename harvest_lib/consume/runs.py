@@ -1,0 +1,78 @@
+"""Finds runs in a batch of ids: pending messages of one producer that follow each other, clock by clock.
+
+Most logs consist of them, and to take each id apart costs more than all else that is done with a message. Here the ids
+of a batch are compared at once, as one number. Pure.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from operator import and_, lt
+
+from harvest_lib.consume.message_id import Flag
+
+_BYTES = 16
+_SAME = bytes.fromhex("00000000 ffffffff c3ff ffffffffffff")
+"""What of two ids is the same within a run: all but the lower half of the time, and the count."""
+_KIND = bytes.fromhex("f000 c3ff")
+_PENDING = bytes([0x10, 0, 0x80, Flag.CONTINUE_TXN])
+"""Version, variant and flag of an id, as `_KIND` leaves them."""
+_PIECE = 4_096
+_LEAST_MEAN = 4
+"""Of shorter runs there are so many that it costs less to take each id apart."""
+
+
+def runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
+    """Return where each run begins, and the index after its last, of two at least; none where an id is odd.
+
+    Ids of a run have one producer and the flag CONTINUE_TXN, and their clocks rise. None of them is malformed.
+    """
+    try:
+        joined = b"".join(ids)  # type: ignore[arg-type]  # None is a TypeError
+    except TypeError:
+        return
+    count = len(ids)
+    if count < 2 or set(map(len, ids)) != {_BYTES}:  # type: ignore[arg-type]  # noqa: PLR2004 - none is None
+        return
+    times = array("I", joined)[::4]
+    if sys.byteorder == "little":
+        times.byteswap()
+    rises = bytes(map(lt, times, times[1:]))
+    differs = _masked_differences(joined)
+    if _LEAST_MEAN * (rises.count(0) + len(differs) - differs.count(0)) > count:
+        return
+    begin = 0
+    for end in _ends(rises, differs, count):
+        if end - begin > 1 and _is_pending(ids[begin]):
+            yield begin, end
+        begin = end
+
+
+def _masked_differences(joined: bytes) -> bytes:
+    """Return what differs from each id to the next, 16 bytes for each, all 0 where both may be of one run."""
+    size = len(joined) - _BYTES
+    before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
+    return ((before ^ after) & int.from_bytes(_SAME * (size // _BYTES))).to_bytes(size)
+
+
+def _ends(rises: bytes, differs: bytes, count: int) -> Iterator[int]:
+    """Return the indices at which something new begins, and at last the count."""
+    end = 0
+    while end < count:
+        falls = rises.find(0, end)
+        other = _next_nonzero(differs, _BYTES * end)
+        end = min(falls if falls >= 0 else count, other // _BYTES, count - 1) + 1
+        yield end
+
+
+def _next_nonzero(data: bytes, begin: int) -> int:
+    while begin < len(data):
+        piece = data[begin : begin + _PIECE]
+        if rest := piece.lstrip(b"\0"):
+            return begin + len(piece) - len(rest)
+        begin += _PIECE
+    return len(data)
+
+
+def _is_pending(message_id: bytes | None) -> bool:
+    return message_id is not None and bytes(map(and_, message_id[6:10], _KIND)) == _PENDING
