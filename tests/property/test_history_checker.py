@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.history_mutations import ANY, TRANSACTIONAL, broken
+from support.remake_mutations import MADE_ANEW
 from support.well_formed import Shape, history
 
 from harvest_lib.audit.checker import Promise, check
@@ -18,15 +19,18 @@ PROMISES = {
 }
 MUTATIONS = [(mutation, name) for mutation in ANY for name in PROMISES]
 MUTATIONS += [(mutation, "transactional") for mutation in TRANSACTIONAL]
+MUTATIONS += [(mutation, name) for mutation in MADE_ANEW for name in PROMISES]
 SEEDS = st.integers(0, 2**32)
 TROUBLE = st.sampled_from([0.0, 0.1, 0.3, 0.6])
+ANEW = st.sampled_from([0.0, 0.0, 0.1, 0.5])
+"""How often the topic is deleted and made anew; mostly never."""
 
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
 @settings(deadline=None)
-@given(seed=SEEDS, trouble=TROUBLE, keys=st.integers(1, 6), page=st.integers(1, 9))
-def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page):
-    shape = Shape(promise=promise, trouble=trouble, keys=keys, page=page)
+@given(seed=SEEDS, trouble=TROUBLE, keys=st.integers(1, 6), page=st.integers(1, 9), anew=ANEW)
+def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page, anew):
+    shape = Shape(promise=promise, trouble=trouble, keys=keys, page=page, anew=anew)
     verdict = check(history(seed, shape), promise)
     assert verdict.ok, [finding for finding in verdict.findings if not finding.explained]
     if promise.transactional or not trouble:
@@ -38,7 +42,8 @@ def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page):
 @given(seed=SEEDS, trouble=TROUBLE)
 def test_a_broken_system_is_found_out(mutation, promised, seed, trouble):
     promise = PROMISES[promised]
-    events = list(history(seed, Shape(promise=promise, trouble=trouble)))
+    anew = 0.2 if mutation in MADE_ANEW else 0.0
+    events = list(history(seed, Shape(promise=promise, trouble=trouble, anew=anew)))
     result = broken(mutation, events, Random(seed))
     assume(result is not None)
     names, changed = result
@@ -46,7 +51,7 @@ def test_a_broken_system_is_found_out(mutation, promised, seed, trouble):
 
 
 @settings(deadline=None)
-@given(seed=SEEDS, promise=st.sampled_from(list(PROMISES.values())))
-def test_a_history_comes_back_from_its_lines(seed, promise):
-    events = list(history(seed, Shape(promise=promise, writes=4)))
+@given(seed=SEEDS, promise=st.sampled_from(list(PROMISES.values())), anew=ANEW)
+def test_a_history_comes_back_from_its_lines(seed, promise, anew):
+    events = list(history(seed, Shape(promise=promise, writes=4, anew=anew)))
     assert [from_line(to_line(event)) for event in events] == events

@@ -23,6 +23,7 @@ from harvest_lib.audit.history import (
     Position,
     Produce,
     Purge,
+    Remake,
     Reset,
     Term,
     Transaction,
@@ -35,7 +36,8 @@ TOPIC = "orders"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How much of what. `trouble` is the probability of each thing that can go wrong."""
+    """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that after a lap the topic
+    is deleted and made anew."""
 
     promise: Promise
     writes: int = 12
@@ -44,6 +46,7 @@ class Shape:
     partitions: int = 2
     page: int = 6
     trouble: float = 0.2
+    anew: float = 0.0
 
 
 @dataclass
@@ -84,23 +87,47 @@ class Model:
 
     def run(self) -> Iterator[Event]:
         """Write, harvest and read until everything is written and harvested, then read everything."""
-        self.log = {partition: [] for partition in range(self.shape.partitions)}
-        self.ends = dict.fromkeys(self.log, 0)
-        self.read = dict.fromkeys(self.log, 0)
+        self._make_topic()
         yield from self._takes_over()
         while self.written < self.shape.writes or self.backlog:
             if self.written < self.shape.writes:
                 yield from self._writes()
-            yield from self._transaction() if self.shape.promise.transactional else self._lap()
+            yield from self._harvests()
             yield from self._reads()
+            if self.shape.anew and self.random.random() < self.shape.anew:
+                yield from self._made_anew()
         yield Term(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
-        yield Assign(
-            **self._now("ok", "final"), partitions=tuple(Position(TOPIC, partition, 0) for partition in self.log)
-        )
         for isolation in ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]:
+            yield self._begins(f"final-{isolation}")
             for places in self.log.values():
                 shown = tuple(p.shown for p in places if p.committed)
                 yield Poll(**self._now("ok", f"final-{isolation}"), isolation=isolation, records=shown)
+
+    def _make_topic(self) -> None:
+        self.log = {partition: [] for partition in range(self.shape.partitions)}
+        self.ends = dict.fromkeys(self.log, 0)
+        self.read = dict.fromkeys(self.log, 0)
+
+    def _made_anew(self) -> Iterator[Event]:
+        """Delete the topic once all is read, but for what is written and harvested right then; and make it anew."""
+        while self.backlog:
+            yield from self._harvests()
+            yield from self._reads()
+        since = self.clock
+        if self.written < self.shape.writes:
+            yield from self._writes()
+        yield from self._harvests()
+        unread = [place.shown.event for number, places in self.log.items() for place in places[self.read[number] :]]
+        yield Remake(**self._now("ok", "admin"), topic=TOPIC, events=tuple(unread), since=since)
+        self._make_topic()
+        yield self._begins("consumer")
+
+    def _begins(self, reader: str) -> Event:
+        """Have a reader begin with the topic that there is."""
+        return Assign(**self._now("ok", reader), partitions=tuple(Position(TOPIC, number, 0) for number in self.log))
+
+    def _harvests(self) -> Iterator[Event]:
+        return self._transaction() if self.shape.promise.transactional else self._lap()
 
     def _now(self, kind: str, process: str) -> dict[str, object]:
         self.clock += 0.001

@@ -15,6 +15,7 @@ from harvest_lib.audit.history import (
     Produce,
     Purge,
     Regress,
+    Remake,
     Term,
     Transaction,
     Write,
@@ -141,6 +142,12 @@ class Pen:
     def regress(self, names="", since=0.0):
         events = tuple(written(name).event for name in names.split())
         return self._add(Regress, type="ok", process="postgres", events=events, since=since)
+
+    def remake(self, names="", since=0.0):
+        """Delete the topic, with these records in it, and make it anew."""
+        self._offset = 0
+        events = tuple(written(name).event for name in names.split())
+        return self._add(Remake, type="ok", process="admin", topic=TOPIC, events=events, since=since)
 
     def effect(self, name, consumer="totals"):
         return self._add(Effect, type="ok", process="reader", event=written(name).event, consumer=consumer)

@@ -14,6 +14,7 @@ from harvest_lib.audit.checker.polls import Polls
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import Records, Sighting
 from harvest_lib.audit.checker.regressions import Regressions
+from harvest_lib.audit.checker.remakes import Remakes
 from harvest_lib.audit.checker.sequences import Sequences
 from harvest_lib.audit.checker.terms import Terms
 from harvest_lib.audit.checker.transactions import Transactions
@@ -30,6 +31,7 @@ from harvest_lib.audit.history import (
     Produce,
     Purge,
     Regress,
+    Remake,
     Term,
     Transaction,
     Write,
@@ -48,8 +50,9 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     findings, records = Findings(keep), Records()
     terms = Terms(promise, findings)
     transactions = Transactions(findings)
-    log = Log(records, findings, transactions.seen if promise.transactional else _pass_over)
-    polls = Polls(log, findings)
+    remakes = Remakes(promise, records, transactions)
+    log = Log(records, findings, remakes, transactions.seen if promise.transactional else _pass_over)
+    polls = Polls(log, remakes, findings)
     deliveries = Deliveries(promise, records, transactions, findings)
     checkpoints, regressions = Checkpoints(findings), Regressions(records)
     parkings = Parkings(records, findings)
@@ -64,10 +67,11 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
         Purge: (deliveries.purge, told),
         Checkpoint: (checkpoints.checkpoint, told),
         Poll: (log.poll, polls.poll, parkings.poll),
-        Assign: (polls.assign,),
+        Assign: (remakes.assign, polls.assign),
         Effect: (Effects(records, findings).effect,),
         Park: (parkings.park,),
         Regress: (regressions.regress, checkpoints.regress),
+        Remake: (remakes.remake,),
     }
     count = 0
     for event in events:
@@ -76,6 +80,7 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
             take(event)
     log.finish()
     polls.finish()
+    remakes.finish(log)
     Losses(promise, records, findings).finish()
     Sequences(promise, terms, regressions, findings).finish(log)
     terms.finish(log)

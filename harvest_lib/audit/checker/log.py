@@ -3,20 +3,41 @@
 inconsistent-offsets: two readers, or a reader and who wrote or acknowledged the record, disagree on what is there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
+from typing import Protocol
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import Partition, Record, Records, Sighting, polled, stamp
 from harvest_lib.audit.history import Event, Poll, PolledRecord
 
 
-class Log:
-    """All places that polls have shown. `first_committed` is told each when a committed reader sees it first."""
+class Topics(Protocol):
+    """Which topic of a name is meant, where it was deleted and made anew."""
 
-    def __init__(self, records: Records, findings: Findings, first_committed: Callable[[Sighting, Poll], None]) -> None:
+    def read_by(self, process: str, /) -> Mapping[Partition, int]:
+        """Return where in their logs the topics begin that a process reads, if not at 0."""
+        ...
+
+    def begins(self, topic: str, time: float, /) -> int:
+        """Return where in its log the topic begins that was there at a time."""
+        ...
+
+
+class Log:
+    """All places that polls have shown. `first_committed` is told each when a committed reader sees it first, `topics`
+    say which topics are read and were written to."""
+
+    def __init__(
+        self,
+        records: Records,
+        findings: Findings,
+        topics: Topics,
+        first_committed: Callable[[Sighting, Poll], None],
+    ) -> None:
         self._records = records
         self._findings = findings
+        self._topics = topics
         self._first_committed = first_committed
         self._partitions: dict[Partition, dict[int, Sighting]] = {}
         self._ordered: dict[tuple[Partition, bool], list[Sighting]] = {}
@@ -24,16 +45,17 @@ class Log:
     def poll(self, event: Poll) -> None:
         """Take in what a consumer got."""
         by = stamp(event)
-        committed = event.isolation == "committed"
+        committed, begins = event.isolation == "committed", self._topics.read_by(event.process)
         for shown in event.records:
             partition = shown[:2]
             places = self._partitions.get(partition)
             if places is None:
                 places = self._partitions[partition] = {}
-            sighting = places.get(shown.offset)
+            place = shown.offset + begins.get(partition, 0)
+            sighting = places.get(place)
             if sighting is None:
                 record = self._records.get(shown.event)
-                sighting = places[shown.offset] = Sighting(record, partition, shown, by)
+                sighting = places[place] = Sighting(record, partition, place, shown, by)
                 if record.write is None and not record.sightings:
                     record.describe(shown)
                 record.sightings += (sighting,)
@@ -59,7 +81,8 @@ class Log:
                 topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
                 if topic is None or partition is None or offset is None:
                     continue
-                sighting = self._partitions.get((topic, partition), {}).get(offset)
+                place = offset + self._topics.begins(topic, acknowledged.time)
+                sighting = self._partitions.get((topic, partition), {}).get(place)
                 if sighting is not None and sighting.record is not record:
                     self._add(
                         f"{sighting} holds {sighting.record.event}, {record.event} was acknowledged there",
@@ -70,19 +93,19 @@ class Log:
         """Return the partitions seen."""
         return sorted(self._partitions)
 
-    def at(self, partition: Partition, offset: int) -> Sighting | None:
+    def at(self, partition: Partition, place: int) -> Sighting | None:
         """Return what is at a place, if that was seen."""
-        return self._partitions.get(partition, {}).get(offset)
+        return self._partitions.get(partition, {}).get(place)
 
     def ordered(self, partition: Partition, *, committed: bool) -> list[Sighting]:
-        """Return what is in a partition, of what committed readers have seen or of all, by offset.
+        """Return what is in a partition, of what committed readers have seen or of all, in order.
 
         To be asked when the history has ended.
         """
         found = self._ordered.get((partition, committed))
         if found is None:
             places = self._partitions.get(partition, {}).values()
-            found = sorted((s for s in places if s.committed or not committed), key=attrgetter("offset"))
+            found = sorted((s for s in places if s.committed or not committed), key=attrgetter("place"))
             self._ordered[partition, committed] = found
         return found
 

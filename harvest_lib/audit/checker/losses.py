@@ -32,7 +32,7 @@ class Losses:
     def _certain(self, record: Record) -> bool:
         """Return whether it was committed: its writer knows, or what became of it shows that the row was there."""
         write = record.write
-        if write is None or write.last.type == "fail" or record.forgotten or record.set_aside:
+        if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.set_aside:
             return False
         acknowledged = bool(record.acknowledged) and not self._promise.transactional
         return write.committed or acknowledged or record.purged is not None

@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import Log
-from harvest_lib.audit.checker.records import Partition, Stamp, polled, stamp
+from harvest_lib.audit.checker.log import Log, Topics
+from harvest_lib.audit.checker.records import Partition, Stamp, offset_at, polled, stamp
 from harvest_lib.audit.history import Assign, Poll, PolledRecord
 
 _Place = tuple[int, Stamp]
@@ -18,8 +18,9 @@ _Place = tuple[int, Stamp]
 class Polls:
     """Follows each process through each of its partitions."""
 
-    def __init__(self, log: Log, findings: Findings) -> None:
+    def __init__(self, log: Log, topics: Topics, findings: Findings) -> None:
         self._log = log
+        self._topics = topics
         self._findings = findings
         self._read: dict[str, dict[Partition, _Place]] = {}
         self._gaps: list[tuple[Partition, bool, _Place, _Place]] = []
@@ -28,49 +29,49 @@ class Polls:
         """Forget what was read of these partitions; where an offset is known, the reader goes on there."""
         if event.type not in {"ok", "info"}:
             return
-        read = self._read.setdefault(event.process, {})
+        read, begins = self._read.setdefault(event.process, {}), self._topics.read_by(event.process)
         at = stamp(event)
         for topic, partition, offset in event.partitions:
             if offset >= 0:
-                read[topic, partition] = (offset - 1, at)
+                read[topic, partition] = (begins.get((topic, partition), 0) + offset - 1, at)
             else:
                 read.pop((topic, partition), None)
 
     def poll(self, event: Poll) -> None:
         """Take in a poll. The log must know it already."""
-        read = self._read.setdefault(event.process, {})
+        read, begins = self._read.setdefault(event.process, {}), self._topics.read_by(event.process)
         by = stamp(event)
         for shown in event.records:
             partition = shown[:2]
-            offset = shown.offset
+            place = shown.offset + begins.get(partition, 0)
             before = read.get(partition)
-            if before is not None and offset != before[0] + 1:
-                if offset > before[0]:
-                    self._gaps.append((partition, event.isolation == "committed", before, (offset, by)))
+            if before is not None and place != before[0] + 1:
+                if place > before[0]:
+                    self._gaps.append((partition, event.isolation == "committed", before, (place, by)))
                 else:
                     self._back(event, shown, before, by)
-            read[partition] = (offset, by)
+            read[partition] = (place, by)
 
     def _back(self, event: Poll, shown: PolledRecord, before: _Place, by: Stamp) -> None:
-        offset, at = before
-        earlier = self._log.at(shown[:2], offset)
+        place, at = before
+        earlier, read = self._log.at(shown[:2], place), offset_at(place)
         self._findings.add(
             "int-nonmonotonic-poll" if at is by else "nonmonotonic-poll",
-            f"{event.process} read {shown.topic}/{shown.partition}@{shown.offset} after it had read to {offset}",
+            f"{event.process} read {shown.topic}/{shown.partition}@{shown.offset} after it had read to {read}",
             (*([earlier.poll(at)] if earlier else []), polled(by, event.isolation, shown)),
         )
 
     def finish(self) -> None:
         """Look at what is in the log where a reader jumped."""
-        offset = attrgetter("offset")
+        place = attrgetter("place")
         for partition, committed, (before, left), (after, by) in self._gaps:
             places = self._log.ordered(partition, committed=committed)
-            skipped = places[bisect_right(places, before, key=offset) : bisect_left(places, after, key=offset)]
+            skipped = places[bisect_right(places, before, key=place) : bisect_left(places, after, key=place)]
             if skipped:
                 ends = [(self._log.at(partition, before), left), (self._log.at(partition, after), by)]
                 self._findings.add(
                     "int-poll-skip" if left is by else "poll-skip",
-                    f"{by.process} went in {partition[0]}/{partition[1]} from {before} to {after} and passed over "
-                    f"{len(skipped)} records, the first at {skipped[0].offset}",
+                    f"{by.process} went in {partition[0]}/{partition[1]} from {offset_at(before)} to "
+                    f"{offset_at(after)} and passed over {len(skipped)} records, the first at {skipped[0].offset}",
                     (*(end.poll(at) for end, at in ends if end is not None), skipped[0].poll()),
                 )

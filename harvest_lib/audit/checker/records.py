@@ -23,6 +23,14 @@ from harvest_lib.audit.history import (
 Partition = tuple[str, int]
 """A topic and the number of its partition."""
 
+SPAN = 1 << 50
+"""More than a partition has offsets: by so much the places of a topic that was made anew are behind those it had."""
+
+
+def offset_at(place: int) -> int:
+    """Return the offset of a place; -1 before the first."""
+    return (place + 1) % SPAN - 1
+
 
 class Stamp(NamedTuple):
     """Who said something, and when: one for all the records of an event."""
@@ -57,14 +65,14 @@ class WriteStory:
 
 
 class Sighting:
-    """A place in the log, and what is there."""
+    """A place in the log, and what is there. `place` is the offset, of a topic that was made anew behind all it had."""
 
-    __slots__ = ("committed", "id", "leader_id", "odd", "offset", "partition", "record", "stamp")
+    __slots__ = ("committed", "id", "leader_id", "odd", "partition", "place", "record", "stamp")
 
-    def __init__(self, record: "Record", partition: Partition, shown: PolledRecord, by: Stamp) -> None:
+    def __init__(self, record: "Record", partition: Partition, place: int, shown: PolledRecord, by: Stamp) -> None:
         self.record = record
         self.partition = partition
-        self.offset = shown.offset
+        self.place = place
         self.id = shown.id
         self.leader_id = shown.leader_id
         self.stamp = by
@@ -75,7 +83,18 @@ class Sighting:
 
     def __str__(self) -> str:
         topic, partition = self.partition
-        return f"{topic}/{partition}@{self.offset}"
+        anew = f", the topic made anew for time {self.anew}," if self.anew else ""
+        return f"{topic}/{partition}@{self.offset}{anew}"
+
+    @property
+    def offset(self) -> int:
+        """Its offset, as clients call it."""
+        return offset_at(self.place)
+
+    @property
+    def anew(self) -> int:
+        """How often its topic had been made anew."""
+        return self.place // SPAN
 
     def shown(self) -> PolledRecord:
         """Return what the first reader got."""
@@ -106,6 +125,7 @@ class Record:
         "effects",
         "event",
         "forgotten",
+        "gone",
         "hash",
         "index",
         "key",
@@ -133,6 +153,8 @@ class Record:
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
         """Whether a server took over that lacks it: it may have been seen or not, and has no place in an order."""
+        self.gone = False
+        """Whether it went with a topic that was deleted: it need not be seen."""
         self.set_aside = False
         """Whether it is parked, or was dropped: it need not be seen."""
         self.index = -1

@@ -51,6 +51,8 @@ class Terms:
         produced = copy.record.produced_by(leader)
         if not produced:  # how often it was handed over was not written down
             return f"{leader} was told of a failure" if doubts else None
+        if len(produced) == 1 and copy.anew > before.anew:  # what is in flight as a topic is deleted
+            return f"the client of {leader} sent it again, to the topic that was made anew"
         first, last = produced[0].time, produced[-1].time
         at = bisect_left(doubts, first)
         if at < len(doubts) and doubts[at] <= last:

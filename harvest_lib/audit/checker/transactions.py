@@ -6,6 +6,7 @@ transaction. A record belongs to the one transaction its leader has open; a lead
 sent a record in several, leaves that record's transaction unknown, and nothing is concluded.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 
 from harvest_lib.audit.checker.finding import Findings
@@ -35,6 +36,8 @@ class Transactions:
         self._open: dict[str, list[_Story]] = defaultdict(list)
         self._asked: dict[str, float] = {}
         """When a leader has last asked for a commit."""
+        self._ends: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        """When a leader has asked for which end; `fail` stands for a commit that failed."""
 
     def transaction(self, event: Transaction) -> None:
         """Take in a step."""
@@ -43,8 +46,13 @@ class Transactions:
             if event.type == "invoke" or (event.type == "ok" and (current is None or current.outcome != "open")):
                 self._begin(event, current)
             return
-        if event.step == "commit" and event.type == "invoke":
-            self._asked[event.leader_id] = event.time
+        ends = self._ends[event.leader_id]
+        if event.type == "invoke":
+            ends.append((event.time, event.step))
+            if event.step == "commit":
+                self._asked[event.leader_id] = event.time
+        elif event.type == "fail" and event.step == "commit" and ends:
+            ends[-1] = (ends[-1][0], "fail")
         if current is None or current.leader_id != event.leader_id:
             return
         current.ended = event
@@ -76,6 +84,12 @@ class Transactions:
         """Return whether its leader has asked for a commit since."""
         return self._asked.get(acknowledged.leader_id, float("-inf")) >= acknowledged.time
 
+    def ends_in_commit(self, acknowledged: Acknowledge) -> bool:
+        """Return whether what its leader asked for next is a commit, and none that failed. To be asked at the end."""
+        ends = self._ends.get(acknowledged.leader_id, [])
+        at = bisect_left(ends, (acknowledged.time, ""))
+        return at < len(ends) and ends[at][1] == "commit"
+
     def seen(self, sighting: Sighting, event: Poll) -> None:
         """Take in that a committed reader has seen a record, right now."""
         leader = sighting.leader_id
@@ -96,7 +110,7 @@ class Transactions:
             told = [record for record in story.records if len(record.produced_by(story.leader_id)) == 1]
             shown = [(record, _seen(record, story.leader_id)) for record in told]
             seen = [sighting for _, sighting in shown if sighting is not None]
-            missing = [record for record, sighting in shown if sighting is None]
+            missing = [record for record, sighting in shown if sighting is None and not record.gone]
             steps: list[Event] = [story.begun, *([story.ended] if story.ended else [])]
             if story.outcome == "aborted":
                 for sighting in seen:

@@ -199,6 +199,17 @@ class Regress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remake(Event):
+    """A topic was deleted, and made anew just now; nobody can have written to it yet. `events` went with it: Kafka had
+    acknowledged them, and nobody has read them. All that was answered by `since` had been read before."""
+
+    kind = "remake"
+    topic: str
+    events: tuple[str, ...]
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(Event):
     """What was done to the system. For people: no verdict rests on it."""
 
@@ -224,6 +235,7 @@ KINDS: Mapping[str, type[Event]] = {
         Effect,
         Park,
         Regress,
+        Remake,
         Fault,
     )
 }

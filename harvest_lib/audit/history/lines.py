@@ -7,7 +7,7 @@ from math import isfinite
 from sys import intern
 from typing import Any, NamedTuple
 
-from harvest_lib.audit.history.events import KINDS, Event, Poll, PolledRecord, Position, Write, WrittenRecord
+from harvest_lib.audit.history.events import KINDS, Event, Poll, PolledRecord, Position, Remake, Write, WrittenRecord
 
 _Read = Callable[[Any], Any]
 """Takes a value of JSON, returns that of the field, raises ValueError."""
@@ -192,7 +192,12 @@ _READ: Mapping[str, _Read] = {
     "consumer": _name,
     "fault": _name,
 }
-_RECORDS: Mapping[type[Event], _Read] = {Write: _written, Poll: _polled}
+_OWN: Mapping[tuple[type[Event], str], _Read] = {
+    (Write, "records"): _written,
+    (Poll, "records"): _polled,
+    (Remake, "topic"): _name,
+}
+"""Fields that other kinds have too, and otherwise."""
 _STAMPS = ("time", "wall")
 """They have a default for who makes an event; of one that was written down they must be known."""
 _NULLABLE = frozenset({"epoch"})
@@ -203,9 +208,7 @@ def _fields(kind: type[Event]) -> tuple[_Field, ...]:
         return name in _STAMPS or default is MISSING or (kind.kind == "checkpoint" and name == "number")
 
     return tuple(
-        _Field(field.name, required(field.name, field.default), _RECORDS.get(kind) or _READ[field.name])
-        if field.name == "records"
-        else _Field(field.name, required(field.name, field.default), _READ[field.name])
+        _Field(field.name, required(field.name, field.default), _OWN.get((kind, field.name)) or _READ[field.name])
         for field in fields(kind)
     )
 

@@ -1,0 +1,81 @@
+"""Topics that were deleted and made anew: their offsets begin again, and what nobody had read of them is gone.
+
+In a topic's log what it was made anew with stands behind all there was before. A reader is in the topic that it was
+assigned; an acknowledgement is of the one that was there when it was told.
+
+A record went with the old topic, and need not be seen, only if all of this holds: the one who deleted it says so; its
+write was not answered by when all was read (`since`); Kafka acknowledged it there, in its partition behind all that was
+ever seen of that; and, transactional, what its leader asked for next was a commit.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from operator import attrgetter
+
+from harvest_lib.audit.checker.log import Log
+from harvest_lib.audit.checker.promise import Promise
+from harvest_lib.audit.checker.records import SPAN, Partition, Record, Records
+from harvest_lib.audit.checker.transactions import Transactions
+from harvest_lib.audit.history import Acknowledge, Assign, Remake
+
+
+class Remakes:
+    """Knows when topics were made anew, and who reads which; then marks the records that went with the old ones."""
+
+    def __init__(self, promise: Promise, records: Records, transactions: Transactions) -> None:
+        self._promise = promise
+        self._records = records
+        self._transactions = transactions
+        self._events: list[Remake] = []
+        self._times: dict[str, list[float]] = defaultdict(list)
+        self._read: dict[str, dict[Partition, int]] = defaultdict(dict)
+
+    def remake(self, event: Remake) -> None:
+        """Take in that a topic was made anew."""
+        if event.type == "ok":
+            self._events.append(event)
+            self._times[event.topic].append(event.time)
+
+    def assign(self, event: Assign) -> None:
+        """Take in that a reader is in the topics that there are now."""
+        if not self._times or event.type not in {"ok", "info"}:
+            return
+        for topic, partition, _ in event.partitions:
+            self._read[event.process][topic, partition] = self.begins(topic, event.time)
+
+    def read_by(self, process: str) -> Mapping[Partition, int]:
+        """Return where in their logs the topics begin that a process reads, but for those that never were another."""
+        return self._read.get(process, {}) if self._times else {}
+
+    def begins(self, topic: str, time: float) -> int:
+        """Return where in its log the topic begins that was there at a time."""
+        times = self._times.get(topic)
+        return SPAN * bisect_right(times, time) if times else 0
+
+    def finish(self, log: Log) -> None:
+        """Mark what went with topics."""
+        for event in self._events:
+            for name in event.events:
+                record = self._records.get(name)
+                if not self._was_read(record, event) and any(
+                    self._went(acknowledged, event, log) for acknowledged in record.acknowledged
+                ):
+                    record.gone = True
+
+    def _was_read(self, record: Record, event: Remake) -> bool:
+        write = record.write
+        return write is not None and write.last.type == "ok" and write.last.time <= event.since
+
+    def _went(self, acknowledged: Acknowledge, event: Remake, log: Log) -> bool:
+        """Return whether that says that a record was in the topic as it was deleted, where nobody has read."""
+        topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
+        ends = self.begins(event.topic, event.time)
+        begins = self.begins(event.topic, acknowledged.time)
+        if topic != event.topic or partition is None or offset is None or begins + SPAN != ends:
+            return False
+        if self._promise.transactional and not self._transactions.ends_in_commit(acknowledged):
+            return False
+        seen = log.ordered((topic, partition), committed=self._promise.transactional)
+        before = bisect_left(seen, ends, key=attrgetter("place"))
+        return before == 0 or seen[before - 1].place < begins + offset
