@@ -45,17 +45,28 @@ class Reader:
         self._history, self._name, self._isolation = history, name, isolation
         self._acknowledged = self._from_the_beginning()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"chaos-{name}", daemon=True)
+        self._thread: threading.Thread | None = None
         self.seen: set[str] = set()
         """The events that were read."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def begin(self) -> None:
+        """Follow the topic that there is, from its beginning."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name=f"chaos-{self._name}", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Follow it no more; all that was read is noted then. Safe to repeat."""
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         consumer = self._assigned()

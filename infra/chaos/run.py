@@ -12,12 +12,24 @@ from functools import partial
 from pathlib import Path
 
 from harvest_lib.audit.checker import TOOK_OVER, Anomaly, Promise, Verdict, check
-from harvest_lib.audit.history import BadLine, Event, HistoryWriter, Isolation, Park, Regress, Term, Write, read_history
+from harvest_lib.audit.history import (
+    BadLine,
+    Event,
+    HistoryWriter,
+    Isolation,
+    Park,
+    Regress,
+    Remake,
+    Term,
+    Write,
+    read_history,
+)
 from harvest_lib.audit.history import Fault as FaultEvent
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken
 from infra.chaos.faults import FAULTS
+from infra.chaos.following import Following
 from infra.chaos.reading import Reader
 from infra.chaos.system import PARTITIONS, TOPIC, System, Way, running
 from infra.chaos.turns import Turns
@@ -93,6 +105,7 @@ def run(plan: Plan, turns: Turns, folder: Path, parts: Path, say: Callable[[str]
         answered: set[str] = set()  # events whose commit was
         read = partial(Reader, system.kafka.bootstrap_servers, TOPIC, PARTITIONS, reading, isolation=isolation)
         reader = ending.enter_context(read(name="follower"))
+        system.following = Following(reader=reader, answered=answered)
         writers = ending.enter_context(
             Writers(
                 lambda: system.dsn,
@@ -141,7 +154,7 @@ def run(plan: Plan, turns: Turns, folder: Path, parts: Path, say: Callable[[str]
 
 def judged(history: Path, way: Way) -> tuple[int, Sequence[Term], Verdict]:
     """Check the history in a folder against what the way promises; return also how many records were committed, and
-    neither lost by Postgres itself nor dropped, and the terms that began."""
+    neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
     promise = Promise(
         delivery="transactional" if way.exactly_once else "at_least_once",
         barrier=way.delivery == "barrier",
@@ -152,7 +165,7 @@ def judged(history: Path, way: Way) -> tuple[int, Sequence[Term], Verdict]:
         for event in read_history(sorted(history.glob("*.jsonl")), on_bad=_unreadable):
             if isinstance(event, Write) and event.type == "ok":
                 committed.update(record.event for record in event.records)
-            elif isinstance(event, Regress) or (isinstance(event, Park) and event.step == "drop"):
+            elif isinstance(event, Regress | Remake) or (isinstance(event, Park) and event.step == "drop"):
                 committed.difference_update(event.events)
             elif isinstance(event, Term) and event.type == "invoke":
                 terms.append(event)
@@ -222,7 +235,7 @@ class UnderFire:
             time.sleep(draw.uniform(*FAULTS[name].seconds))
         for event in self.system.happened:
             self.history.append(event)
-            if isinstance(event, Regress) or event.step == "drop":
+            if isinstance(event, Regress | Remake) or event.step == "drop":
                 self.answered.difference_update(event.events)
         self.system.happened.clear()
         self.history.append(FaultEvent(type="info", process="chaos", fault=name, step="end"))

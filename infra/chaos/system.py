@@ -13,12 +13,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.audit.history import Park, Regress
+from harvest_lib.audit.history import Park, Regress, Remake
 from harvest_lib.deadline import Deadline
 from harvest_lib.errors import StackError
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.outbox import Way as Grant
+from infra.chaos.following import Following
 from infra.chaos.link import Links
 from infra.chaos.member import Member
 from infra.chaos.road import Road
@@ -66,8 +67,10 @@ class System:
         """Whom harvesters come as."""
         self.servers = [self.postgres]
         """All that there have been, standbys too."""
-        self.happened: list[Regress | Park] = []
+        self.happened: list[Regress | Remake | Park] = []
         """What a fault made of records, until it is written down."""
+        self.following: Following
+        """Who reads all along, once somebody does."""
         self.make_room: Callable[[Path], object] = lambda _folder: None
         """Called with the folder of a server that is added, before anything is in it."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
@@ -101,13 +104,17 @@ class System:
             self._make_outbox(connection)
         self.move_to(self.postgres)
         self.kafka.await_ready()
-        create_topic(
-            {"bootstrap.servers": self.kafka.bootstrap_servers}, TOPIC, partitions=PARTITIONS, config=self._topic_config
-        )
+        self.make_topic()
         for member in self.members:
             for number, link in enumerate(member.kafka, 1):
                 link.forward_to("127.0.0.1", self.kafka.ports[f"{member.name}-{number}"])
             self.start_member(member)
+
+    def make_topic(self) -> None:
+        """Make the topic that records go to."""
+        create_topic(
+            {"bootstrap.servers": self.kafka.bootstrap_servers}, TOPIC, partitions=PARTITIONS, config=self._topic_config
+        )
 
     def move_to(self, postgres: PostgresServer) -> None:
         """Have writers write there from now on, and harvesters' links lead there."""

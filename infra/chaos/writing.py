@@ -102,9 +102,9 @@ class Writing:
         """Say how it ended."""
         if not self._is_told:
             self.begin_end()
-        self._tell(how)
-        if how == "ok":
+        if how == "ok":  # first: what is told as answered at a time is known to be by then
             self._answered.update(record.event for record in self._records)
+        self._tell(how)
 
     def _tell(self, kind: EventType) -> None:
         self._history.append(

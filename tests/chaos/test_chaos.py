@@ -23,12 +23,17 @@ from infra.local.state import default_state
 RUNS = [
     ("snapshot/transactional", 11, "leader-frozen,kafka-unheard,postgres-killed,leader-killed,prepared-left-open"),
     ("mark/barrier", 12, "leader-frozen,kafka-unreached,sessions-killed,leader-killed,postgres-unheard"),
-    ("transaction_id/pipelined", 13, "leader-released,kafka-cut,postgres-cut,latency,writer-waited-for"),
+    (
+        "transaction_id/pipelined",
+        13,
+        "leader-released,kafka-cut,postgres-cut,latency,writer-waited-for,topic-made-anew",
+    ),
     ("mark/transactional", 14, "leader-killed,kafka-unheard,postgres-unreached,leader-released,postgres-killed"),
     ("snapshot/sequenced", 21, "leader-frozen,postgres-unheard,kafka-unheard,leader-killed,sessions-killed"),
 ]
 SERVERS = "failover-sync,failover-async,record-too-large"
 MACHINE = "failover-sync,disk-full-postgres,disk-full-kafka,network-lost,clock-behind,record-too-large"
+ANEW = "topic-made-anew,leader-killed"
 LONG_RUNS = [
     pytest.param(way, seed, faults, marks=pytest.mark.long)
     for way, seed, faults in [
@@ -38,10 +43,12 @@ LONG_RUNS = [
         ("transaction_id/pipelined", 17, SERVERS),
         ("snapshot/transactional", 18, MACHINE),
         ("mark/barrier", 19, MACHINE),
+        ("snapshot/sequenced", 22, ANEW),
+        ("mark/transactional", 23, ANEW),
         ("snapshot/barrier", 20, "credentials-revoked,failover-sync,leader-killed"),
     ]
 ]
-TOLD_OF = {"failover-async": "regress", "record-too-large": "park"}
+TOLD_OF = {"failover-async": "regress", "record-too-large": "park", "topic-made-anew": "remake"}
 TOLD = {"write", "poll", "assign", "fault", "term", "produce", "acknowledge"}
 ALSO_TOLD = {
     "snapshot/transactional": {"transaction", "checkpoint"},

@@ -14,6 +14,7 @@ from infra.chaos.faults import (
     networks,
     postgres,
     records,
+    topics,
 )
 from infra.chaos.faults.fault import Fault, Strike
 
@@ -31,6 +32,7 @@ FAULTS: Mapping[str, Fault] = {
     **failover.FAULTS,
     **disks.FAULTS,
     **records.FAULTS,
+    **topics.FAULTS,
 }
 """By their names, as `--faults` takes them."""
 

@@ -10,23 +10,19 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
-from psycopg.sql import SQL, Identifier
 
 from harvest_lib.audit.history import Park
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault
-from infra.chaos.member import Member
+from infra.chaos.parked import count, has_stopped, retry_all, sets_aside
 from infra.chaos.system import TOPIC, System
 from infra.chaos.writing import SLOW_KEYS, Writing
-from infra.local.process import tail
 from infra.waiting import until
 
 _LIMIT_BYTES = 300_000
 """Batches that waited for a while stay below it."""
 _LARGE_BYTES = 400_000
 _LIMIT = "max.message.bytes"
-_STOPPED = "can never be sent"
-_COUNT = SQL("SELECT count(*) FROM {table} WHERE NOT held")
 _ANSWER_SECONDS = 10
 _PARKED_SECONDS = 60.0
 
@@ -40,18 +36,20 @@ def _record_too_large(system: System, draw: random.Random, write: Callable[[], W
     large = _write(system, write(), key, base64.b64encode(draw.randbytes(_LARGE_BYTES)).decode())
     behind = _write(system, write(), key, "")
     _await_parked(system)
-    if _sets_aside(system):
+    if sets_aside(system.way):
         system.happened.append(Park(type="ok", process="chaos", step="park", events=large + behind))
     try:
         yield
     finally:
         _set_limit(system, ConfigEntry(_LIMIT, None, incremental_operation=AlterConfigOpType.DELETE))
-        if _sets_aside(system):
+        if sets_aside(system.way):
             step: Literal["retry", "drop"] = draw.choice(("retry", "drop"))
             system.happened.append(Park(type="ok", process="chaos", step="retry", events=behind))
             system.happened.append(Park(type="ok", process="chaos", step=step, events=large))
-            sure = ["--yes"] if step == "drop" else []
-            harvest("park", step, "--all", *sure, "-f", system.operator_config())
+            if step == "retry":
+                retry_all(system)
+            else:
+                harvest("park", "drop", "--all", "--yes", "-f", system.operator_config())
         else:
             for member in system.members:
                 if not member.is_up:
@@ -68,20 +66,14 @@ def _write(system: System, writing: Writing, key: str, padding: str) -> tuple[st
     return writing.events
 
 
-def _sets_aside(system: System) -> bool:
-    return not (system.way.source == "mark" and system.way.exactly_once)
-
-
 def _await_parked(system: System) -> None:
     """Wait until a record is parked; where none ever is, until all harvesters have ended over it."""
-    count = _COUNT.format(table=Identifier("outbox_parked" if system.way.source == "mark" else "outbox_set_aside"))
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def is_parked() -> bool:
-            if not _sets_aside(system):
-                return all(_has_stopped(member) for member in system.members)
-            row = connection.execute(count).fetchone()
-            return row is not None and row[0] > 0
+            if not sets_aside(system.way):
+                return all(has_stopped(member) for member in system.members)
+            return count(system, connection) > 0
 
         until(
             is_parked,
@@ -89,10 +81,6 @@ def _await_parked(system: System) -> None:
             "nobody has parked what is too large",
             next_step="read the logs of the harvesters",
         )
-
-
-def _has_stopped(member: Member) -> bool:
-    return not member.is_up and member.harvester is not None and _STOPPED in tail(member.harvester.process.log)
 
 
 def _set_limit(system: System, entry: ConfigEntry) -> None:

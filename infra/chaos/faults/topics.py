@@ -1,0 +1,103 @@
+"""Faults of the topic that records go to: an operator deletes it, and makes it anew under its name.
+
+What was in it is gone for whoever had not read it. The follower has read all that was answered by a while before, so
+that only what was written since can be gone; what Kafka acknowledged of that and the follower did not get is noted.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.audit.history import Acknowledge, Produce, Remake, read_history
+from harvest_lib.deadline import boot_seconds
+from infra.chaos.faults.fault import Fault
+from infra.chaos.parked import count, has_stopped, is_stopping, retry_all, sets_aside
+from infra.chaos.system import TOPIC, System
+from infra.chaos.writing import Writing
+from infra.waiting import until
+
+_ANSWER_SECONDS = 10.0
+_READY_SECONDS = 60.0
+_RETRY_SECONDS = 1.0
+
+
+@contextmanager
+def _topic_made_anew(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    since = system.following.catch_up()
+    _delete(system)
+    system.following.reader.leave()
+    try:
+        yield
+    finally:
+        at = boot_seconds()
+        system.make_topic()
+        system.await_cluster()
+        something_came = system.following.begin_anew()
+        _go_on(system, something_came)
+        gone = system.following.unread(acknowledged(system.history, at))
+        system.happened.append(Remake(type="ok", process="chaos", time=at, topic=TOPIC, events=gone, since=since))
+
+
+def _delete(system: System) -> None:
+    """Delete the topic, and wait until no broker knows it."""
+    admin = AdminClient({"bootstrap.servers": system.kafka.bootstrap_servers, "log_level": 0})
+    admin.delete_topics([TOPIC], request_timeout=_ANSWER_SECONDS)[TOPIC].result()
+    _await(lambda: not any(_knows(server) for server in system.kafka.bootstrap_servers.split(",")), "it is still there")
+
+
+def _knows(server: str) -> bool:
+    """Tell whether a broker, asked by itself, knows the topic."""
+    admin = AdminClient({"bootstrap.servers": server, "log_level": 0})
+    try:
+        return TOPIC in admin.list_topics(timeout=_ANSWER_SECONDS).topics
+    except KafkaException:
+        return True
+
+
+def _go_on(system: System, something_came: Callable[[], bool]) -> None:
+    """Have sent again what was parked for want of a topic, and start harvesters that have stopped over that, until one
+    delivers and nothing is left of it. Who delivers has found the topic, and parks nothing more."""
+    with psycopg.connect(system.dsn, autocommit=True) as connection:
+
+        def goes_on() -> bool:
+            for member in system.members:
+                if has_stopped(member):
+                    system.start_member(member)
+            came = something_came()  # before it is counted
+            if sets_aside(system.way) and count(system, connection, held=True):
+                retry_all(system)
+                return False
+            return came and not any(is_stopping(member) for member in system.members)
+
+        _await(goes_on, "nobody goes on with the topic that was made anew", _RETRY_SECONDS)
+
+
+def acknowledged(history: Path, by: float) -> set[str]:
+    """Return the events of which harvesters had heard by then, by the boot clock, that Kafka has them."""
+    events: dict[int, str] = {}
+    found: set[str] = set()
+    for event in read_history(sorted(history.glob("harvester-*.jsonl")), on_bad=lambda _line: None):
+        if isinstance(event, Produce):
+            events[event.id] = event.event
+        elif isinstance(event, Acknowledge) and event.type == "ok" and event.time < by:
+            found.add(events[event.id])
+    return found
+
+
+def _await(condition: Callable[[], bool], otherwise: str, tick_seconds: float = 0.1) -> None:
+    next_step = "read the logs of the brokers and the harvesters, beside the history"
+    until(condition, _READY_SECONDS, otherwise, next_step=next_step, tick_seconds=tick_seconds)
+
+
+FAULTS: Mapping[str, Fault] = {
+    "topic-made-anew": Fault(
+        promise="what nobody had read is gone; all that follows is in the new one, in order",
+        strike=_topic_made_anew,
+        seconds=(1, 8),
+    ),
+}
