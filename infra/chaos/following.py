@@ -1,7 +1,7 @@
 """The reader that follows the topic all along, and what it will have to have read."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from harvest_lib.deadline import boot_seconds
 from infra.chaos.reading import Reader
@@ -16,25 +16,26 @@ class Following:
 
     reader: Reader
     answered: set[str]
+    gone: set[str] = field(default_factory=set)
+    """What went with a topic and was not read."""
 
     def catch_up(self) -> float:
-        """Wait until all is read that is answered now, and return the present time by the boot clock, as it is before
-        that. Raises StackError."""
-        since = boot_seconds()
-        due = set(self.answered)
-        _await(lambda: not due - self.reader.seen, "what was answered was not read")
-        return since
+        """Wait until something was read, and then all whose commit was answered by then; return that time, by the boot
+        clock. Raises StackError."""
+        next_step = "read the logs of the harvesters, beside the history"
+        until(lambda: self.reader.has_read, _CAUGHT_UP_SECONDS, "nothing was read", next_step=next_step)
+        now, due = boot_seconds(), set(self.answered)
+        until(
+            lambda: not due - self.reader.seen,
+            _CAUGHT_UP_SECONDS,
+            "what was answered was not read",
+            evidence=lambda: f"{len(due - self.reader.seen)} of {len(due)} records",
+            next_step=next_step,
+        )
+        return now
 
-    def unread(self, events: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the events that were not read."""
-        return tuple(sorted(set(events) - self.reader.seen))
-
-    def begin_anew(self) -> Callable[[], bool]:
-        """Begin with another topic of the name, after `reader.leave`; return what tells whether something new came."""
-        count = len(self.reader.seen)
-        self.reader.begin()
-        return lambda: len(self.reader.seen) > count
-
-
-def _await(condition: Callable[[], bool], otherwise: str) -> None:
-    until(condition, _CAUGHT_UP_SECONDS, otherwise, next_step="read the logs of the harvesters, beside the history")
+    def lose(self, events: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the events in a topic that went with it: they were not read, nor did they go with another."""
+        found = set(events) - self.reader.seen - self.gone
+        self.gone.update(found)
+        return tuple(sorted(found))

@@ -48,6 +48,8 @@ class Reader:
         self._thread: threading.Thread | None = None
         self.seen: set[str] = set()
         """The events that were read."""
+        self.has_read = False
+        """Whether anything was, of the topic that it follows now."""
 
     def __enter__(self) -> Self:
         self.begin()
@@ -59,6 +61,7 @@ class Reader:
     def begin(self) -> None:
         """Follow the topic that there is, from its beginning."""
         self._stop.clear()
+        self.has_read = False
         self._thread = threading.Thread(target=self._run, name=f"chaos-{self._name}", daemon=True)
         self._thread.start()
 
@@ -103,6 +106,7 @@ class Reader:
         records = tuple(chain.from_iterable(self._seen(message) for message in messages if message.error() is None))
         if records:
             self.seen.update(record.event for record in records)
+            self.has_read = True
             self._history.append(Poll(type="ok", process=self._name, isolation=self._isolation, records=records))
 
     def _seen(self, message: Message) -> Iterable[PolledRecord]:

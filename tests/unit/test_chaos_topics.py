@@ -43,7 +43,7 @@ def test_what_went_with_the_topic_does_not_count_as_committed(tmp_path):
 
 def test_all_that_is_answered_is_waited_for_and_nothing_later(monkeypatch):
     monkeypatch.setattr(following, "_CAUGHT_UP_SECONDS", 0.0)
-    reader = SimpleNamespace(seen={"a"})
+    reader = SimpleNamespace(seen={"a"}, has_read=True)
     follows = Following(reader=reader, answered={"a", "b"})
     with pytest.raises(StackError, match="was not read"):
         follows.catch_up()
@@ -51,4 +51,15 @@ def test_all_that_is_answered_is_waited_for_and_nothing_later(monkeypatch):
     before = boot_seconds()
     since = follows.catch_up()
     assert before <= since <= boot_seconds()
-    assert follows.unread(["c", "b", "d"]) == ("c", "d")
+
+
+def test_what_went_with_one_topic_does_not_go_with_the_next():
+    follows = Following(reader=SimpleNamespace(seen={"a"}), answered=set())
+    assert follows.lose(["c", "a", "b"]) == ("b", "c")
+    assert follows.lose(["c", "d"]) == ("d",)
+
+
+def test_a_topic_is_not_deleted_before_anything_was_read_of_it(monkeypatch):
+    monkeypatch.setattr(following, "_CAUGHT_UP_SECONDS", 0.0)
+    with pytest.raises(StackError, match="nothing was read"):
+        Following(reader=SimpleNamespace(seen=set(), has_read=False), answered=set()).catch_up()

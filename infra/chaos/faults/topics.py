@@ -37,9 +37,9 @@ def _topic_made_anew(system: System, _draw: random.Random, _write: Callable[[], 
         at = boot_seconds()
         system.make_topic()
         system.await_cluster()
-        something_came = system.following.begin_anew()
-        _go_on(system, something_came)
-        gone = system.following.unread(acknowledged(system.history, at))
+        system.following.reader.begin()
+        _go_on(system)
+        gone = system.following.lose(acknowledged(system.history, at))
         system.happened.append(Remake(type="ok", process="chaos", time=at, topic=TOPIC, events=gone, since=since))
 
 
@@ -59,7 +59,7 @@ def _knows(server: str) -> bool:
         return True
 
 
-def _go_on(system: System, something_came: Callable[[], bool]) -> None:
+def _go_on(system: System) -> None:
     """Have sent again what was parked for want of a topic, and start harvesters that have stopped over that, until one
     delivers and nothing is left of it. Who delivers has found the topic, and parks nothing more."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
@@ -68,11 +68,11 @@ def _go_on(system: System, something_came: Callable[[], bool]) -> None:
             for member in system.members:
                 if has_stopped(member):
                     system.start_member(member)
-            came = something_came()  # before it is counted
+            delivers = system.following.reader.has_read  # asked before it is counted
             if sets_aside(system.way) and count(system, connection, held=True):
                 retry_all(system)
                 return False
-            return came and not any(is_stopping(member) for member in system.members)
+            return delivers and not any(is_stopping(member) for member in system.members)
 
         _await(goes_on, "nobody goes on with the topic that was made anew", _RETRY_SECONDS)
 
