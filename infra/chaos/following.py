@@ -1,7 +1,7 @@
 """The reader that follows the topic all along, and what it will have to have read."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harvest_lib.deadline import boot_seconds
 from infra.chaos.reading import Reader
@@ -16,8 +16,6 @@ class Following:
 
     reader: Reader
     answered: set[str]
-    gone: set[str] = field(default_factory=set)
-    """What went with a topic and was not read."""
 
     def catch_up(self) -> float:
         """Wait until something was read, and then all whose commit was answered by then; return that time, by the boot
@@ -34,8 +32,6 @@ class Following:
         )
         return now
 
-    def lose(self, events: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the events in a topic that went with it: they were not read, nor did they go with another."""
-        found = set(events) - self.reader.seen - self.gone
-        self.gone.update(found)
-        return tuple(sorted(found))
+    def unread(self, events: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the events that were not read."""
+        return tuple(sorted(set(events) - self.reader.seen))

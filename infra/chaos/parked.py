@@ -3,14 +3,15 @@
 from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from infra.chaos.commands import harvest
 from infra.chaos.member import Member
 from infra.chaos.system import System, Way
 from infra.local.process import tail
 
-_COUNT = SQL("SELECT count(*) FROM {table} WHERE NOT held OR %s")
+_PARKED = SQL("SELECT count(*) FROM outbox_parked WHERE NOT held")
+_SET_ASIDE = SQL("SELECT count(*) FROM outbox_set_aside WHERE NOT held AND NOT retry")
 _STOPPED = "can never be sent"
 
 
@@ -19,10 +20,9 @@ def sets_aside(way: Way) -> bool:
     return not (way.source == "mark" and way.exactly_once)
 
 
-def count(system: System, connection: psycopg.Connection[Any], *, held: bool = False) -> int:
-    """Count the records that are parked, or also those `held` behind one."""
-    table = "outbox_parked" if system.way.source == "mark" else "outbox_set_aside"
-    row = connection.execute(_COUNT.format(table=Identifier(table)), (held,)).fetchone()
+def count(way: Way, connection: psycopg.Connection[Any]) -> int:
+    """Count the records that are parked, and of which nobody has asked yet that they be sent again."""
+    row = connection.execute(_PARKED if way.source == "mark" else _SET_ASIDE).fetchone()
     return int(row[0]) if row is not None else 0
 
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.audit.history import Park, Regress, Remake
-from harvest_lib.deadline import Deadline
+from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
@@ -71,6 +71,8 @@ class System:
         """What a fault made of records, until it is written down."""
         self.following: Following
         """Who reads all along, once somebody does."""
+        self.topic_made_at = 0.0
+        """When the topic was made that there is, by the boot clock: nobody can have written to it before."""
         self.make_room: Callable[[Path], object] = lambda _folder: None
         """Called with the folder of a server that is added, before anything is in it."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
@@ -112,6 +114,7 @@ class System:
 
     def make_topic(self) -> None:
         """Make the topic that records go to."""
+        self.topic_made_at = boot_seconds()
         create_topic(
             {"bootstrap.servers": self.kafka.bootstrap_servers}, TOPIC, partitions=PARTITIONS, config=self._topic_config
         )

@@ -31,7 +31,8 @@ def test_what_was_acknowledged_by_the_time_is_found_in_all_histories(tmp_path):
     write(Pen().produce("a1 b1").acknowledge("a1", 0).acknowledge("b1", end="fail"), tmp_path / "harvester-101.jsonl")
     write(Pen().produce("c1 d1").acknowledge("c1", 1).wait(9).acknowledge("d1", 2), tmp_path / "harvester-201.jsonl")
     write(Pen().produce("e1").acknowledge("e1", 3), tmp_path / "other.jsonl")
-    assert acknowledged(tmp_path, by=5.0) == {event("a1"), event("c1")}
+    assert acknowledged(tmp_path, since=0.0, by=5.0) == {event("a1"), event("c1")}
+    assert acknowledged(tmp_path, since=5.0, by=15.0) == {event("d1")}
 
 
 def test_what_went_with_the_topic_does_not_count_as_committed(tmp_path):
@@ -52,11 +53,7 @@ def test_all_that_is_answered_is_waited_for_and_nothing_later(monkeypatch):
     since = follows.catch_up()
     assert before <= since <= boot_seconds()
 
-
-def test_what_went_with_one_topic_does_not_go_with_the_next():
-    follows = Following(reader=SimpleNamespace(seen={"a"}), answered=set())
-    assert follows.lose(["c", "a", "b"]) == ("b", "c")
-    assert follows.lose(["c", "d"]) == ("d",)
+    assert follows.unread(["c", "b", "d"]) == ("c", "d")
 
 
 def test_a_topic_is_not_deleted_before_anything_was_read_of_it(monkeypatch):

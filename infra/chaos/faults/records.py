@@ -73,7 +73,7 @@ def _await_parked(system: System) -> None:
         def is_parked() -> bool:
             if not sets_aside(system.way):
                 return all(has_stopped(member) for member in system.members)
-            return count(system, connection) > 0
+            return count(system.way, connection) > 0
 
         until(
             is_parked,

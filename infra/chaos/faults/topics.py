@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.audit.history import Acknowledge, Produce, Remake, read_history
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.deadline import Deadline
 from infra.chaos.faults.fault import Fault
 from infra.chaos.parked import count, has_stopped, is_stopping, retry_all, sets_aside
 from infra.chaos.system import TOPIC, System
@@ -24,22 +24,24 @@ from infra.waiting import until
 _ANSWER_SECONDS = 10.0
 _READY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
+_BELIEVED_SECONDS = 6.0
+"""A harvester believes for 5 s that there is no such topic."""
 
 
 @contextmanager
 def _topic_made_anew(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    since = system.following.catch_up()
+    since, made_at = system.following.catch_up(), system.topic_made_at
     _delete(system)
     system.following.reader.leave()
     try:
         yield
     finally:
-        at = boot_seconds()
         system.make_topic()
+        at = system.topic_made_at
         system.await_cluster()
         system.following.reader.begin()
         _go_on(system)
-        gone = system.following.lose(acknowledged(system.history, at))
+        gone = system.following.unread(acknowledged(system.history, made_at, at))
         system.happened.append(Remake(type="ok", process="chaos", time=at, topic=TOPIC, events=gone, since=since))
 
 
@@ -61,30 +63,31 @@ def _knows(server: str) -> bool:
 
 def _go_on(system: System) -> None:
     """Have sent again what was parked for want of a topic, and start harvesters that have stopped over that, until one
-    delivers and nothing is left of it. Who delivers has found the topic, and parks nothing more."""
+    delivers and none can think any more that there is no topic."""
+    believed = Deadline(_BELIEVED_SECONDS)
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def goes_on() -> bool:
             for member in system.members:
                 if has_stopped(member):
                     system.start_member(member)
-            delivers = system.following.reader.has_read  # asked before it is counted
-            if sets_aside(system.way) and count(system, connection, held=True):
+            is_over = believed.passed and system.following.reader.has_read  # asked before it is counted
+            if sets_aside(system.way) and count(system.way, connection):
                 retry_all(system)
                 return False
-            return delivers and not any(is_stopping(member) for member in system.members)
+            return is_over and not any(is_stopping(member) for member in system.members)
 
         _await(goes_on, "nobody goes on with the topic that was made anew", _RETRY_SECONDS)
 
 
-def acknowledged(history: Path, by: float) -> set[str]:
-    """Return the events of which harvesters had heard by then, by the boot clock, that Kafka has them."""
+def acknowledged(history: Path, since: float, by: float) -> set[str]:
+    """Return the events of which harvesters have heard between these times, by the boot clock, that Kafka has them."""
     events: dict[int, str] = {}
     found: set[str] = set()
     for event in read_history(sorted(history.glob("harvester-*.jsonl")), on_bad=lambda _line: None):
         if isinstance(event, Produce):
             events[event.id] = event.event
-        elif isinstance(event, Acknowledge) and event.type == "ok" and event.time < by:
+        elif isinstance(event, Acknowledge) and event.type == "ok" and since <= event.time < by:
             found.add(events[event.id])
     return found
 
@@ -98,6 +101,6 @@ FAULTS: Mapping[str, Fault] = {
     "topic-made-anew": Fault(
         promise="what nobody had read is gone; all that follows is in the new one, in order",
         strike=_topic_made_anew,
-        seconds=(1, 8),
+        seconds=(1, 5),
     ),
 }
