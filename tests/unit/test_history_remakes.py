@@ -89,6 +89,8 @@ def test_the_order_of_a_key_goes_on_in_the_new_topic(promise):
     pen = before().remake("b1").write("a3").harvest("a3 a2", OTHER)
     assert "int-nonmonotonic-send" not in unexplained(pen, promise)
     assert "nonmonotonic-send" in unexplained(read_to_the_end(pen, f"a3@{OTHER} a2@{OTHER}"), promise)
+    (finding,) = (each for each in check(pen.events, promise).findings if each.name == "nonmonotonic-send")
+    assert "orders/0@0 after deletion 1" in finding.sentence
 
 
 def test_a_copy_in_the_new_topic_counts_as_in_the_old(promise):

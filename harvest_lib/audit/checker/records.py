@@ -83,8 +83,8 @@ class Sighting:
 
     def __str__(self) -> str:
         topic, partition = self.partition
-        anew = f", the topic made anew for time {self.anew}," if self.anew else ""
-        return f"{topic}/{partition}@{self.offset}{anew}"
+        after = f" after deletion {self.anew}" if self.anew else ""
+        return f"{topic}/{partition}@{self.offset}{after}"
 
     @property
     def offset(self) -> int:
