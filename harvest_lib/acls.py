@@ -1,16 +1,19 @@
-"""What a harvester and a reader need in Kafka, and nothing more: ACLs, as commands or as data.
+"""What a harvester, a reader and a consumer need in Kafka, and nothing more: ACLs, as commands or as data.
 
-They follow from the configuration: who elects the leader, how records are delivered, which topics are made if missing.
+A harvester's and a reader's follow from the configuration: who elects the leader, how records are delivered, which
+topics are made if missing.
 """
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from harvest_lib.config import HarvestConfig
 
 Resource = Literal["topic", "group", "transactional-id"]
+_Wanted = tuple[Resource, str, bool, tuple[str, ...]]
+"""A resource, whether its name is the beginning of names, and the operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +37,30 @@ def harvester_acls(
 
     With `creates` it may make the topics of its own, otherwise they have to be there.
     """
-    return [
-        Acl(principal=principal, resource=resource, name=name, prefixed=prefixed, operation=operation)
-        for resource, name, prefixed, operations in _harvester(config, topics, creates=creates)
-        for operation in operations
-    ]
+    return _acls(principal, _harvester(config, topics, creates=creates))
 
 
 def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
     """Return what `harvest audit` and `harvest status` need: to read `topics`, and to look at the election."""
-    wanted: list[tuple[Resource, str, bool, tuple[str, ...]]] = [
-        ("topic", *_prefix(each), ("Read", "Describe")) for each in topics
-    ]
+    wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     if config.leadership == "neli":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
-    return [
-        Acl(principal=principal, resource=resource, name=name, prefixed=prefixed, operation=operation)
-        for resource, name, prefixed, operations in wanted
-        for operation in operations
-    ]
+    return _acls(principal, wanted)
+
+
+def consumer_acls(
+    name: str, principal: str, topics: Collection[str], *, published: Collection[str] = (), logs: Collection[str] = ()
+) -> list[Acl]:
+    """Return what the consumer `name` needs to read `topics` and to publish to others, and with a `SqliteStore` to keep
+    its recovery logs. Those are made by others, see `create_recovery_log`."""
+    wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
+    wanted.append(("group", name, False, ("Read",)))
+    wanted += [("topic", *_prefix(each), ("Write", "Describe")) for each in published]
+    for each in logs:
+        wanted.append(("topic", *_prefix(each), ("Read", "Write", "Describe", "DescribeConfigs")))
+    if logs:
+        wanted.append(("transactional-id", f"{name}/", True, ("Write", "Describe")))
+    return _acls(principal, wanted)
 
 
 def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
@@ -74,9 +82,15 @@ def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
     ]
 
 
-def _harvester(
-    config: HarvestConfig, topics: Collection[str], *, creates: bool
-) -> Iterator[tuple[Resource, str, bool, tuple[str, ...]]]:
+def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
+    return [
+        Acl(principal=principal, resource=resource, name=name, prefixed=prefixed, operation=operation)
+        for resource, name, prefixed, operations in wanted
+        for operation in operations
+    ]
+
+
+def _harvester(config: HarvestConfig, topics: Collection[str], *, creates: bool) -> Iterator[_Wanted]:
     for each in topics:
         yield "topic", *_prefix(each), ("Write", "Describe", "DescribeConfigs")
     if config.leadership == "neli":

@@ -14,7 +14,13 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
+from harvest_lib.errors import (
+    DatabaseAccessDenied,
+    DatabaseError,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    OutboxTableError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -144,9 +150,10 @@ def in_statement(name: sql.Identifier | sql.Literal) -> sql.SQL:
     return sql.SQL(name.as_string(None).replace("%", "%%"))
 
 
-def say_denied(error: DatabaseAccessDenied) -> None:
-    """Log that Postgres refuses what it allowed before: somebody has to do something, until then it is waited out."""
-    _log.error("database_access_denied", extra={"reason": error.evidence, "next_step": error.next_step})
+def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
+    """Log that a server refuses what it allowed before: somebody has to do something, until then it is waited out."""
+    event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"
+    _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
 
 
 def _first_line(error: psycopg.Error) -> str:

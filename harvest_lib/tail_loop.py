@@ -18,8 +18,8 @@ Promises
   again goes in laps of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
 - A lap of which something may still arrive, to be seen by readers, ends the term: what is on the wire has a session
   timeout to arrive before the next one begins here.
-- A database that is away, or takes our rights away, is waited for: it is asked again from the last position that was
-  committed.
+- A server that is away, or takes our rights away, Postgres or Kafka, is waited for: it is asked again from the last
+  position that was committed.
 - A leader that was deposed, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or told where to stop) goes on from the new place within about a second.
 """
@@ -35,7 +35,7 @@ from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.database import say_denied
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
-from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaUnavailable
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaAccessDenied, KafkaUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
 from harvest_lib.leadership import Term, TermEnd
@@ -108,8 +108,9 @@ class TailLoop:
         try:
             while self._may_go_on():
                 try:
-                    self.turn()
-                except DatabaseAccessDenied as error:
+                    with self._wiring.sight():
+                        self.turn()
+                except (DatabaseAccessDenied, KafkaAccessDenied) as error:
                     say_denied(error)
                     self._interrupted()
                 except (DatabaseUnavailable, KafkaUnavailable) as error:
@@ -384,7 +385,8 @@ class TailLoop:
         try:
             self._wiring.delivery.abandon()
             if self._is_open and self._term.ended is not TermEnd.FENCED:
-                self._save()
+                with self._wiring.sight():
+                    self._save()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:

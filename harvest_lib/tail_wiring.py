@@ -1,6 +1,7 @@
 """What a term by laps works with: source, delivery, the store of its checkpoints, and what is set aside."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -60,3 +61,5 @@ class TailWiring:
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Told how many records were committed."""
+    sight: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What the database is asked in: it may turn an error into another, see `harvest_lib.outbox.Sight`."""

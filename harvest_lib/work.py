@@ -27,7 +27,7 @@ from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, check_mapped, create_beside
+from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
 from harvest_lib.parking import Parking, Refusals
 from harvest_lib.parts import (
     make_checkpoints,
@@ -137,7 +137,8 @@ class MarkWork:
             parked.check(connection)
 
     def start(self) -> None:
-        self._thread = SourceThread(self._source)
+        tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
+        self._thread = SourceThread(self._source, Sight(conninfo=self._config.data_source.conninfo(), tables=tables))
 
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
@@ -236,6 +237,7 @@ class TailWork:
             exactly_once=config.exactly_once,
             emit=ears.emit,
             delivered=ears.delivered,
+            sight=Sight(conninfo=config.data_source.conninfo(), tables=[table, table.subscriptions, table.set_aside]),
         )
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             keep_seconds = config.keep_segments_seconds

@@ -1,4 +1,4 @@
-"""`harvest grants postgres | kafka`: what each role needs, and nothing more, as scripts for others to run."""
+"""`harvest grants postgres | kafka | consumer`: what each role needs, and nothing more, as scripts for others."""
 
 import json
 from typing import Annotated, Literal
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from harvest_lib.acls import commands, harvester_acls, reader_acls
+from harvest_lib.cli.grants_consumer import app as consumer
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
@@ -15,10 +16,11 @@ from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(
     name="grants",
-    help="Least privilege: print what harvester, writers and readers need in Postgres and in Kafka.",
+    help="Least privilege: print what harvester, writers, readers and consumers need in Postgres and in Kafka.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+app.add_typer(consumer)
 
 Source = Literal["mark", "snapshot", "transaction_id"]
 

@@ -9,6 +9,7 @@ once, whatever crashes.
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.consumer import Consumer
+from harvest_lib.consume.grants import consumer_grants
 from harvest_lib.consume.key_values import KeyValues, KeyValueStore, create_key_values
 from harvest_lib.consume.message_id import Clock, Flag, MalformedId, MessageId, new_producer_id, pack, unpack
 from harvest_lib.consume.postgres_store import PostgresStore, create_tables
@@ -46,6 +47,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "Transaction",
+    "consumer_grants",
     "create_key_values",
     "create_recovery_log",
     "create_tables",

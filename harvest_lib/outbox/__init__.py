@@ -13,6 +13,7 @@ from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.set_aside import SetAsideRecords
+from harvest_lib.outbox.sight import Sight
 from harvest_lib.outbox.subscribers import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
 
@@ -35,6 +36,7 @@ __all__ = [
     "Segments",
     "Selection",
     "SetAsideRecords",
+    "Sight",
     "Way",
     "append",
     "append_async",

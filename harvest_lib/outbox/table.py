@@ -46,6 +46,15 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time
 FROM {table}
 """
 
+# What the search path finds in a schema that we may not use is passed over, as if it were not there.
+_HIDDEN = """
+SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname IN (
+  SELECT CASE name WHEN '$user' THEN current_user ELSE name END
+  FROM unnest(string_to_array(current_setting('search_path'), ',')) AS path, trim(BOTH '" ' FROM path) AS name
+)
+"""
+
 _LONGEST_NAME_BYTES = 63
 
 _EXPECTED = {
@@ -121,6 +130,19 @@ class OutboxTable:
             )
         return OutboxTable((*self.parts[:-1], last))
 
+    def refuse_hidden(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise DatabaseAccessDenied if there is such a table, in a schema that we may not use."""
+        if len(self.parts) > 1:
+            return  # Postgres says so itself
+        with translated():
+            row = connection.execute(_HIDDEN, (self.parts[-1],)).fetchone()
+        if row is not None:
+            raise DatabaseAccessDenied(
+                f"the user {row[1]!r} may not use the schema of {self}",
+                evidence=f"permission denied for schema {row[0]}: it has the table, and no USAGE for us",
+                next_step=f'GRANT USAGE ON SCHEMA {row[0]} TO "{row[1]}"',
+            )
+
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
         """Tell whether there is a table of this name."""
         with translated():
@@ -135,7 +157,8 @@ class OutboxTable:
         return OutboxTable((row[0], row[1]))
 
     def kind(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Tell goharvest's table from the native one. Raises OutboxTableError if there is none of this name."""
+        """Tell goharvest's table from the native one. Raises OutboxTableError if there is none of this name, and
+        DatabaseAccessDenied if it is hidden from us."""
         with translated():
             row = connection.execute(queries.KIND, (self._quoted(connection),)).fetchone()
         if row is None:
@@ -227,6 +250,7 @@ class OutboxTable:
         return dict(connection.execute(_COLUMNS, (self._quoted(connection),)).fetchall())
 
     def _absent(self, connection: psycopg.Connection[Any]) -> OutboxTableError:
+        self.refuse_hidden(connection)
         return OutboxTableError(
             f"there is no table {self} in this database",
             evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -43,10 +44,21 @@ class CallThread(Generic[Asked]):
 
 
 class SourceThread(CallThread[Source]):
-    """Ask a source on the thread `harvest-source`."""
+    """Ask a source on the thread `harvest-source`. Each call is made inside what `sight` returns, which may turn an
+    error of its into another."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, sight: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._sight = sight
         super().__init__(source, "harvest-source")
+
+    def ask(self, call: Callable[[Source], Answer]) -> "Future[Answer]":
+        """See `CallThread`."""
+
+        def seen(source: Source) -> Answer:
+            with self._sight():
+                return call(source)
+
+        return super().ask(seen)
 
     def stop(self, timeout_seconds: float) -> None:
         """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""

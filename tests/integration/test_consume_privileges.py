@@ -1,7 +1,8 @@
-"""What docs/consuming.md says that a consumer needs is enough, with TLS and users that may do nothing else."""
+"""What `harvest grants consumer` prints is enough, with TLS and users that may do nothing else, and is what the page
+says."""
 
+import json
 import re
-import runpy
 from functools import partial
 from pathlib import Path
 
@@ -9,10 +10,19 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from support.consuming import Counting, Running, read_keys
+from support.outbox import read_topic
+from support.secured import printed
 from support.waiting import eventually
 
-from harvest_lib.acls import Acl
-from harvest_lib.consume import Consumer, KeyValueStore, PostgresStore, create_key_values, create_tables
+from harvest_lib.consume import (
+    Consumer,
+    KeyValueStore,
+    PostgresStore,
+    SqliteStore,
+    create_key_values,
+    create_recovery_log,
+    create_tables,
+)
 from harvest_lib.errors import KafkaAccessDenied
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,30 +42,21 @@ class Folding:
 
 @pytest.fixture
 def granted(secured):
-    """A topic to consume, one to publish to, tables, and what the page says."""
+    """A topic to consume, one to publish to, tables, and what is printed."""
     secured.make_topic()
     secured.make_topic(f"{secured.name}.derived", partitions=1)
     create_tables(secured.owner_dsn)
     create_key_values(secured.owner_dsn)
     secured.owner.execute("CREATE TABLE counts (key text PRIMARY KEY, n bigint NOT NULL)")
     secured.owner.execute(f"GRANT SELECT, INSERT, UPDATE ON counts TO {USER}")
-    page = (DOCS / "consuming.md").read_text(encoding="utf-8")
-    (grants,) = re.findall(r"^```sql\n(GRANT .*?)^```", page, re.MULTILINE | re.DOTALL)
-    secured.owner.execute(grants.replace("TO consumer;", f"TO {USER};").encode())
-    wanted = [
-        Acl(principal=f"User:{USER}", resource=resource, name=name, operation=operation)
-        for resource, name, operations in (
-            ("topic", secured.topic, ["Read", "Describe"]),
-            ("group", secured.name, ["Read"]),
-            ("topic", f"{secured.name}.derived", ["Write", "Describe"]),
-        )
-        for operation in operations
-    ]
-    bindings = runpy.run_path(str(DOCS / "examples" / "apply_acls.py"))["bindings"]([each.as_json() for each in wanted])
-    for future in secured.admin.create_acls(bindings).values():
-        future.result(10)
-    secured._bindings += bindings
+    secured.owner.execute(printed("grants", "consumer", "postgres", "--role", USER, "--key-values").encode())
+    permit(secured, "--publish", f"{secured.name}.derived")
     return secured
+
+
+def permit(secured, *options):
+    who = ("--principal", f"User:{USER}", "--name", secured.name, "--topic", secured.topic)
+    secured.put_in(printed("grants", "consumer", "kafka", *who, *options, "--json"))
 
 
 def consumer(secured, application, store=PostgresStore, name=None):
@@ -75,7 +76,15 @@ def write(secured, keys):
     assert producer.flush(20) == 0
 
 
-def test_what_the_page_says_is_enough(granted):
+def test_the_page_says_what_is_printed():
+    page = (DOCS / "consuming.md").read_text(encoding="utf-8")
+    (grants,) = re.findall(r"^```sql\n(GRANT .*?)^```", page, re.MULTILINE | re.DOTALL)
+    said = {line.partition(";")[0].replace('"', "") for line in grants.splitlines()}
+    lines = printed("grants", "consumer", "postgres", "--key-values").splitlines()
+    assert said == {line.partition(";")[0].replace('"', "") for line in lines if line.startswith("GRANT ")}
+
+
+def test_what_is_printed_is_enough(granted):
     query = granted.owner.execute
     write(granted, ["a", "bad", "b"])
     running = Running(consumer(granted, Counting(f"{granted.name}.derived", fails=("bad",))).run)
@@ -87,6 +96,39 @@ def test_what_the_page_says_is_enough(granted):
     running = Running(consumer(granted, Folding(), KeyValueStore).run)
     eventually(lambda: query("SELECT key FROM consumers_state").fetchall() == [("c",)], 60, "the value is kept")
     assert running.end() is None
+
+
+class Remembering:
+    """Counts messages by key, in SQLite."""
+
+    def consume_message(self, transaction, message):
+        state = transaction.state
+        state.execute("CREATE TABLE IF NOT EXISTS counts (key TEXT PRIMARY KEY, n INT)")
+        counted = "INSERT INTO counts VALUES (?, 1) ON CONFLICT (key) DO UPDATE SET n = n + 1"
+        state.execute(counted, (message.record.key().decode(),))
+
+    def finalize_txn(self, transaction):
+        found = transaction.state.execute("SELECT key, n FROM counts ORDER BY key").fetchall()
+        transaction.publish(f"{transaction.shard.consumer}.derived", json.dumps(found), key="counts")
+
+
+def test_what_is_printed_is_enough_with_a_recovery_log(granted, tmp_path):
+    """And for the next owner, elsewhere, who plays it back."""
+    log, derived = f"{granted.name}.log", f"{granted.name}.derived"
+    create_recovery_log(granted.stack.kafka.operator_settings, log, partitions=2)
+    permit(granted, "--publish", derived, "--log", log)
+    for number in (1, 2):
+        write(granted, ["a"])
+        store = partial(SqliteStore, tmp_path / str(number), granted.kafka(USER), log=log)
+        running = Running(
+            Consumer(
+                Remembering(), name=granted.name, topics=[granted.topic], settings=granted.kafka(USER), store=store
+            ).run
+        )
+        read_keys(granted.stack.kafka.operator_settings, derived, number)
+        assert running.end() is None
+    last = read_topic("", derived, isolation="read_committed", **granted.stack.kafka.operator_settings)[-1]
+    assert json.loads(last.value) == [["a", 2]]
 
 
 def test_another_group_is_refused(granted):

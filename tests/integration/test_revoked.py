@@ -1,4 +1,4 @@
-"""Rights in Postgres that are taken away while the harvester runs: it waits, says so loudly, and goes on with them."""
+"""Rights that are taken away while the harvester runs: it waits, says so loudly, and goes on with them."""
 
 import logging
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from psycopg import sql
 from support.secured import MARK, MARK_LAPS, SNAPSHOT
 from support.waiting import eventually
 
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.harvester import Harvest, State
 from infra.local.databases import scram_verifier
 
@@ -47,11 +48,17 @@ def without_login(secured, _way):
         secured.owner.execute("ALTER ROLE harvester LOGIN")
 
 
-def denials(caplog):
+@contextmanager
+def without_schema(secured, _way):
+    """Postgres says then that the tables do not exist."""
+    secured.owner.execute("GRANT USAGE ON SCHEMA public TO writer; REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+    yield
+    secured.owner.execute("GRANT USAGE ON SCHEMA public TO harvester")
+
+
+def denials(caplog, event="database_access_denied"):
     return [
-        record.reason
-        for record in caplog.records
-        if record.getMessage() == "database_access_denied" and record.levelno == logging.ERROR
+        record.reason for record in caplog.records if record.getMessage() == event and record.levelno == logging.ERROR
     ]
 
 
@@ -61,6 +68,7 @@ def denials(caplog):
         (without_privileges, "permission denied for table"),
         (with_another_password, "password authentication failed"),
         (without_login, "not permitted to log in"),
+        (without_schema, "permission denied for schema public"),
     ],
 )
 @pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_LAPS], ids=["mark", "snapshot", "mark_laps"])
@@ -80,3 +88,41 @@ def test_it_waits_for_its_rights_and_loses_nothing(secured, caplog, way, revoked
     arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(310), 10, "committed")]
     assert sorted(set(arrived)) == list(range(1, 311))
     assert way is MARK or len(arrived) == 310
+
+
+@pytest.mark.parametrize("way", [MARK, SNAPSHOT], ids=["mark", "snapshot"])
+def test_a_table_that_is_gone_is_not_waited_for(secured, way):
+    secured.prepare(way)
+    with Harvest(secured.config(**way)) as harvest:
+        eventually(lambda: harvest.is_leader, 30, "it leads")
+        secured.owner.execute("DROP TABLE outbox CASCADE")
+        with pytest.raises(OutboxTableError, match="not there"):
+            harvest.await_stopped(30)
+
+
+def test_a_schema_that_may_not_be_used_is_said_at_the_start(secured):
+    secured.prepare(SNAPSHOT)
+    secured.owner.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+    with pytest.raises(DatabaseAccessDenied, match='GRANT USAGE ON SCHEMA public TO "harvester"'):
+        Harvest(secured.config(**SNAPSHOT)).start()
+
+
+@pytest.mark.parametrize("lost", [{"READ"}, {"READ", "WRITE", "DESCRIBE", "CREATE"}], ids=["read", "all"])
+def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
+    """Which is read again whenever the connection to Postgres was lost."""
+    secured.prepare(SNAPSHOT)
+    with Harvest(secured.config(**SNAPSHOT)) as harvest:
+        secured.write(20)
+        eventually(lambda: harvest.delivered_records == 20, 30, "delivered")
+        with secured.without(lambda acl: acl.name.endswith(".checkpoint") and acl.operation.name in lost):
+            secured.owner.execute(END_SESSIONS)
+            secured.write(10)
+            eventually(
+                lambda: denials(caplog, "kafka_access_denied") or harvest.state is not State.RUNNING, 30, "it says so"
+            )
+            assert harvest.state is State.RUNNING
+            assert "Topic authorization failed" in denials(caplog, "kafka_access_denied")[-1]
+            assert harvest.delivered_records == 20
+        eventually(lambda: harvest.delivered_records == 30, 60, "all is delivered")
+    arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(30), 10, "committed")]
+    assert sorted(arrived) == list(range(1, 31))

@@ -108,8 +108,11 @@ class Secured:
     def permit(self, *topics, **way):
         """Put in what `harvest grants kafka` prints."""
         arguments = [word for topic in topics or (self.topic,) for word in ("--topic", topic)]
-        acls = json.loads(printed("grants", "kafka", *arguments, "--json", **self.variables(**way)))
-        made = runpy.run_path(str(_EXAMPLE))["bindings"](acls)
+        self.put_in(printed("grants", "kafka", *arguments, "--json", **self.variables(**way)))
+
+    def put_in(self, acls):
+        """Put in what a command printed as JSON."""
+        made = runpy.run_path(str(_EXAMPLE))["bindings"](json.loads(acls))
         for future in self.admin.create_acls(made).values():
             future.result(10)
         self._bindings += made

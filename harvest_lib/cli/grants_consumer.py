@@ -1,0 +1,78 @@
+"""`harvest grants consumer postgres | kafka`: what a consumer of `harvest_lib.consume` needs, and nothing more."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from harvest_lib.acls import commands, consumer_acls
+from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.consume import consumer_grants
+from harvest_lib.errors import ConfigError
+from harvest_lib.record import is_legal_topic
+
+app = typer.Typer(
+    name="consumer",
+    help="What a consumer of `harvest_lib.consume` needs; the configuration of a harvester says nothing of it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_Topics = list[str] | None
+
+
+@app.command()
+def postgres(
+    role: Annotated[str, typer.Option(help="The consumer's role.")] = "consumer",
+    table: Annotated[str, typer.Option(help="The table of its checkpoints.")] = "consumers",
+    key_values: Annotated[bool, typer.Option(help="It has its state in a `KeyValueStore`.")] = False,
+) -> None:
+    """Print SQL that leaves a consumer's role with what it needs on its own tables. Changes nothing itself.
+
+    What the application reads and writes beside is yours to grant.
+
+    Examples:
+
+      harvest grants consumer postgres --role order_states | psql "$OWNER_DSN"
+
+      harvest grants consumer postgres --key-values --table shop.consumers
+    """
+    typer.echo(consumer_grants(role, table, key_values=key_values), nl=False)
+
+
+@app.command()
+def kafka(
+    name: Annotated[str, typer.Option(help="The consumer's `name`, which is its group's.")],
+    topic: Annotated[list[str], typer.Option("--topic", "-t", help="A topic that it reads; may be repeated.")],
+    publish: Annotated[
+        _Topics, typer.Option("--publish", "-p", help="A topic that it publishes to; may be repeated.")
+    ] = None,
+    log: Annotated[_Topics, typer.Option("--log", help="The recovery log of a `SqliteStore`; may be repeated.")] = None,
+    principal: Annotated[str, typer.Option(help="The consumer's principal.")] = "User:consumer",
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
+) -> None:
+    """Print the ACLs that a consumer needs, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
+
+    A topic may be the beginning of names and *. The configuration says where Kafka is, and nothing else.
+
+    Examples:
+
+      harvest grants consumer kafka --name order-states --topic orders --publish states
+
+      harvest grants consumer kafka --name order-states --topic orders --log order-states-log --json
+    """
+    for each in (*topic, *(publish or ()), *(log or ())):
+        if each != "*" and not is_legal_topic(each.removesuffix("*")):
+            raise ConfigError(
+                "Kafka cannot have a topic of this name",
+                field="--topic, --publish, --log",
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
+            )
+    who = principal if ":" in principal else f"User:{principal}"
+    acls = consumer_acls(name, who, topic, published=publish or (), logs=log or ())
+    if as_json:
+        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
+        return
+    for line in commands(acls, servers=str(configuration(config).harvest.base_kafka_config["bootstrap.servers"])):
+        typer.echo(line)

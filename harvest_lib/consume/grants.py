@@ -1,0 +1,39 @@
+"""What a consumer's role needs in Postgres, and nothing more, as SQL for the owner of its tables.
+
+Promises
+- The script takes away first what the role was granted on these tables. It may be run again.
+- Names are quoted by psycopg, and none is in a comment, which a line break would end.
+"""
+
+from collections.abc import Iterator
+
+from psycopg import sql
+
+_CHECKPOINTS = "SELECT, INSERT, UPDATE"
+_PARKED = "INSERT"
+_VALUES = "SELECT, INSERT, UPDATE, DELETE"
+
+
+def consumer_grants(role: str, table: str = "consumers", *, key_values: bool = False) -> str:
+    """Return the grants on what `create_tables` makes, and with `key_values` on what `create_key_values` makes."""
+    return "".join(f"{line}\n" for line in _lines(role, table, key_values=key_values))
+
+
+def _lines(role: str, table: str, *, key_values: bool) -> Iterator[str]:
+    yield "-- What a consumer needs on its own tables, and nothing more. Run it as their owner, once they are there"
+    yield "-- (`create_tables`, `create_key_values`); it may be run again. The role has to exist. What the application"
+    yield "-- itself reads and writes is yours to grant."
+    yield "BEGIN;"
+    name, parts = sql.Identifier(role), table.split(".", 1)
+    if len(parts) > 1:
+        yield _text(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(parts[0]), name))
+    granted = [("", _CHECKPOINTS), ("_parked", _PARKED), *([("_state", _VALUES)] if key_values else [])]
+    for suffix, privileges in granted:
+        names = {"table": sql.Identifier(*parts[:-1], parts[-1] + suffix), "role": name}
+        yield _text(sql.SQL("REVOKE ALL ON {table} FROM {role}").format(**names))
+        yield _text(sql.SQL("GRANT {privileges} ON {table} TO {role}").format(privileges=sql.SQL(privileges), **names))
+    yield "COMMIT;"
+
+
+def _text(statement: sql.Composed) -> str:
+    return f"{statement.as_string(None)};"
