@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 from typer.testing import CliRunner
 
-from harvest_lib.acls import commands, harvester_acls, reader_acls
+from harvest_lib.acls import commands, consumer_acls, harvester_acls, reader_acls
 from harvest_lib.cli import app
 from harvest_lib.config import HarvestConfig
+from harvest_lib.consume import consumer_grants
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox.grants import Grants
 from harvest_lib.outbox.table import OutboxTable
@@ -46,6 +47,26 @@ def test_the_commands_say_what_the_data_says():
     assert said == {(acl.principal, acl.resource, acl.name, acl.prefixed, acl.operation) for acl in acls}
     assert ("User:h 'x'", "topic", "shop.", True, "Write") in said
     assert ("User:h 'x'", "topic", "*", False, "Write") in said
+
+
+def test_acls_of_a_consumer():
+    plain = resources(consumer_acls("counts", "User:c", ["orders"], published=["derived"]))
+    assert plain == {
+        *{("topic", "orders", operation) for operation in ("Read", "Describe")},
+        *{("topic", "derived", operation) for operation in ("Write", "Describe")},
+        ("group", "counts", "Read"),
+    }
+    recorded = consumer_acls("counts", "User:c", ["orders"], logs=["counts-log"])
+    assert ("topic", "counts-log", "Write") in resources(recorded)
+    assert {acl.name for acl in recorded if acl.prefixed} == {"counts/"}
+
+
+def test_no_name_is_in_a_comment_of_a_consumer_s():
+    script = consumer_grants("named\nrole", "named\nschema.named", key_values=True)
+    comments = [line for line in script.splitlines() if "--" in line]
+    assert comments
+    assert not [line for line in comments if "named" in line]
+    assert 'ON "named\nschema"."named_state" TO "named\nrole";' in script
 
 
 @pytest.mark.parametrize("way", ["mark", "mark_laps", "laps"])
