@@ -44,12 +44,8 @@ test: lint audit  ## lint, types, layers, audit and the tests, on WORKERS=2 work
 test-long: setup  ## the tests that take longer
 	@$(BIN)/python -m pytest -m "long and not e2e" --timeout 900
 
-# Not those whose subject is another user, or a server that is not there (test_start_errors), and those whose harvester
-# makes or moves tables, which is the owner's.
-LEAST := $(addprefix tests/integration/test_, mapped_table.py hold_back.py set_aside.py subscriptions.py resharding.py)
-
-test-least: setup  ## tests whose harvesters have a role with exactly what `harvest grants postgres` prints
-	@TEST_LEAST_PRIVILEGE=1 $(BIN)/python -m pytest $(LEAST)
+test-least: setup  ## tests whose subject is a harvester, limited to exactly what `harvest grants` prints
+	@TEST_LEAST_PRIVILEGE=1 $(BIN)/python -m pytest -m "not e2e" tests/integration tests/contract
 
 test-e2e: setup  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways
 	@sh infra/browser.sh

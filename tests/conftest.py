@@ -12,11 +12,22 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support import least
+from support.least_modules import reason
 from support.outbox import Outbox
 from support.waiting import eventually
 
 from infra.local import Stack
 from infra.local.state import default_state, locked
+
+if least.LIMITED:
+
+    def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what does not run under least privilege."""
+        exempt = [item for item in items if reason(item.path, getattr(item, "originalname", item.name))]
+        config.hook.pytest_deselected(items=exempt)
+        items[:] = [item for item in items if item not in exempt]
+
 
 Unique = Callable[[str], str]
 MakeTopic = Callable[..., str]
@@ -35,7 +46,10 @@ def stack(parts: Path) -> Iterator[Stack]:
         # A second session at the same time gets a folder of its own.
         folders = (parts / f"test-stack-{number}" for number in count(1))
         state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
-        yield held.enter_context(Stack(state, fresh=True, parts=parts))
+        made = held.enter_context(Stack(state, fresh=True, parts=parts, acls=least.LIMITED))
+        if least.LIMITED:
+            least.begin(made)
+        yield made
 
 
 @pytest.fixture(scope="session")

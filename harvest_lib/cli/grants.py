@@ -60,7 +60,7 @@ def postgres(
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
         outbox=outbox,
-        way=_way(harvest, outbox, source),
+        way=way_of(harvest, outbox, source),
         harvester=harvester,
         reader=reader,
         writers=_apart(_writers(writer or ["writer"], allow or []), harvester, reader),
@@ -109,7 +109,8 @@ def kafka(
         typer.echo(line)
 
 
-def _way(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None) -> Way:
+def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
+    """Return how records are read by a configuration; where that leaves it open, the table is looked at."""
     kind = source or harvest.source
     if kind == "auto" and harvest.columns is None:
         with connect(harvest.data_source.conninfo()) as connection:

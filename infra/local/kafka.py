@@ -24,16 +24,17 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.errors import StackError
 from infra.local.jars import kafka_jars, resolve
 from infra.local.java import argument_file, find_java
-from infra.local.kafka_security import OPERATOR, KafkaSecurity
+from infra.local.kafka_security import AUTHORIZER, OPERATOR, KafkaSecurity
 from infra.local.ports import accepts, keep_ports
 from infra.local.process import ServerProcess, through_child
 from infra.local.state import make_folder, write_private
 
 VERSIONS = ("4.3.1", "3.9.1")
+SASL_USER = "harvest"
+"""Who comes with authentication, where nothing is secured."""
 
 _READY_SECONDS = 90
 _STOP_SECONDS = 10
-_SASL_USER = "harvest"
 
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 _SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)  # no time for optimizing to pay off
@@ -58,12 +59,14 @@ class KafkaCluster:
         parts: Path | None = None,
         detours: Mapping[str, Sequence[int | str]] | None = None,
         security: KafkaSecurity | None = None,
+        acls: bool = False,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
         `ports["name-1"]` and so on: whoever bootstraps there is told to come back there, without authentication. With
-        `security` there are its listeners instead of all these.
+        `security` there are its listeners instead of all these. With `acls` who comes with authentication may do what
+        was granted, and nothing else; who comes without may do everything, grant too.
         """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
@@ -83,6 +86,7 @@ class KafkaCluster:
         self._detours = dict(detours or {})
         self._parts = parts or state
         self._security = security
+        self._acls = acls
         self._folder = state / f"kafka-{version}-{brokers}{'-secure' if security else ''}"
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
@@ -124,7 +128,7 @@ class KafkaCluster:
             "bootstrap.servers": self.sasl_bootstrap_servers,
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": "PLAIN",
-            "sasl.username": _SASL_USER,
+            "sasl.username": SASL_USER,
             "sasl.password": self._identity()["password"],
         }
 
@@ -300,8 +304,10 @@ class KafkaCluster:
         return "".join(f"{name}={value}\n" for name, value in settings.items())
 
     def _unsecured(self) -> dict[str, object]:
-        login = f'PlainLoginModule required user_{_SASL_USER}="{self._identity()["password"]}";'
+        login = f'PlainLoginModule required user_{SASL_USER}="{self._identity()["password"]}";'
+        acls = {"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if self._acls else {}
         return {
+            **acls,
             "inter.broker.listener.name": "PLAIN",
             "listener.security.protocol.map": ",".join(
                 f"{role.upper()}:{'SASL_PLAINTEXT' if role == 'sasl' else 'PLAINTEXT'}" for role in self._roles

@@ -14,6 +14,7 @@ from infra.local.certificates import Certificate
 BROKER = "broker"
 OPERATOR = "operator"
 MECHANISM = "SCRAM-SHA-512"
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class KafkaSecurity:
             f"listener.name.sasl.{MECHANISM.lower()}.sasl.jaas.config": (
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             ),
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "authorizer.class.name": AUTHORIZER,
             "super.users": f"User:{BROKER};User:{OPERATOR}",
             "allow.everyone.if.no.acl.found": "false",
         }

@@ -45,13 +45,15 @@ class Stack:
         parts: Path | None = None,
         definitions: str = "",
         secure: bool = False,
+        acls: bool = False,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
         Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well.
-        `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that.
+        `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that. `acls`: see
+        `KafkaCluster`.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -71,6 +73,7 @@ class Stack:
                 brokers=brokers,
                 parts=parts,
                 security=self.security.kafka() if self.security else None,
+                acls=acls,
             )
         self.platform = Platform(self.state, definitions=definitions, parts=parts) if definitions else None
         self._fresh = fresh

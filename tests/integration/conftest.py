@@ -7,13 +7,16 @@ from contextlib import ExitStack
 from itertools import count
 
 import pytest
+from support import least
 from support.audited import Audited, Purged
 from support.counted import Counted
+from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.secured import Secured
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
 from support.subscribed import Subscribed
 
+from harvest_lib.harvester import Harvest
 from infra.local.jars import POSTGRES_JDBC, resolve
 from infra.local.java import find_java
 from infra.local.stack import Stack
@@ -47,15 +50,42 @@ def environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
 
 
+@pytest.fixture(autouse=least.LIMITED)
+def limited(request, stack):
+    """Under least privilege: no harvester may do more than it has to, nor what another test's may."""
+    with least.watched(Harvest, in_kafka=module_of(request.path) not in IN_POSTGRES_ALONE):
+        yield
+    least.end_of_test()
+
+
+@pytest.fixture(autouse=least.LIMITED, scope="module")
+def harvesters(request):
+    """Under least privilege: a module in which no harvester runs is not one that says anything of it."""
+    before = least.SESSION.harvesters
+    yield
+    assert least.SESSION.harvesters > before or request.config.getoption("keyword"), "no harvester has run"
+
+
 @pytest.fixture
-def harvest(environment):
+def allowed(environment):
+    """Return the environment in which a command is run, by its arguments."""
+
+    def command(*arguments, **variables):
+        given = {**environment, **variables}
+        return {**given, **least.variables(arguments, given)}
+
+    return command
+
+
+@pytest.fixture
+def harvest(allowed):
     def command(*arguments, **variables):
         return subprocess.run(
             [sys.executable, "-m", "harvest_lib.cli", *arguments],
             capture_output=True,
             text=True,
             timeout=90,
-            env={**environment, **variables},
+            env=allowed(*arguments, **variables),
             check=False,
         )
 

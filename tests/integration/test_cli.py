@@ -24,14 +24,14 @@ def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already there")
 
 
-def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, environment, tmp_path):
+def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, allowed, tmp_path):
     outbox.fill(500)
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--log-format", "json"],
             stderr=stderr,
-            env=environment,
+            env=allowed("run", "-f", reaper),
         )
     try:
         eventually(lambda: outbox.count() == 0, 60, "delivered")
@@ -124,10 +124,10 @@ def test_a_harvester_that_dies_shows_no_payload(harvest, reaper, outbox):
         assert outbox.connection.info.password not in died.stderr
 
 
-def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, environment):
+def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, allowed):
     outbox.fill(200_000)
     process = subprocess.Popen(
-        [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--drain"], env=environment
+        [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--drain"], env=allowed("run", "-f", reaper)
     )
     try:
         eventually(lambda: outbox.count() < 199_000, 60, "busy")

@@ -213,10 +213,10 @@ def test_pump_shows_its_progress_and_ends_cleanly_on_ctrl_c(environment, outbox,
     assert interrupted.startswith("interrupted: ")
 
 
-def test_run_has_a_status_line_only_for_a_person(reaper, outbox, environment):
+def test_run_has_a_status_line_only_for_a_person(reaper, outbox, allowed):
     outbox.fill(300)
     for options, expected in (([], True), (["--no-status"], False), (["--log-format", "json"], False)):
-        screen = Screen(["run", "-f", reaper, *options], environment=environment)
+        screen = Screen(["run", "-f", reaper, *options], environment=allowed("run", "-f", reaper))
         try:
             screen.until("leader_acquired")
             if expected:

@@ -1,5 +1,6 @@
 """The harvester with TLS everywhere and exactly the grants that `harvest grants` prints."""
 
+import json
 import stat
 
 import psycopg
@@ -66,6 +67,19 @@ def test_a_reader_looks_and_audits_and_no_more(secured):
     ):
         with secured.connect("reader") as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute(statement)
+
+
+def test_a_reader_sees_who_leads_and_what_is_parked(secured):
+    secured.prepare(MARK)
+    variables = {**secured.variables(**MARK), "HARVEST_DSN": secured.dsn("reader")}
+    variables["HARVEST_BASE_KAFKA_CONFIG"] = secured.kafka_json("reader")
+    with Harvest(secured.config(**MARK)) as harvest:
+        eventually(lambda: harvest.is_leader, 30, "it leads")
+        status = json.loads(printed("status", "--json", **variables))
+    assert (status["members"], status["kafka_trouble"], status["parked_records"]) == (1, None, 0)
+    assert "harvest" in status["leader"]
+    with secured.connect("reader") as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("UPDATE outbox SET leader_id = NULL")
 
 
 def test_nothing_listens_without_tls(secured):

@@ -1,19 +1,35 @@
-"""The harvesters of tests under least privilege: as a role that has what `harvest grants postgres` prints, and no more.
+"""The harvesters of tests under least privilege: in Postgres they are a role that has what `harvest grants postgres`
+prints, in Kafka a user who has what `harvest grants kafka` prints, and neither has more.
 
-Only where the variable says so, see `make test-least`.
+Only where the variable says so, see `make test-least`; `support.least_modules` says of which tests.
 """
 
+import json
 import os
 import secrets
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
 
 import psycopg
+from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.acls import bindings, filter_of
+from support.waiting import eventually
 
-from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox import Grants, OutboxTable, create_beside
+from harvest_lib.acls import harvester_acls
+from harvest_lib.cli.grants import way_of
+from harvest_lib.cli.options import configuration
+from harvest_lib.errors import HarvestError, OutboxTableError
+from harvest_lib.outbox import Grants, OutboxTable, ParkedRecords, create_beside
+from infra.local.kafka import SASL_USER
 
-ROLE = "least_harvester"
+LIMITED = bool(os.environ.get("TEST_LEAST_PRIVILEGE"))
+HARVESTER, READER = "least_harvester", "least_reader"
+TOPICS = ("topic_*", "later_*", "n*", "N*")
+"""Those that tests name in outboxes. Those of election and checkpoints, which have grants of their own, are others."""
+
 _PASSWORD = secrets.token_urlsafe()
 _MAKE = """
 DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
@@ -21,33 +37,143 @@ ALTER ROLE {role} PASSWORD {password}
 """
 
 
-def limited(dsn, *, outbox_table="outbox", source="auto", delivery="barrier", parking="hold_key", columns=None, **_):
-    """Return how the role connects, with its grants on the outbox; `dsn` itself where nothing is limited, or there is
-    no outbox. The names are those of settings."""
-    if not os.environ.get("TEST_LEAST_PRIVILEGE"):
-        return dsn
-    table = OutboxTable.parse(outbox_table)
-    if conninfo_to_dict(dsn).get("host") != "127.0.0.1":
-        return dsn  # no server is asked
-    with psycopg.connect(dsn, autocommit=True) as connection:
+class _Broker:
+    """The broker of a stack, where it takes no more than what was granted from those who come by SASL."""
+
+    def __init__(self, cluster):
+        self.servers = cluster.bootstrap_servers
+        self.settings = cluster.sasl_settings
+        self._admin = AdminClient({"bootstrap.servers": self.servers})
+        self._granted = set()
+
+    def grant(self, config):
+        """Put in what is printed for a configuration, and wait until it holds."""
+        acls = {acl for acl in harvester_acls(config, f"User:{SASL_USER}", TOPICS) if acl not in self._granted}
+        if not acls:
+            return
+        self._granted |= acls
+        made = bindings([acl.as_json() for acl in acls])
+        for future in self._admin.create_acls(made).values():
+            future.result(20)
+        eventually(lambda: all(self._holds(each) for each in made), 20, "what was granted holds")
+
+    def revoke(self):
+        """Take away what was granted to a test."""
+        for future in self._admin.delete_acls([filter_of(each) for each in self._made()]).values():
+            future.result(20)
+        self._granted.clear()
+
+    def _made(self):
+        return bindings([acl.as_json() for acl in self._granted])
+
+    def _holds(self, binding):
+        return bool(self._admin.describe_acls(filter_of(binding)).result(20))
+
+
+class _Session:
+    """What is known of this run: the broker, and how many harvesters have started under least privilege."""
+
+    def __init__(self):
+        self.broker = None
+        self.harvesters = 0
+
+
+SESSION = _Session()
+
+
+def begin(stack):
+    """Limit who comes to this stack's broker by SASL."""
+    SESSION.broker = _Broker(stack.kafka)
+
+
+def end_of_test():
+    if SESSION.broker is not None:
+        SESSION.broker.revoke()
+
+
+def limited(config):
+    """Return what a configuration has to have instead for least privilege: fields and values."""
+    if not LIMITED:
+        return {}
+    dsn = config.data_source.conninfo()
+    fields = {"data_source": limited_dsn(dsn, config)} if conninfo_to_dict(dsn).get("host") == "127.0.0.1" else {}
+    broker, kafka = SESSION.broker, config.base_kafka_config
+    if broker is not None and kafka["bootstrap.servers"] == broker.servers:
+        broker.grant(config)
+        fields["base_kafka_config"] = {**kafka, **broker.settings}
+    return fields
+
+
+def limited_dsn(dsn, config, role=HARVESTER):
+    """Return how a role connects, with its grants on the outbox, if there is one; `dsn` itself where nobody answers."""
+    try:
+        connection = psycopg.connect(dsn, autocommit=True)
+    except psycopg.OperationalError:
+        return dsn  # nor will anybody answer the harvester
+    table = OutboxTable.parse(config.outbox_table)
+    with connection:
+        for each in (HARVESTER, READER):
+            names = {"role": sql.Identifier(each), "password": sql.Literal(_PASSWORD)}
+            connection.execute(sql.SQL(_MAKE).format(**names))
         try:
-            native = columns is not None or table.kind(connection) == "native"
+            table.kind(connection)
         except OutboxTableError:
-            return dsn
-        marks = source == "mark" or (source == "auto" and not native)
-        way = ("mark_laps" if delivery in {"transactional", "sequenced"} else "mark") if marks else "laps"
+            return make_conninfo(dsn, user=role, password=_PASSWORD)
+        way = way_of(config, table)
+        # As the owner has to, where these are not made with the outbox.
+        if way == "laps":
+            create_beside(connection, table)
+        if way == "mark" and config.parking != "stop":
+            ParkedRecords(table).create(connection)
         grants = Grants(
             outbox=table,
             way=way,
-            harvester=ROLE,
-            reader="",
+            harvester=HARVESTER,
+            reader=READER,
             writers={},
-            parks=parking != "stop",
-            mapped=columns is not None,
+            parks=config.parking != "stop",
+            mapped=config.columns is not None,
         )
-        if way == "laps":
-            create_beside(connection, table)  # as the owner has to, where the outbox has another layout
-        role = {"role": sql.Identifier(ROLE), "password": sql.Literal(_PASSWORD)}
-        connection.execute(sql.SQL(_MAKE).format(**role))
         connection.execute(grants.script().encode())
-    return make_conninfo(dsn, user=ROLE, password=_PASSWORD)
+    return make_conninfo(dsn, user=role, password=_PASSWORD)
+
+
+def variables(arguments, environment):
+    """Return the variables that a command needs beside others for least privilege: `run` as harvester, `status` and
+    `audit` as reader; none for what is the owner's work."""
+    if not LIMITED or arguments[0] not in {"run", "status", "audit"}:
+        return {}
+    words = [str(each) for each in arguments]
+    file = next((Path(words[place + 1]) for place, word in enumerate(words) if word == "-f"), None)
+    try:
+        with mock.patch.dict(os.environ, environment, clear=True):
+            config = configuration(file).harvest
+    except HarvestError:
+        return {}  # the command says what is wrong with it
+    if arguments[0] != "run":
+        return {"HARVEST_DSN": limited_dsn(config.data_source.conninfo(), config, READER)}
+    found = limited(config)
+    SESSION.harvesters += 1
+    spelled = {"HARVEST_DSN": found.get("data_source", "")}
+    if "base_kafka_config" in found:
+        spelled["HARVEST_BASE_KAFKA_CONFIG"] = json.dumps(dict(found["base_kafka_config"]))
+    return {name: text for name, text in spelled.items() if text}
+
+
+@contextmanager
+def watched(harvester, *, in_kafka):
+    """Inside, no harvester starts that may do more than it has to, `in_kafka` too or in Postgres alone."""
+    start = harvester.start
+
+    def checked(harvest):
+        config = harvest._config
+        source = conninfo_to_dict(config.data_source.conninfo())
+        if source.get("host") == "127.0.0.1":
+            assert source.get("user") in {HARVESTER, "harvester"}, "this harvester comes to Postgres as the owner"
+        if in_kafka:
+            assert "security.protocol" in config.base_kafka_config, "this harvester may do everything in Kafka"
+        SESSION.harvesters += 1
+        return start(harvest)
+
+    with mock.patch.object(harvester, "start", checked):
+        yield

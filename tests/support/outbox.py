@@ -77,13 +77,16 @@ def harvest_config(dsn, bootstrap_servers, group, **settings):
     """A configuration with timeouts short enough for a test; `settings` override."""
     limits = {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
     kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
-    return HarvestConfig(
-        data_source=limited(dsn, **settings),
-        base_kafka_config=kafka,
-        leader_group_id=group,
-        limits=limits,
-        **{"session_timeout_seconds": 3.0, **settings},
-    )
+    named = {
+        "data_source": dsn,
+        "base_kafka_config": kafka,
+        "leader_group_id": group,
+        "limits": limits,
+        "session_timeout_seconds": 3.0,
+        **settings,
+    }
+    config = HarvestConfig(**named)
+    return HarvestConfig(**{**named, **changes}) if (changes := limited(config)) else config
 
 
 def _end(consumer, partition, patience_seconds=30):

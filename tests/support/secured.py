@@ -1,14 +1,13 @@
 """A secured stack for tests: databases, grants and ACLs of one test, and the configurations of its users."""
 
 import json
-import runpy
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
-from confluent_kafka.admin import AclBindingFilter, AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.acls import bindings, filter_of
 from support.outbox import read_topic
 from typer.testing import CliRunner
 
@@ -16,8 +15,6 @@ from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.config import HarvestConfig
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
-
-_EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "apply_acls.py"
 
 OUTBOX = OutboxTable(("outbox",))
 
@@ -55,7 +52,7 @@ class Secured:
 
     def close(self):
         if self._bindings:
-            for future in self.admin.delete_acls([_filter(each) for each in self._bindings]).values():
+            for future in self.admin.delete_acls([filter_of(each) for each in self._bindings]).values():
                 future.result(10)
         self.owner.close()
         with psycopg.connect(self.stack.dsn, autocommit=True) as connection:
@@ -112,7 +109,7 @@ class Secured:
 
     def put_in(self, acls):
         """Put in what a command printed as JSON."""
-        made = runpy.run_path(str(_EXAMPLE))["bindings"](json.loads(acls))
+        made = bindings(json.loads(acls))
         for future in self.admin.create_acls(made).values():
             future.result(10)
         self._bindings += made
@@ -143,22 +140,10 @@ class Secured:
         """Take away the permissions that `found` names while inside."""
         gone = [each for each in self._bindings if found(each)]
         assert gone
-        for future in self.admin.delete_acls([_filter(each) for each in gone]).values():
+        for future in self.admin.delete_acls([filter_of(each) for each in gone]).values():
             future.result(10)
         try:
             yield
         finally:
             for future in self.admin.create_acls(gone).values():
                 future.result(10)
-
-
-def _filter(binding):
-    return AclBindingFilter(
-        binding.restype,
-        binding.name,
-        binding.resource_pattern_type,
-        binding.principal,
-        binding.host,
-        binding.operation,
-        binding.permission_type,
-    )
