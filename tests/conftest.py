@@ -47,8 +47,7 @@ def stack(parts: Path) -> Iterator[Stack]:
         folders = (parts / f"test-stack-{number}" for number in count(1))
         state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
         made = held.enter_context(Stack(state, fresh=True, parts=parts, acls=least.LIMITED))
-        if least.LIMITED:
-            least.begin(made)
+        held.enter_context(least.limiting(made))
         yield made
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from support.least import LIMITED, limiting
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.secured import MARK, MARK_LAPS, SNAPSHOT, Secured
 from support.waiting import eventually
@@ -12,7 +13,7 @@ from infra.local import Stack
 
 @pytest.mark.timeout(600)  # brings the older Kafka at the first time
 def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
-    with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts) as stack:
+    with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts, acls=LIMITED) as stack, limiting(stack):
         admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
         admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
         outbox = Outbox(stack.dsn, "orders")

@@ -27,7 +27,7 @@ from infra.local.kafka import SASL_USER
 
 LIMITED = bool(os.environ.get("TEST_LEAST_PRIVILEGE"))
 HARVESTER, READER = "least_harvester", "least_reader"
-TOPICS = ("topic_*", "later_*", "n*", "N*")
+TOPICS = ("topic_*", "later_*", "orders", "n*", "N*")
 """Those that tests name in outboxes. Those of election and checkpoints, which have grants of their own, are others."""
 
 _PASSWORD = secrets.token_urlsafe()
@@ -41,9 +41,8 @@ class _Broker:
     """The broker of a stack, where it takes no more than what was granted from those who come by SASL."""
 
     def __init__(self, cluster):
-        self.servers = cluster.bootstrap_servers
         self.settings = cluster.sasl_settings
-        self._admin = AdminClient({"bootstrap.servers": self.servers})
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
         self._granted = set()
 
     def grant(self, config):
@@ -71,24 +70,31 @@ class _Broker:
 
 
 class _Session:
-    """What is known of this run: the broker, and how many harvesters have started under least privilege."""
+    """What is known of this run: brokers by where they are, and how many harvesters have started so."""
 
     def __init__(self):
-        self.broker = None
+        self.brokers = {}
         self.harvesters = 0
 
 
 SESSION = _Session()
 
 
-def begin(stack):
-    """Limit who comes to this stack's broker by SASL."""
-    SESSION.broker = _Broker(stack.kafka)
+@contextmanager
+def limiting(stack):
+    """Inside, harvesters come to this stack's broker by SASL, and have there what is printed for them."""
+    if LIMITED:
+        SESSION.brokers[stack.bootstrap_servers] = _Broker(stack.kafka)
+    try:
+        yield
+    finally:
+        SESSION.brokers.pop(stack.bootstrap_servers, None)
 
 
 def end_of_test():
-    if SESSION.broker is not None:
-        SESSION.broker.revoke()
+    """Take away what was granted to the test."""
+    for broker in SESSION.brokers.values():
+        broker.revoke()
 
 
 def limited(config):
@@ -97,8 +103,8 @@ def limited(config):
         return {}
     dsn = config.data_source.conninfo()
     fields = {"data_source": limited_dsn(dsn, config)} if conninfo_to_dict(dsn).get("host") == "127.0.0.1" else {}
-    broker, kafka = SESSION.broker, config.base_kafka_config
-    if broker is not None and kafka["bootstrap.servers"] == broker.servers:
+    kafka = config.base_kafka_config
+    if broker := SESSION.brokers.get(kafka["bootstrap.servers"]):
         broker.grant(config)
         fields["base_kafka_config"] = {**kafka, **broker.settings}
     return fields
@@ -123,7 +129,7 @@ def limited_dsn(dsn, config, role=HARVESTER):
         # As the owner has to, where these are not made with the outbox.
         if way == "laps":
             create_beside(connection, table)
-        if way == "mark" and config.parking != "stop":
+        if way == "mark" and config.parking != "stop" and role == HARVESTER:
             ParkedRecords(table).create(connection)
         grants = Grants(
             outbox=table,
@@ -131,7 +137,7 @@ def limited_dsn(dsn, config, role=HARVESTER):
             harvester=HARVESTER,
             reader=READER,
             writers={},
-            parks=config.parking != "stop",
+            parks=config.parking != "stop" and table.parked.exists(connection),
             mapped=config.columns is not None,
         )
         connection.execute(grants.script().encode())

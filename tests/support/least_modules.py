@@ -36,7 +36,6 @@ RUN = {
 
 IN_POSTGRES_ALONE = {
     "integration/test_false_success": "its broker is reached by a way that breaks, which knows no users",
-    "integration/test_versions": "its plain stack is of other versions and has no users; its secured one has",
 }
 """Of those that run: why their harvesters may do everything in Kafka."""
 
