@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
 from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, hidden_by_a_transaction, newest, read_checkpoint
 from harvest_lib.consume import Intent
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import CheckpointPlace, Offer
-from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicMissing
-from harvest_lib.kafka_client import KafkaConsumerProvider
+from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
 """Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
@@ -149,13 +149,15 @@ class KafkaStore(PostgresStore):
             ) from error
 
     def _read_anew(self) -> Mapping[str, Any] | None:
-        """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet:
-        that passes."""
+        """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,
+        and a topic that is not ours to see is said not to be there: both may pass."""
         try:
             ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
             return self._read()
         except TopicMissing as error:
-            raise KafkaUnavailable(error.cause, evidence=error.evidence, next_step=error.next_step) from error
+            refused = isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0])
+            kind = KafkaAccessDenied if refused else KafkaUnavailable
+            raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self) -> Mapping[str, Any] | None:
         place = self._place

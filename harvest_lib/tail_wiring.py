@@ -29,7 +29,7 @@ class Store(Protocol):
 
     def stands(self) -> Checkpoint:
         """Return the last checkpoint, once the delivery has begun: then no other leader can add one. Readers see all
-        that it has passed. Raises KafkaUnavailable."""
+        that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
         ...
 
     def offer(self, checkpoint: Checkpoint) -> Offer:

@@ -112,6 +112,7 @@ class Remembering:
         transaction.publish(f"{transaction.shard.consumer}.derived", json.dumps(found), key="counts")
 
 
+@pytest.mark.long
 def test_what_is_printed_is_enough_with_a_recovery_log(granted, tmp_path):
     """And for the next owner, elsewhere, who plays it back."""
     log, derived = f"{granted.name}.log", f"{granted.name}.derived"

@@ -112,7 +112,7 @@ class Secured:
         made = bindings(json.loads(acls))
         for future in self.admin.create_acls(made).values():
             future.result(10)
-        self._bindings += made
+        self._bindings += [each for each in made if each not in self._bindings]
 
     def prepare(self, way, *arguments):
         """Make the tables and a topic, and grant what is printed for a way of harvesting."""
