@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.headers import header_maker
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, is_fatal, raised
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, RAISED, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.record import Row
@@ -244,7 +244,7 @@ class AtLeastOnce:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
             return call()
-        except (KafkaException, SystemError) as error:
+        except RAISED as error:
             self._learn_from(raised(error))
             return self.outstanding
 

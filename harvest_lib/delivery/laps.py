@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from harvest_lib.consume.publisher import Intent
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery.headers import Headers, header_maker
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, ONE_AT_A_TIME, is_fatal, raised
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, ONE_AT_A_TIME, RAISED, is_fatal, raised
 from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.record import Row
@@ -234,7 +234,7 @@ class PipelinedLaps:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
             return call() or 0
-        except (KafkaException, SystemError) as error:
+        except RAISED as error:
             self._failed(raised(error))
             return 0
 

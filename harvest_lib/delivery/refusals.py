@@ -41,18 +41,30 @@ def is_fatal(error: KafkaError) -> bool:
 
 _LOST = "returned NULL without setting an exception"
 
+RAISED = (KafkaException, SystemError, AttributeError)
+"""What a call of the client's may raise while it serves callbacks: see `raised`."""
 
-def raised(error: KafkaException | SystemError) -> KafkaError:
+
+def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
     """Return what a call of the client's raised while it served callbacks; raises anything that is not the client's.
 
     What is fatal it raises amid them, always; during a flush the reports that follow then fail on that exception, and
     the call ends in a SystemError of which it is the cause. Purging what is on the wire does so: there would be a gap.
-    Now and then the client loses the cause on the way.
+    Now and then the client loses the cause on the way. So does Python, where a report asks for a method of a base class
+    that no cache has: it then says that there is no such attribute, which is not so.
     """
+    if isinstance(error, AttributeError):
+        if error.name is None or not hasattr(error.obj, error.name):
+            raise error
+        return _fatal(error)
     cause = error if isinstance(error, KafkaException) else error.__cause__
     if cause is None and _LOST in str(error):
-        return KafkaError(KafkaError._FATAL, str(error), fatal=True)  # noqa: SLF001 - librdkafka's own code
+        return _fatal(error)
     if not isinstance(cause, KafkaException):
         raise error
     found: KafkaError = cause.args[0]
     return found
+
+
+def _fatal(error: Exception) -> KafkaError:
+    return KafkaError(KafkaError._FATAL, str(error), fatal=True)  # noqa: SLF001 - librdkafka's own code
