@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from harvest_lib.errors import DatabaseError
+from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import Row
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.paged import Page, Position
@@ -84,7 +84,7 @@ class MarkPages:
         if thread is not None:
             thread.end()
         if self._delivered:
-            with suppress(DatabaseError):  # else whoever leads next purges them, or sends them again
+            with suppress(DatabaseError, OutboxTableError):  # else whoever leads next purges them, or sends them again
                 self._source.fetch(0, self._delivered)
             self._delivered = []
         self._source.close()
@@ -107,10 +107,11 @@ class MarkPages:
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging)), limit
 
     def _quiet(self) -> None:
-        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here."""
+        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. So are errors: a
+        table that is gone is found to be so by the next question, one that is only hidden is waited for."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            with suppress(DatabaseError):
+            with suppress(DatabaseError, OutboxTableError):
                 asked[0].result()
 
     def _position(self) -> Position:
