@@ -107,8 +107,8 @@ class MarkPages:
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging)), limit
 
     def _quiet(self) -> None:
-        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. So are errors: a
-        table that is gone is found to be so by the next question, one that is only hidden is waited for."""
+        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. Errors too: the
+        next question finds out whether a table is gone, or only hidden, which is waited for."""
         asked, self._asked = self._asked, None
         if asked is not None:
             with suppress(DatabaseError, OutboxTableError):
