@@ -16,6 +16,9 @@
     │   ├── TopicTooSmall          a topic has fewer partitions than are needed
     │   └── TopicCompacted         a topic does not keep all that is written to it
     ├── ParkedRecordMissing    a parked record that was asked for is not there
+    ├── AdaptorError           what a pipeline reads from or writes to is not as it must be
+    │   ├── MessageRefused         a destination does not take a message: names where it stands in the log
+    │   └── PositionLost           a reader cannot go on from where it was: what lies between is gone
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
 
@@ -122,6 +125,20 @@ class TopicCompacted(KafkaError):
 
 class ParkedRecordMissing(HarvestError):
     """A parked record that was asked for is not there (any longer): look with `harvest park list`."""
+
+
+class AdaptorError(HarvestError):
+    """What a pipeline reads from or writes to is not as it must be: correct it there, or in the declaration."""
+
+
+class MessageRefused(AdaptorError):
+    """A message that its destination, or the commit log, does not take: look at it with `harvest pipeline show`."""
+
+
+class PositionLost(AdaptorError):
+    """A reader cannot go on from where it was: what came after is gone at the source, so going on would skip it."""
+
+    exit_code = 8
 
 
 class LifecycleError(HarvestError):

@@ -1,9 +1,28 @@
-"""What pipelines read from and write to. Others add theirs by the entry point `harvest_lib.adaptors`."""
+"""What pipelines read from and write to. Others add theirs by the entry point `harvest_lib.adaptors`.
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+An entry point leads to an `Adaptor`: its name is the one that declarations use. A side that it lacks is None.
 
+    [project.entry-points."harvest_lib.adaptors"]
+    redis = "acme_pipelines.redis:ADAPTOR"
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from harvest_lib.errors import AdaptorError, ConfigError
 from harvest_lib.pipeline.message import Message
+
+GROUP = "harvest_lib.adaptors"
+
+OURS: Mapping[str, str] = {
+    name: f"harvest_lib.pipeline.adaptors.{name}:ADAPTOR" for name in ("file", "kafka", "outbox", "postgres", "stdout")
+}
+"""Declared as entry points too; here so that they are found where the library runs from its source."""
 
 
 class Reader(Protocol):
@@ -41,3 +60,97 @@ class Writer(Protocol):
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         ...
+
+
+class Options(BaseModel):
+    """What ours are told. Nothing unknown is taken; an error never repeats a value, which may be a secret."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side(Generic[Made_co]):
+    """One of the two sides of an adaptor: the options, a model that checks itself, and what is made from them.
+
+    Making connects to nothing yet, so that a declaration can be checked anywhere.
+    """
+
+    options: type[BaseModel]
+    make: Callable[[Any], Made_co]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptor:
+    """What can be read, written, or both. `summary` says in a line what it is."""
+
+    summary: str
+    reads: Side[Reader] | None = None
+    writes: Side[Writer] | None = None
+
+
+def names() -> Sequence[str]:
+    """Return the names of all adaptors there are."""
+    return sorted(_places())
+
+
+def find(name: str) -> Adaptor:
+    """Return an adaptor by its name. Raises ConfigError for one that there is not, AdaptorError if it cannot be had."""
+    places = _places()
+    found = places.get(name, [])
+    if not found:
+        raise ConfigError(
+            f"there is no adaptor {name!r}",
+            field="adaptor",
+            next_step=f"choose one of {', '.join(sorted(places))}, or install the package that brings it",
+        )
+    if len(found) > 1:
+        raise AdaptorError(
+            f"the adaptor {name!r} is there more than once",
+            evidence=", ".join(sorted(found)),
+            next_step=f"remove all packages but one that declare it in the entry point `{GROUP}`",
+        )
+    module, _, attribute = found[0].partition(":")
+    try:
+        adaptor = getattr(import_module(module), attribute)
+    except Exception as error:
+        raise AdaptorError(
+            f"the adaptor {name!r} cannot be loaded",
+            evidence=f"{found[0]}: {type(error).__name__}: {error}",
+            next_step="correct or remove the package that declares it",
+        ) from error
+    if not isinstance(adaptor, Adaptor):
+        raise AdaptorError(
+            f"what is declared as the adaptor {name!r} is none",
+            evidence=f"{found[0]} is a {type(adaptor).__name__}",
+            next_step="have the entry point lead to a harvest_lib.pipeline.adaptors.Adaptor",
+        )
+    return adaptor
+
+
+def reading(name: str) -> Side[Reader]:
+    """Return how an adaptor reads. Raises ConfigError if it does not."""
+    return _side(name, find(name).reads, "read", [each for each in names() if find(each).reads is not None])
+
+
+def writing(name: str) -> Side[Writer]:
+    """Return how an adaptor writes. Raises ConfigError if it does not."""
+    return _side(name, find(name).writes, "write", [each for each in names() if find(each).writes is not None])
+
+
+def _side(name: str, side: Side[Made_co] | None, verb: str, others: Sequence[str]) -> Side[Made_co]:
+    if side is None:
+        raise ConfigError(
+            f"the adaptor {name!r} does not {verb}", field="adaptor", next_step=f"choose one of {', '.join(others)}"
+        )
+    return side
+
+
+def _places() -> Mapping[str, Sequence[str]]:
+    """Return where each name leads, as entry points spell it."""
+    places = {name: {place} for name, place in OURS.items()}
+    for each in entry_points(group=GROUP):
+        places.setdefault(each.name, set()).add(each.value)
+    return {name: sorted(found) for name, found in places.items()}

@@ -1,0 +1,235 @@
+"""What Postgres' output plugin `pgoutput` sends, protocol version 1, decoded. Pure: bytes in, values out.
+
+Values come as text, as Postgres spells them; `UNCHANGED` stands for a large one (TOAST) that an update left alone and
+that is therefore not sent. Numbers are big-endian; times are microseconds since 2000-01-01.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from harvest_lib.errors import AdaptorError
+
+
+class Unchanged(enum.Enum):
+    """The kind of the one value that stands for what was not sent."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+Value: TypeAlias = str | Unchanged | None
+
+_2000_MILLISECONDS = 946_684_800_000
+
+
+class Begin(NamedTuple):
+    """A transaction that has committed begins. `timestamp`: when it committed, milliseconds since 1970."""
+
+    lsn: int
+    timestamp: int
+    xid: int
+
+
+class Commit(NamedTuple):
+    """It ends. Who has taken it in goes on at `end`."""
+
+    lsn: int
+    end: int
+    timestamp: int
+
+
+class Column(NamedTuple):
+    """A column of a table. `is_key`: part of what identifies a row in updates and deletes."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    is_key: bool
+
+
+class Relation(NamedTuple):
+    """What a table looks like, before the first change of it and after each change of its columns.
+
+    `identity`: `d` the primary key, `n` nothing, `f` the full row, `i` an index.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: Sequence[Column]
+
+
+class Insert(NamedTuple):
+    """A row was added."""
+
+    oid: int
+    new: Sequence[Value]
+
+
+class Update(NamedTuple):
+    """A row was changed. `old` is there if its key was changed (the key alone), or by identity `f` (the full row)."""
+
+    oid: int
+    old: Sequence[Value] | None
+    old_is_key: bool
+    new: Sequence[Value]
+
+
+class Delete(NamedTuple):
+    """A row was removed. `old` is its key alone, or the full row by identity `f`."""
+
+    oid: int
+    old: Sequence[Value]
+    old_is_key: bool
+
+
+class Truncate(NamedTuple):
+    """Tables were emptied."""
+
+    oids: Sequence[int]
+    cascades: bool
+    restarts_sequences: bool
+
+
+class Other(NamedTuple):
+    """Something that changes no rows: an origin, a type, a message of an application."""
+
+    kind: str
+
+
+Decoded: TypeAlias = Begin | Commit | Relation | Insert | Update | Delete | Truncate | Other
+
+_OTHERS = b"OYM"
+
+
+def decode(payload: bytes) -> Decoded:
+    """Decode one message. Raises AdaptorError if it is none of protocol version 1."""
+    try:
+        cursor = _Cursor(payload)
+        decoded = _decode(cursor)
+    except (struct.error, IndexError, ValueError) as error:
+        raise _undecodable(payload, f"{type(error).__name__} at byte {cursor.position}") from error
+    if decoded is None:
+        raise _undecodable(payload, "an unknown kind of message")
+    if cursor.position != len(payload) and not isinstance(decoded, Other):
+        raise _undecodable(payload, f"{len(payload) - cursor.position} bytes too many")
+    return decoded
+
+
+def _decode(cursor: "_Cursor") -> Decoded | None:
+    kind = cursor.character()
+    match kind:
+        case "I":
+            oid = cursor.uint32()
+            cursor.expect("N")
+            return Insert(oid, cursor.row())
+        case "U":
+            oid, old, mark = cursor.uint32(), None, cursor.character()
+            is_key = mark == "K"
+            if mark in "KO":
+                old = cursor.row()
+                mark = cursor.character()
+            _require(mark == "N")
+            return Update(oid, old, is_key, cursor.row())
+        case "D":
+            oid, mark = cursor.uint32(), cursor.character()
+            _require(mark in "KO")
+            return Delete(oid, cursor.row(), mark == "K")
+        case "B":
+            lsn, committed, xid = cursor.uint64(), cursor.int64(), cursor.uint32()
+            return Begin(lsn, _milliseconds(committed), xid)
+        case "C":
+            cursor.byte()  # flags, none so far
+            lsn, end, committed = cursor.uint64(), cursor.uint64(), cursor.int64()
+            return Commit(lsn, end, _milliseconds(committed))
+        case "R":
+            oid, schema, name, identity = cursor.uint32(), cursor.string(), cursor.string(), cursor.character()
+            columns = [cursor.column() for _ in range(cursor.int16())]
+            return Relation(oid, schema or "pg_catalog", name, identity, columns)
+        case "T":
+            count, flags = cursor.uint32(), cursor.byte()
+            return Truncate([cursor.uint32() for _ in range(count)], bool(flags & 1), bool(flags & 2))
+        case _:
+            return Other(kind) if kind.encode() in _OTHERS else None
+
+
+class _Cursor:
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self.position = 0
+
+    def byte(self) -> int:
+        self.position += 1
+        return self._payload[self.position - 1]
+
+    def character(self) -> str:
+        return chr(self.byte())
+
+    def expect(self, character: str) -> None:
+        _require(self.character() == character)
+
+    def int16(self) -> int:
+        return self._number(">h", 2)
+
+    def int32(self) -> int:
+        return self._number(">i", 4)
+
+    def uint32(self) -> int:
+        return self._number(">I", 4)
+
+    def int64(self) -> int:
+        return self._number(">q", 8)
+
+    def uint64(self) -> int:
+        return self._number(">Q", 8)
+
+    def string(self) -> str:
+        end = self._payload.index(b"\0", self.position)
+        text = self._payload[self.position : end].decode()
+        self.position = end + 1
+        return text
+
+    def column(self) -> Column:
+        flags, name = self.byte(), self.string()
+        return Column(name, self.uint32(), self.int32(), bool(flags & 1))
+
+    def row(self) -> Sequence[Value]:
+        return [self._value() for _ in range(self.int16())]
+
+    def _value(self) -> Value:
+        kind = self.character()
+        if kind == "n":
+            return None
+        if kind == "u":
+            return UNCHANGED
+        _require(kind == "t")
+        length = self.int32()
+        _require(0 <= length <= len(self._payload) - self.position)
+        self.position += length
+        return self._payload[self.position - length : self.position].decode()
+
+    def _number(self, form: str, size: int) -> int:
+        (number,) = struct.unpack_from(form, self._payload, self.position)
+        self.position += size
+        return int(number)
+
+
+def _require(condition: bool) -> None:  # noqa: FBT001 - like an assertion
+    if not condition:
+        raise ValueError("not as the protocol has it")
+
+
+def _milliseconds(microseconds: int) -> int:
+    return _2000_MILLISECONDS + microseconds // 1000
+
+
+def _undecodable(payload: bytes, evidence: str) -> AdaptorError:
+    return AdaptorError(
+        "Postgres sent a change that cannot be decoded",
+        evidence=f"kind {payload[:1]!r}, {len(payload)} bytes: {evidence}",
+        next_step="report it with the server's version: the protocol that was asked for is pgoutput's version 1",
+    )

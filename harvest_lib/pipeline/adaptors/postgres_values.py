@@ -1,0 +1,100 @@
+"""Values of Postgres as text, as its output functions spell them, to what messages hold, and back.
+
+Numbers, booleans, bytes and points in time become Python's; all else stays the text that it is (timestamps without a
+zone, dates, JSON, arrays, UUIDs, enums, ranges …), which Postgres reads back exactly. The session must have the
+settings of `SETTINGS`, whose spelling this is.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from harvest_lib.pipeline.extended_json import dumps
+
+SETTINGS: Mapping[str, str] = {
+    "datestyle": "ISO,YMD",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+}
+
+_BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
+_WHOLE = (20, 21, 23, 26)
+_FLOAT = (700, 701)
+_JSON = frozenset({"json", "jsonb"})
+_NEEDS_QUOTES = re.compile(r'[{}",\\\s]|^$|^null$', re.IGNORECASE)
+
+
+def _point_in_time(text: str) -> datetime | str:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return text  # infinity, before Christ, beyond the year 9999
+
+
+_READ: Mapping[int, Callable[[str], Any]] = {
+    _BOOL: lambda text: text == "t",
+    _BYTEA: lambda text: bytes.fromhex(text[2:]),
+    _NUMERIC: Decimal,
+    _TIMESTAMPTZ: _point_in_time,
+    **dict.fromkeys(_WHOLE, int),
+    **dict.fromkeys(_FLOAT, float),
+}
+
+
+def reader_of(type_oid: int) -> Callable[[str], Any]:
+    """Return what makes a message's value of the text of a type."""
+    return _READ.get(type_oid, str)
+
+
+def text_of(value: object, type_name: str) -> str | None:
+    """Return a message's value as text that Postgres casts to a column's type. Raises MessageRefused."""
+    match value:
+        case None | str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int() | Decimal():
+            return str(value)
+        case float():
+            return str(value) if math.isfinite(value) else _infinite(value)
+        case bytes() | bytearray():
+            return "\\x" + value.hex()
+        case datetime():
+            return value.isoformat()
+        case list() | tuple() if type_name.endswith("[]"):
+            return _array(value, type_name[:-2])
+        case list() | tuple() | Mapping():
+            return _document(value)
+        case _:
+            return str(value)
+
+
+def _infinite(value: float) -> str:
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _array(values: list[Any] | tuple[Any, ...], type_name: str) -> str:
+    parts = []
+    for each in values:
+        if isinstance(each, list | tuple) and type_name not in _JSON:
+            parts.append(_array(each, type_name))
+            continue
+        text = text_of(each, type_name)
+        if text is None:
+            parts.append("NULL")
+        elif _NEEDS_QUOTES.search(text):
+            escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+            parts.append(f'"{escaped}"')
+        else:
+            parts.append(text)
+    return "{" + ",".join(parts) + "}"
+
+
+def _document(value: object) -> str:
+    """Return JSON, extended where JSON has no type."""
+    return dumps({"": value})[len(b'{"":') : -len(b"}")].decode()

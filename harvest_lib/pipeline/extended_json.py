@@ -1,0 +1,176 @@
+"""Data of messages as bytes and back: JSON, and MongoDB's extended JSON for what JSON has no type for.
+
+| in Python | as written |
+| --- | --- |
+| datetime with a zone | `{"$date": "2013-01-01T05:15:00.123456+00:00"}`, microseconds and zone kept |
+| Decimal | `{"$numberDecimal": "1.10"}`, trailing zeros kept; `NaN` and `Infinity` too |
+| bytes | `{"$binary": {"base64": "AAH/", "subType": "00"}}` |
+| float that is not a number, or infinite | `{"$numberDouble": "NaN"}`, `"Infinity"`, `"-Infinity"` |
+
+Promises
+- What `dumps` takes comes back from `loads` equal, of the same types (tuples as lists). A key of the user's that begins
+  with `$` is written with one more of them, and so comes back as it was.
+- Read, not written: `$numberInt`, `$numberLong`, and dates as numbers of milliseconds, as MongoDB's tools write them.
+- What cannot be kept is refused, by its type and place, without its value.
+"""
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from harvest_lib.errors import MessageRefused
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPECIAL = re.compile(rb'"\$')
+_DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def dumps(data: Mapping[str, Any]) -> bytes:
+    """Return data as bytes. Raises MessageRefused."""
+    count = 0
+
+    def special(value: object) -> object:
+        nonlocal count
+        count += 1
+        return _typed(value, "")
+
+    if type(data) is dict:
+        try:
+            text = json.dumps(data, default=special, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            found = text.encode()
+        except (TypeError, ValueError, RecursionError, MessageRefused):
+            pass  # something that the encoder does not know: the slow way finds out what, and where
+        else:
+            if len(_SPECIAL.findall(found)) == count and _has_plain_keys(data):
+                return found  # no `$` but ours
+    if not isinstance(data, Mapping):
+        raise _refused("", f"a {type(data).__name__}, not a mapping")
+    try:
+        plain = _plain(data, "")
+    except RecursionError:
+        raise _refused("", "nested too deeply, or in itself") from None
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def loads(text: bytes | str) -> dict[str, Any]:
+    """Return what `dumps` was given. Raises MessageRefused for what is not a JSON object."""
+    try:
+        raw = text.encode() if isinstance(text, str) else text
+        hook = _of_typed if _SPECIAL.search(raw) else None
+        data = json.loads(raw, object_hook=hook, parse_constant=_constant)
+    except RecursionError:
+        raise _refused("", "nested too deeply") from None
+    except ValueError as error:
+        place = f"at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "not valid"
+        raise MessageRefused(
+            "data is not extended JSON", evidence=place, next_step="correct it where it was written"
+        ) from None  # the cause carries the text
+    if not isinstance(data, dict):
+        raise _refused("", f"{type(data).__name__} instead of an object")
+    return data
+
+
+def _has_plain_keys(value: object) -> bool:
+    """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
+    if isinstance(value, dict):
+        return all(type(key) is str for key in value) and all(
+            _has_plain_keys(each) for each in value.values() if type(each) in _CONTAINERS
+        )
+    if isinstance(value, list | tuple):
+        return all(_has_plain_keys(each) for each in value if type(each) in _CONTAINERS)
+    return True
+
+
+_CONTAINERS = {dict, list, tuple}
+
+
+def _plain(value: object, path: str) -> object:
+    """Return what JSON has a type for, keys of the user's with a `$` more."""
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            return {"$numberDouble": "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")}
+        case Mapping():
+            named: dict[str, object] = {}
+            for key, each in value.items():
+                if not isinstance(key, str):
+                    raise _refused(path, f"a key that is a {type(key).__name__}, not text")
+                named["$" + key if key.startswith("$") else key] = _plain(each, f"{path}.{key}" if path else key)
+            return named
+        case list() | tuple():
+            return [_plain(each, f"{path}[{place}]") for place, each in enumerate(value)]
+        case _:
+            return _typed(value, path)
+
+
+def _typed(value: object, path: str) -> dict[str, object]:
+    match value:
+        case datetime():
+            if value.utcoffset() is None:
+                raise _refused(path, "a datetime without a zone")
+            return {"$date": value.isoformat()}
+        case Decimal():
+            return {"$numberDecimal": str(value)}
+        case bytes() | bytearray() | memoryview():
+            return {"$binary": {"base64": base64.b64encode(value).decode(), "subType": "00"}}
+        case _:
+            raise _refused(path, f"a {type(value).__name__}")
+
+
+def _of_typed(data: dict[str, Any]) -> Any:
+    if len(data) == 1:
+        ((key, value),) = data.items()
+        if (read := _READ.get(key)) is not None:
+            try:
+                return read(value)
+            except (ValueError, TypeError, KeyError, InvalidOperation, OverflowError):
+                raise ValueError(f"{key} with a value that it cannot have") from None
+    return {key[1:] if key.startswith("$$") else key: value for key, value in data.items()}
+
+
+def _date(value: Any) -> datetime:
+    if isinstance(value, str):
+        read = datetime.fromisoformat(value)
+        return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    return _EPOCH + timedelta(milliseconds=_whole(value))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError
+    return int(value)
+
+
+def _binary(value: Any) -> bytes:
+    return base64.b64decode(value["base64"], validate=True)
+
+
+def _constant(_text: str) -> float:
+    raise ValueError("NaN and Infinity are no JSON")
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "$date": _date,
+    "$numberDecimal": Decimal,
+    "$numberDouble": lambda value: _DOUBLES[value] if value in _DOUBLES else float(value),
+    "$numberInt": _whole,
+    "$numberLong": _whole,
+    "$binary": _binary,
+}
+
+
+def _refused(path: str, what: str) -> MessageRefused:
+    return MessageRefused(
+        "data has something in it that extended JSON cannot hold",
+        evidence=f"{what} at `{path}`" if path else what,
+        next_step="make it text, a number, a datetime with a zone, a Decimal, bytes, a list or a mapping, in the "
+        "transform that made it",
+    )
