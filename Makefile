@@ -18,7 +18,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
-EXTRAS := --extra local --extra spark --extra quality --extra dagster --extra airflow --extra dev
+EXTRAS := --extra local --extra spark --extra quality --extra parquet --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
 .PHONY: help setup demo demo-consume test test-long test-least test-e2e lint audit sbom format bench chaos machine docs clean

@@ -1,0 +1,48 @@
+"""Messages as JSON, for destinations that take bytes: whole, or their data alone.
+
+    envelope   {"op":"update","timestamp":1356999300000,"namespace":"public.flights","data":{"id":1}}
+    data       {"id":1}
+
+Data is extended JSON, so what is written as an envelope is read back as the same message.
+"""
+
+from typing import Literal, TypeAlias
+
+from harvest_lib.errors import MessageRefused
+from harvest_lib.pipeline.extended_json import dumps, loads
+from harvest_lib.pipeline.message import Message, Op
+
+Content: TypeAlias = Literal["envelope", "data"]
+
+_OPS = {each.name.lower(): each for each in Op}
+_NAMES = {op: name for name, op in _OPS.items()}
+
+
+def encode(message: Message, content: Content) -> bytes:
+    """Return a message as one line of JSON, without its end. Raises MessageRefused."""
+    data = dumps(message.data)
+    if content == "data":
+        if message.op in {Op.DELETE, Op.COMMAND}:
+            raise MessageRefused(
+                f"message {message.offset}, a {_NAMES[message.op]}, cannot be told from others by its data alone",
+                evidence=f"namespace {message.namespace}, `content: data`",
+                next_step="write envelopes (`content: envelope`), or drop such messages in a transform",
+            )
+        return data
+    head = dumps({"op": _NAMES[message.op], "timestamp": message.timestamp, "namespace": message.namespace})
+    return b'%b,"data":%b}' % (head[:-1], data)
+
+
+def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> Message:
+    """Return the message of a line; `timestamp` and `namespace` are those of bare data. Raises MessageRefused."""
+    data = loads(text)
+    if content == "data":
+        return Message(Op.INSERT, timestamp, namespace, data)
+    match data:
+        case {"op": str(name), "timestamp": int(at), "namespace": str(of), "data": dict(inner)} if name in _OPS:
+            return Message(_OPS[name], at, of, inner)
+    raise MessageRefused(
+        "it is JSON, but no message",
+        evidence="op, timestamp, namespace and data are needed",
+        next_step="say `content: data` if it is a row",
+    )

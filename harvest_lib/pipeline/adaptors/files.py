@@ -1,0 +1,51 @@
+"""What the file formats have in common: names for namespaces, durable names, and what the system's errors mean."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from harvest_lib.errors import AdaptorError
+
+
+def file_name(namespace: str) -> str:
+    """Return a name for a namespace that is legal everywhere and leads nowhere else; `namespace_of` reads it."""
+    name = quote(namespace, safe=" ")
+    return name.replace(".", "%2E") if set(name) <= {"."} else name
+
+
+def namespace_of(name: str) -> str:
+    """Return the namespace that a name was made for."""
+    return unquote(name)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have on disk which files a folder has."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+@contextmanager
+def system_errors(what: str, path: Path | str) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise AdaptorError(
+            f"{path} cannot be {what}",
+            evidence=f"{error.strerror or error} ({type(error).__name__})",
+            next_step="see to space, permissions and the path; nothing that was not written counts as written",
+        ) from error

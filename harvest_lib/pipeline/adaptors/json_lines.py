@@ -1,0 +1,168 @@
+"""JSON lines: one message, or one row, per line.
+
+Promises of the writer
+- `write` returns once the lines are on disk (fsync).
+- A line that a crash left unfinished was not acknowledged: it is cut off when the file is next opened, and that is
+  logged. What a failed write left is cut off at once, if the disk lets us.
+
+Promises of the reader
+- Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
+  `follow` a last line without an end counts as well.
+- A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter.
+"""
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from harvest_lib.errors import MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
+from harvest_lib.pipeline.adaptors.files import file_name, make_folder, sync_folder, system_errors
+from harvest_lib.pipeline.message import Message, Op
+
+_log = logging.getLogger(__name__)
+
+_NAMESPACE = "{namespace}"
+_WAIT_SECONDS = 0.2
+_PIECE_BYTES = 1 << 16
+
+
+class JsonLinesWriter:
+    """`Writer` that appends to a file, or to one per namespace where the path has `{namespace}`."""
+
+    def __init__(self, path: str, *, content: Content) -> None:
+        self._path = path
+        self._content = content
+        self._files: dict[Path, BinaryIO] = {}
+
+    def write(self, messages: Sequence[Message]) -> None:
+        """See `Writer`."""
+        lines: dict[Path, list[bytes]] = defaultdict(list)
+        for message in messages:
+            if message.op is not Op.NOOP:
+                path = Path(self._path.replace(_NAMESPACE, file_name(message.namespace)))
+                lines[path].append(encode(message, self._content))
+        for path, encoded in lines.items():
+            with system_errors("written", path):
+                self._append(path, b"\n".join(encoded) + b"\n")
+
+    def close(self) -> None:
+        """See `Writer`."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _append(self, path: Path, lines: bytes) -> None:
+        file = self._files.get(path) or self._open(path)
+        begin = file.seek(0, os.SEEK_END)
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):  # else it is cut off when it is next opened
+                file.truncate(begin)
+            self._files.pop(path).close()
+            raise
+
+    def _open(self, path: Path) -> BinaryIO:
+        make_folder(path.parent)
+        file = path.open("r+b" if path.exists() else "x+b", buffering=0)
+        try:
+            _repair(file, path)
+            sync_folder(path.parent)
+        except BaseException:
+            file.close()
+            raise
+        self._files[path] = file
+        return file
+
+
+class JsonLinesReader:
+    """`Reader` of one file."""
+
+    def __init__(self, path: Path, *, content: Content, namespace: str, follow: bool, batch_rows: int) -> None:
+        self._path = path
+        self._content = content
+        self._namespace = namespace
+        self._follow = follow
+        self._batch_rows = batch_rows
+        self._place = f"file/{path}"
+
+    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+        """See `Reader`."""
+        before = last.get(self._place)
+        position = int(before.data["byte"]) if before is not None else 0
+        with system_errors("read", self._path), self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < position:
+                raise PositionLost(
+                    f"{self._path} is shorter than it was",
+                    evidence=f"{size} bytes, of which {position} were read",
+                    next_step="bring it back, or name a file of another name: that is read from its beginning",
+                )
+            file.seek(position)
+            while True:
+                batch, position = self._batch(file, position)
+                if batch:
+                    yield [*batch, Message(Op.NOOP, _now(), self._place, {"byte": position})]
+                elif not self._follow:
+                    return
+                else:
+                    yield []
+                    time.sleep(_WAIT_SECONDS)
+
+    def kept(self, last: Mapping[str, Message]) -> None:
+        """See `Reader`. The file stays as it is."""
+
+    def close(self) -> None:
+        """See `Reader`."""
+
+    def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
+        batch: list[Message] = []
+        while len(batch) < self._batch_rows:
+            line = file.readline()
+            if not line or (self._follow and not line.endswith(b"\n")):
+                file.seek(position)
+                break
+            if line.strip():
+                batch.append(self._message(line, position))
+            position += len(line)
+        return batch, position
+
+    def _message(self, line: bytes, position: int) -> Message:
+        try:
+            return decode(line, self._content, timestamp=_now(), namespace=self._namespace)
+        except MessageRefused as error:
+            raise MessageRefused(
+                f"{self._path} has a line that is no message: {error.cause}",
+                evidence=f"at byte {position}: {error.evidence}",
+                next_step=f"correct or remove the line; {error.next_step}",
+            ) from None
+
+
+def _repair(file: BinaryIO, path: Path) -> None:
+    """Cut off a last line that has no end."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - _PIECE_BYTES)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            end = begin + newline + 1
+            break
+        end = begin
+    if end < size:
+        file.truncate(end)
+        os.fsync(file.fileno())
+        _log.warning("unfinished_line_cut", extra={"path": str(path), "bytes": size - end})
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

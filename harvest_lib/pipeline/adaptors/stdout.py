@@ -1,0 +1,44 @@
+"""`stdout`: messages as lines of JSON, for looking and for other programs."""
+
+import sys
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from harvest_lib.errors import AdaptorError
+from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
+from harvest_lib.pipeline.adaptors.envelope import Content, encode
+from harvest_lib.pipeline.message import Message, Op
+
+
+class StdoutWriting(Options):
+    """What is printed."""
+
+    content: Content = Field(default="envelope")
+    """`envelope`: whole messages; `data`: their data alone, without deletes and commands. Default: envelope."""
+
+
+class StdoutWriter:
+    """`Writer` to the standard output. What the next program made of it is not known here."""
+
+    def __init__(self, options: StdoutWriting) -> None:
+        self._content = options.content
+
+    def write(self, messages: Sequence[Message]) -> None:
+        """See `Writer`."""
+        lines = b"".join(encode(each, self._content) + b"\n" for each in messages if each.op is not Op.NOOP)
+        try:
+            sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.flush()
+        except (OSError, ValueError) as error:
+            raise AdaptorError(
+                "the standard output does not take messages",
+                evidence=f"{type(error).__name__}: {error}",
+                next_step="have the program that reads it run as long as the pipeline",
+            ) from error
+
+    def close(self) -> None:
+        """See `Writer`."""
+
+
+ADAPTOR = Adaptor(summary="lines of JSON on the standard output", writes=Side(options=StdoutWriting, make=StdoutWriter))
