@@ -19,6 +19,13 @@
     ├── AdaptorError           what a pipeline reads from or writes to is not as it must be
     │   ├── MessageRefused         a destination does not take a message: names where it stands in the log
     │   └── PositionLost           a reader cannot go on from where it was: what lies between is gone
+    ├── LogError               a commit log or an offset log of a pipeline cannot be used as it is
+    │   ├── LogInUse               another process has it open
+    │   ├── LogTooNew              a later version of this library wrote it
+    │   ├── LogDamaged             what is on the disk is not what was written: names file and byte
+    │   ├── LogUnwritable          the disk is full, failed, or may only be read
+    │   ├── EntryRefused           a message that the format has no room for
+    │   └── OffsetBeyondLog        an offset that the log does not have yet
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
 
@@ -26,6 +33,7 @@ Every message has three parts: the cause, the evidence for it, and the next step
 delivery that failed, a term that ended) are values, not exceptions.
 """
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -139,6 +147,43 @@ class PositionLost(AdaptorError):
     """A reader cannot go on from where it was: what came after is gone at the source, so going on would skip it."""
 
     exit_code = 8
+class LogError(HarvestError):
+    """A commit log or an offset log cannot be used as it is."""
+
+    exit_code = 9
+
+
+class LogInUse(LogError):
+    """Another process has the log open: stop it first, or look without writing."""
+
+
+class LogTooNew(LogError):
+    """A later version of this library wrote the log: use that one."""
+
+
+class LogDamaged(LogError):
+    """What is on the disk is not what was written there: bring the file back, or have an operator skip the messages."""
+
+    def __init__(
+        self, cause: str, *, path: Path, byte: int, offsets: range | None = None, evidence: str = "", next_step: str
+    ) -> None:
+        self.path = path
+        self.byte = byte
+        self.offsets = offsets
+        """Which offsets it may concern, None where all of the log."""
+        super().__init__(cause, evidence=f"{path}, byte {byte}{evidence and f': {evidence}'}", next_step=next_step)
+
+
+class LogUnwritable(LogError):
+    """The disk of a log is full, has failed, or may only be read: make room, or choose another folder."""
+
+
+class EntryRefused(LogError):
+    """A message that the log's format has no room for: correct it where it comes from."""
+
+
+class OffsetBeyondLog(LogError):
+    """An offset that the log does not have yet: the log was cut or replaced, or the offset is another log's."""
 
 
 class LifecycleError(HarvestError):

@@ -1,0 +1,30 @@
+"""The commit log: what a pipeline's reader sent down, in order, on the disk.
+
+    folder/
+      log.json                        which segments there are, and the version of the format
+      lock                            of the process that writes it
+      00000000000000000000.0.log      a segment: entries and nothing else; named by the offset it began with
+      00000000000000000000.0.index    what vouches for each block of it
+
+Promises
+- What `append` returned for can be read, and outlives the process. What was synced outlives the machine.
+- What was not written whole is cut off when the log is opened, and `repaired` says what; it is never read.
+- What is damaged is never read either: who comes to it hears of file and byte, and an operator may `skip` it.
+- Compaction leaves each offset as it was and the newest entry of each key, takes place at one moment, and stops nobody.
+- An error leaves the log as it was, but for whole entries at its end.
+
+When it is synced: every `sync_seconds` (1 by default) while something is appended, when a segment is closed, when the
+log is, and whenever somebody asks. Who keeps an offset elsewhere syncs first: an offset that outlives its entry would
+stand for another later.
+
+Knows bytes only. The format of entries is in `entry`, that of the index in `index`.
+"""
+
+from harvest_lib.pipeline.commit_log.compaction import Compacted
+from harvest_lib.pipeline.commit_log.entry import Entry, mode_byte, pack, parts_of, unpack
+from harvest_lib.pipeline.commit_log.log import CommitLog
+from harvest_lib.pipeline.commit_log.opening import Cut
+from harvest_lib.pipeline.commit_log.reading import LogView
+from harvest_lib.pipeline.commit_log.skipping import Skipped
+
+__all__ = ["CommitLog", "Compacted", "Cut", "Entry", "LogView", "Skipped", "mode_byte", "pack", "parts_of", "unpack"]

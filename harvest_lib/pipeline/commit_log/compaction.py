@@ -1,0 +1,95 @@
+"""How a closed segment becomes smaller: a new one is written beside it, and takes its place once it is on the disk."""
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from harvest_lib.pipeline.commit_log.entry import Entry, Packed, pack
+from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction did."""
+
+    segments: int
+    """How many segments it wrote anew, or removed."""
+    freed_bytes: int
+
+
+def smaller(segment: Segment, up_to: int, kept: Sequence[int]) -> Segment | None:
+    """Write what is left of a segment without the entries below `up_to` that are not among those kept, ascending.
+
+    Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
+    nothing to leave out. Raises LogDamaged, OSError; then nothing is left behind.
+    """
+    with ExitStack() as held:
+        left: list[list[Entry]] = []
+        less, handle = False, -1
+        below = [block for block in segment.blocks if block.first < up_to]
+        for block in below:
+            if block.kind == Kind.PASSED_OVER or (block.next <= up_to and not _has_any(kept, block)):
+                less = True
+                continue
+            if handle < 0:
+                handle = segment.open()
+                held.callback(os.close, handle)
+            entries = segment.read(handle, block)
+            of_these = [each for each in entries if each.offset >= up_to or _has(kept, each.offset)]
+            less = less or len(of_these) < len(entries)
+            if of_these:
+                left.append(of_these)
+        if not less:
+            return None
+        compacted = Segment(segment.folder, segment.base, segment.generation + 1, end=segment.end)
+        above = [block for block in segment.blocks[len(below) :] if block.kind != Kind.PASSED_OVER]
+        if left or above:
+            if handle < 0:
+                handle = segment.open()
+                held.callback(os.close, handle)
+            newest = {key: at for key, at in segment.newest.items() if at >= up_to or _has(kept, at)}
+            try:
+                _write(compacted, left, newest, ((segment.read_bytes(handle, each), each) for each in above))
+            except BaseException:
+                remove(compacted)
+                raise
+        return compacted
+
+
+def remove(segment: Segment) -> None:
+    """Remove its files, as far as that can be done."""
+    for path in (segment.path, segment.index):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _write(
+    compacted: Segment,
+    left: list[list[Entry]],
+    newest: dict[bytes, int],
+    above: Iterable[tuple[bytes, Block]],
+) -> None:
+    writer, end = SegmentWriter(compacted), compacted.end
+    try:
+        for entries in left:
+            writer.write(Packed(pack(entries), entries[0].offset, entries[-1].offset + 1, {}))
+        for data, block in above:
+            writer.copy(data, block)
+        writer.note(newest)
+        compacted.end = end  # what was left out at the end is still behind it
+        writer.sync()
+    finally:
+        writer.close()
+
+
+def _has(kept: Sequence[int], offset: int) -> bool:
+    at = bisect_left(kept, offset)
+    return at < len(kept) and kept[at] == offset
+
+
+def _has_any(kept: Sequence[int], block: Block) -> bool:
+    at = bisect_left(kept, block.first)
+    return at < len(kept) and kept[at] < block.next

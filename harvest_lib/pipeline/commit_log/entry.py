@@ -1,0 +1,199 @@
+"""The format of an entry, in a commit log and in an offset log. All numbers are big-endian and without sign.
+
+    offset           8 bytes
+    message length   4 bytes   of all from the key length to the end
+    timestamp        8 bytes
+    mode             1 byte    bits 0 - 1: Copy 0, Sync 1, Complete 2; bits 2 - 4: what was done
+    key length       4 bytes
+    key              that many
+    data length      4 bytes
+    data             that many
+
+Nothing stands between entries. Pure: bytes in, bytes out.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from struct import Struct
+from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
+from typing import NamedTuple
+
+from harvest_lib.errors import EntryRefused
+
+Unnumbered = tuple[int, int, bytes, bytes]
+"""An entry that has no offset yet: timestamp, mode byte, key, value."""
+
+_HEAD = Struct(">QIQBI")
+_LENGTH = Struct(">I")
+_LENGTHS_BYTES = 2 * _LENGTH.size
+_BEFORE_MESSAGE_BYTES = Struct(">QIQB").size
+FIXED_BYTES = _BEFORE_MESSAGE_BYTES + _LENGTHS_BYTES
+"""What an entry takes beside its key and its data."""
+
+_MODE_BITS = 2
+_HIGHEST_MODE = 3
+_HIGHEST_OP = 7
+_PACKERS_KEPT = 1_000
+
+
+class Entry(NamedTuple):
+    """One of them."""
+
+    offset: int
+    timestamp: int
+    mode: int
+    """The byte; `parts_of` takes it apart."""
+    key: bytes
+    value: bytes
+
+
+class Malformed(ValueError):
+    """Bytes that are no entry, at byte `at`."""
+
+    def __init__(self, at: int, why: str) -> None:
+        self.at = at
+        super().__init__(why)
+
+
+class Packed(NamedTuple):
+    """Entries as bytes."""
+
+    data: bytes
+    first: int
+    """The offset of the first of them."""
+    next: int
+    """The offset after the last."""
+    newest: dict[bytes, int]
+    """The last offset of each key."""
+
+
+def mode_byte(mode: int, op: int) -> int:
+    """Return the byte that holds both."""
+    if not (0 <= mode <= _HIGHEST_MODE and 0 <= op <= _HIGHEST_OP):
+        raise ValueError(f"a mode byte has no room for mode {mode} and op {op}")
+    return op << _MODE_BITS | mode
+
+
+def parts_of(mode: int) -> tuple[int, int]:
+    """Return mode and op of a mode byte."""
+    return mode & _HIGHEST_MODE, mode >> _MODE_BITS & _HIGHEST_OP
+
+
+class _Packers(dict[int, Callable[..., bytes]]):
+    """By the length of a key, what packs all of an entry but its data."""
+
+    def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
+        if len(self) >= _PACKERS_KEPT:
+            self.clear()
+        packer = self[key_bytes] = Struct(f"{_HEAD.format}{key_bytes}sI").pack
+        return packer
+
+
+_packers = _Packers()
+
+
+def pack(entries: Iterable[Entry]) -> bytes:
+    """Return them as bytes, under the offsets they have. Raises EntryRefused."""
+    parts: list[bytes] = []
+    for offset, timestamp, mode, key, value in entries:
+        parts.append(Packing([(timestamp, mode, key, value)], offset).take(None).data)
+    return b"".join(parts)
+
+
+class Packing:
+    """Numbers entries and packs them, as many at a time as there is room for."""
+
+    def __init__(self, entries: Iterable[Unnumbered], offset: int) -> None:
+        """`offset` is that of the first."""
+        self._entries = iter(entries)
+        self._held: Unnumbered | None = None
+        self._offset = offset
+
+    def take(self, most_bytes: int | None) -> Packed:
+        """Return the next of them, at most so many bytes, or one of whatever size for None.
+
+        What does not fit is held for the next call: without any, there was no room for it, or `done`. Raises
+        EntryRefused, and what the entries raise as they come; what came before it in the same call is not packed then.
+        """
+        room = 0 if most_bytes is None else most_bytes
+        parts: list[bytes] = []
+        newest: dict[bytes, int] = {}
+        first = offset = self._offset
+        add, packers = parts.append, _packers
+        entry = None
+        try:
+            for entry in self._rest():
+                timestamp, mode, key, value = entry
+                key_bytes, value_bytes = len(key), len(value)
+                room -= FIXED_BYTES + key_bytes + value_bytes
+                if room < 0 and (most_bytes is not None or parts):
+                    self._held = entry
+                    break
+                message_bytes = _LENGTHS_BYTES + key_bytes + value_bytes
+                add(packers[key_bytes](offset, message_bytes, timestamp, mode, key_bytes, key, value_bytes))
+                add(value)
+                newest[key] = offset
+                offset += 1
+        except StructError as error:
+            raise _refused(entry, error) from error
+        self._offset = offset
+        return Packed(b"".join(parts), first, offset, newest)
+
+    @property
+    def done(self) -> bool:
+        """Tell whether nothing is left. Raises what the entries raise as they come."""
+        if self._held is None:
+            self._held = next(self._entries, None)
+        return self._held is None
+
+    def _rest(self) -> Iterable[Unnumbered]:
+        if self._held is None:
+            return self._entries
+        held, self._held = self._held, None
+        return chain([held], self._entries)
+
+
+def unpack(data: bytes, begin: int = 0) -> list[Entry]:
+    """Return the entries, those before offset `begin` left out. Raises Malformed where bytes are no entry."""
+    entries: list[Entry] = []
+    add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from
+    at, size, last = 0, len(data), -1
+    while at < size:
+        if size - at < FIXED_BYTES:
+            raise Malformed(at, f"{size - at} bytes are too few for an entry")
+        offset, message_bytes, timestamp, mode, key_bytes = head(data, at)
+        end = at + _BEFORE_MESSAGE_BYTES + message_bytes
+        key_end = at + _HEAD.size + key_bytes
+        if end > size or key_end + _LENGTH.size > end:
+            raise Malformed(at, f"its lengths lead to byte {max(end, key_end)} of {size}")
+        if end - key_end - _LENGTH.size != length(data, key_end)[0]:
+            raise Malformed(at, "its lengths contradict each other")
+        if offset <= last:
+            raise Malformed(at, f"its offset {offset} comes after {last}")
+        if offset >= begin:
+            add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : end]))
+        at, last = end, offset
+    return entries
+
+
+def _refused(entry: Unnumbered | None, error: StructError) -> EntryRefused:
+    if entry is None:
+        return EntryRefused("an entry cannot be packed", evidence=str(error), next_step="report it")
+    timestamp, mode, key, value = entry
+    return EntryRefused(
+        "a message does not fit into the commit log's format",
+        evidence=f"timestamp {timestamp}, mode {mode}, key of {len(key)} bytes, data of {len(value)} bytes: {error}",
+        next_step="a timestamp has 64 bits without sign, key and data 4 GiB together: correct it at its source",
+    )
+
+
+def whole_entries(data: bytes) -> int:
+    """Return how many of the bytes are whole entries, going by their lengths only; more than there are if that is what
+    the first takes."""
+    at, size = 0, len(data)
+    while at + FIXED_BYTES <= size:
+        end = at + _BEFORE_MESSAGE_BYTES + _HEAD.unpack_from(data, at)[1]
+        if end > size:
+            return at or end
+        at = end
+    return at

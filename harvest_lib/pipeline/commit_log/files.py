@@ -1,0 +1,102 @@
+"""What is done to files, so that it is on the disk, whole or not at all, and so that its failure says what to do."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harvest_lib.errors import LogUnwritable
+
+_NAME = re.compile(r"(\d{20})\.(\d+)\.(log|index)(\.new)?")
+_NEXT_STEPS = {
+    errno.ENOSPC: "make room on the disk and start again: nothing that was acknowledged is lost",
+    errno.EDQUOT: "raise the quota and start again: nothing that was acknowledged is lost",
+    errno.EFBIG: "raise the limit for the size of files, or choose smaller segments, and start again",
+    errno.EROFS: "mount the disk for writing, or choose another folder",
+    errno.EACCES: "give the user this runs as the right to write there, or choose another folder",
+    errno.EPERM: "give the user this runs as the right to write there, or choose another folder",
+}
+
+
+def log_path(folder: Path, base: int, generation: int) -> Path:
+    """Return where the entries of a segment are."""
+    return folder / f"{base:020}.{generation}.log"
+
+
+def index_path(folder: Path, base: int, generation: int) -> Path:
+    """Return where the index of a segment is."""
+    return folder / f"{base:020}.{generation}.index"
+
+
+def segment_files(folder: Path) -> dict[Path, tuple[int, int] | None]:
+    """Return all files of segments with base and generation, None for those that were never finished."""
+    found: dict[Path, tuple[int, int] | None] = {}
+    for path in folder.iterdir():
+        if matched := _NAME.fullmatch(path.name):
+            base, generation, _, unfinished = matched.groups()
+            found[path] = None if unfinished else (int(base), int(generation))
+    return found
+
+
+@contextmanager
+def writing(what: Path, doing: str) -> Iterator[None]:
+    """Have errors of the disk say what could not be done, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise LogUnwritable(
+            f"cannot {doing}",
+            evidence=f"{error.filename or what}: {error.strerror}",
+            next_step=_NEXT_STEPS.get(error.errno or 0, "look after the disk, then start again"),
+        ) from error
+
+
+def write_all(handle: int, data: bytes, at: int) -> None:
+    """Write all of it at that byte. Raises OSError, with part of it written perhaps."""
+    written = os.pwrite(handle, data, at)
+    while written < len(data):
+        written += os.pwrite(handle, memoryview(data)[written:], at + written)
+
+
+def read_at(handle: int, size: int, at: int) -> bytes:
+    """Return so many bytes, fewer where the file ends."""
+    data = os.pread(handle, size, at)
+    if len(data) == size or not data:
+        return data
+    parts = [data]  # one call reads 2 GiB at most
+    while data and sum(map(len, parts)) < size:
+        data = os.pread(handle, size - sum(map(len, parts)), at + sum(map(len, parts)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def make_folder(folder: Path) -> None:
+    """Have it, and its name on the disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Have a file with this content, or the one before: nothing between, whatever happens. Raises OSError."""
+    beside = path.with_name(f"{path.name}.new")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(handle, data, 0)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    beside.replace(path)
+    sync_folder(path.parent)

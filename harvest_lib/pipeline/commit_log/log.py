@@ -1,0 +1,324 @@
+"""The commit log as it is written."""
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.errors import LogDamaged, LogError, LogUnwritable, OffsetBeyondLog
+from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
+from harvest_lib.pipeline.commit_log.compaction import Compacted
+from harvest_lib.pipeline.commit_log.entry import Packing, Unnumbered
+from harvest_lib.pipeline.commit_log.files import make_folder, segment_files, sync_folder, writing
+from harvest_lib.pipeline.commit_log.manifest import Closed, Lock, Manifest
+from harvest_lib.pipeline.commit_log.opening import Cut
+from harvest_lib.pipeline.commit_log.reading import LogView, look
+from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
+from harvest_lib.pipeline.commit_log.skipping import Skipped
+
+SEGMENT_BYTES = 1 << 30
+
+
+class CommitLog(LogView):
+    """A log in a folder of its own. One process at a time has it; its threads may call whatever they like."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        sync_seconds: float = 1.0,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> None:
+        """Open it, or begin it where there is none.
+
+        A segment holds `segment_bytes` at most, or one larger entry. What was appended is on the disk `sync_seconds`
+        later, as long as somebody appends or calls `sync_if_due`; before `append` returns for 0. Raises LogInUse,
+        LogTooNew, LogDamaged, LogUnwritable.
+        """
+        self._segment_bytes = segment_bytes
+        self._sync_seconds = sync_seconds
+        self._clock = clock
+        self._dirty_since: float | None = None
+        self._unclear = False
+        self._closed = False
+        self._compacting = threading.Lock()
+        with writing(folder, "open the log"):
+            make_folder(folder)
+            self._held = Lock(folder)
+            try:
+                self._manifest, segments, self._writer, self.repaired = _opened(folder)
+            except BaseException:
+                self._held.release()
+                raise
+        super().__init__(folder, segments)
+        self._synced = self.end
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        sync_seconds: float = 1.0,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> Self:
+        """Open it: the same as making one."""
+        return cls(folder, segment_bytes=segment_bytes, sync_seconds=sync_seconds, clock=clock)
+
+    @staticmethod
+    def look(folder: Path) -> LogView:
+        """Return a log as it is now, without taking it from who writes it. Raises LogError, also without a log."""
+        return look(folder)
+
+    repaired: tuple[Cut, ...]
+    """What was cut off when it was opened, because it was not written whole."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- adding
+
+    @property
+    def synced(self) -> int:
+        """Return the offset up to which all is on the disk, and stays when the machine loses power."""
+        return self._synced
+
+    def append(self, entries: Iterable[Unnumbered]) -> range:
+        """Add entries of timestamp, mode byte, key and value, and return the offsets they got.
+
+        They can be read at once, and outlive this process; they outlive the machine once they are synced. Raises
+        LogUnwritable, and EntryRefused: those that came before the one it failed at may be in the log, up to its `end`.
+        """
+        with self._lock:
+            self._check()
+            first = self.end
+            packing = Packing(entries, first)
+            while not packing.done:
+                self._take(packing)
+            if self.end > first:
+                self.sync_if_due()
+            return range(first, self.end)
+
+    def sync(self) -> None:
+        """Have all that was appended on the disk. Raises LogUnwritable."""
+        with self._lock:
+            self._check()
+            if not self._writer.synced:
+                with writing(self.folder, "have the log on the disk"):
+                    self._writer.sync()
+            self._synced, self._dirty_since = self.end, None
+
+    def sync_if_due(self) -> None:
+        """Sync if something has not been on the disk for `sync_seconds`. Raises LogUnwritable."""
+        since = self._dirty_since
+        if since is not None and self._clock() - since >= self._sync_seconds:
+            self.sync()
+
+    def roll(self) -> None:
+        """Close the active segment, and begin another. Raises LogUnwritable."""
+        with self._lock:
+            self.sync()
+            active = self._writer.segment
+            if not active.blocks:
+                return
+            closed = Closed(
+                base=active.base, generation=active.generation, end=active.end, size_bytes=active.size_bytes
+            )
+            with writing(self.folder, "begin a segment of the log"):
+                writer = _begun(self.folder, active.end)
+                try:
+                    self._declare(Manifest(closed=(*self._manifest.closed, closed), active=active.end))
+                except BaseException:
+                    writer.close()
+                    if not self._unclear:
+                        compaction.remove(writer.segment)
+                    raise
+            self._segments = (*self._segments, writer.segment)
+            self._writer.close()
+            self._writer = writer
+
+    def close(self) -> None:
+        """Have all on the disk and let go of the log. Idempotent. Raises LogUnwritable, having let go of it."""
+        with self._compacting, self._lock:
+            if self._closed:
+                return
+            try:
+                if not self._writer.failed and not self._unclear:
+                    self.sync()
+            finally:
+                self._closed = True
+                self._writer.close()
+                self._held.release()
+
+    def _take(self, packing: Packing) -> None:
+        active = self._writer.segment
+        room = self._segment_bytes - active.size_bytes
+        packed = packing.take(max(0, min(room, BLOCK_BYTES)))
+        if not packed.data:  # it is larger than a block, or than the room
+            packed = packing.take(None)
+            if len(packed.data) > room:
+                self.roll()
+        with writing(self.folder, "append to the log"):
+            self._writer.write(packed)
+        if self._dirty_since is None:
+            self._dirty_since = self._clock()
+
+    def _declare(self, declared: Manifest) -> None:
+        self._unclear = True
+        try:
+            manifest.write(self.folder, declared)
+        except BaseException:
+            with suppress(OSError, LogError):
+                self._unclear = manifest.read(self.folder) != self._manifest
+            raise
+        self._manifest = declared
+        self._unclear = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise LogError("the log is closed", evidence=str(self.folder), next_step="open it again")
+        if self._writer.failed or self._unclear or self._writer.segment.base != self._manifest.active:
+            raise LogUnwritable(
+                "nobody can tell what of the log is on the disk: it failed before",
+                evidence=str(self.folder),
+                next_step="look after the disk, then start again: what was acknowledged is kept, the rest is checked",
+            )
+
+    # -- taking away
+
+    def compact(self, up_to: int) -> Compacted:
+        """Drop from closed segments what is before an offset and not the newest of its key in any of them.
+
+        Offsets stay as they are, and who reads goes on reading. The newest of each key is read first: nothing is
+        dropped for one that is damaged. Raises LogDamaged, LogUnwritable; the segments done by then are compacted.
+        """
+        if up_to > self.end:
+            raise OffsetBeyondLog(
+                f"the log ends at offset {self.end}: it cannot be compacted up to {up_to}",
+                evidence=str(self.folder),
+                next_step="the offset is another log's, or the log was replaced: look with `harvest pipeline status`",
+            )
+        segments = freed = 0
+        with self._compacting:
+            self._check()
+            closed = self._segments[:-1]
+            newest: dict[bytes, int] = {}
+            for segment in closed:
+                newest.update(segment.newest)
+            for offset in newest.values():
+                next(self._read(offset, offset + 1))
+            kept = sorted(newest.values())
+            for segment in closed:
+                if segment.base >= up_to:
+                    break
+                with writing(self.folder, "compact the log"):
+                    compacted = compaction.smaller(segment, up_to, kept)
+                    if compacted is not None:
+                        self._exchange(segment, compacted)
+                        segments, freed = segments + 1, freed + segment.size_bytes - compacted.size_bytes
+        return Compacted(segments=segments, freed_bytes=freed)
+
+    def skip(self, offset: int) -> Skipped:
+        """Go on without the damaged entries at an offset, as an operator decided.
+
+        Raises LogError where nothing is damaged, LogUnwritable.
+        """
+        with self._compacting, self._lock:
+            self.sync()
+            found = self._find(offset)
+            if found is None:
+                raise OffsetBeyondLog(
+                    f"the log ends at offset {self.end}: there is no offset {offset} to skip",
+                    evidence=str(self.folder),
+                    next_step="give the offset that the error named",
+                )
+            segment = found[0]
+            with writing(self.folder, "write the index anew"):
+                after, index_bytes, skipped = skipping.skip(segment, offset)
+                if segment is self._writer.segment:
+                    self._writer.close()
+                    self._writer = SegmentWriter(after, index_bytes=index_bytes)
+            self._segments = tuple(after if each is segment else each for each in self._segments)
+            return skipped
+
+    def _exchange(self, segment: Segment, compacted: Segment) -> None:
+        with self._lock:
+            instead = [
+                Closed(
+                    base=compacted.base,
+                    generation=compacted.generation,
+                    end=compacted.end,
+                    size_bytes=compacted.size_bytes,
+                )
+            ]
+            closed: list[Closed] = []
+            for each in self._manifest.closed:
+                closed += [each] if each.base != segment.base else instead if compacted.blocks else []
+            try:
+                sync_folder(self.folder)  # the new files have to be there before they are named
+                self._declare(Manifest(closed=tuple(closed), active=self._manifest.active))
+            except BaseException:
+                if not self._unclear:
+                    compaction.remove(compacted)
+                raise
+            self._segments = tuple(
+                compacted if each is segment else each
+                for each in self._segments
+                if each is not segment or compacted.blocks
+            )
+        compaction.remove(segment)
+
+    def _has(self, segment: Segment) -> bool:
+        return any(each is segment for each in self._segments)
+
+
+def _opened(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    found = manifest.read(folder)
+    if found is None:
+        return _created(folder)
+    opening.remove_leftovers(folder, found)
+    closed = [opening.closed_segment(folder, each) for each in found.closed]
+    writer, cuts = opening.repair(opening.active_segment(folder, found.active))
+    return found, (*closed, writer.segment), writer, cuts
+
+
+def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    for path in segment_files(folder):
+        if path.suffix == ".log" and path.stat().st_size:
+            raise LogDamaged(
+                "the file that names the log's segments is missing, and there are segments",
+                path=path,
+                byte=0,
+                next_step="bring `log.json` back from a copy of the folder; or move the log's folder away, and all is "
+                "copied anew",
+            )
+    writer = _begun(folder, 0)
+    begun = Manifest(closed=(), active=0)
+    manifest.write(folder, begun)
+    return begun, (writer.segment,), writer, ()
+
+
+def _begun(folder: Path, base: int) -> SegmentWriter:
+    """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
+    segment = Segment(folder, base, 0, end=base)
+    try:
+        writer = SegmentWriter(segment)
+        try:
+            writer.sync()
+            sync_folder(folder)
+        except BaseException:
+            writer.close()
+            raise
+    except BaseException:
+        compaction.remove(segment)
+        raise
+    return writer

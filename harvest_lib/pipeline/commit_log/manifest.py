@@ -1,0 +1,122 @@
+"""Which segments a log is made of, in which version of the format: the file `log.json` of its folder.
+
+It is replaced as a whole, and what it does not name is no part of the log: a segment begins, and takes the place of
+another, at one moment. And the lock, by which one process at a time writes a log.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
+from harvest_lib.pipeline.commit_log.files import replace
+
+VERSION = 1
+_NAME = "log.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A segment that nothing is added to any more."""
+
+    base: int
+    """The offset it began with, which its files are named by."""
+    generation: int
+    """How often it was compacted."""
+    end: int
+    """The offset after its last."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What the file says."""
+
+    closed: tuple[Closed, ...]
+    """In order of offsets."""
+    active: int
+    """The offset that the segment began with which is added to."""
+
+
+def read(folder: Path) -> Manifest | None:
+    """Return what it says, None where there is no log. Raises LogTooNew, LogDamaged."""
+    path = folder / _NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        version = int(found["version"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise _damaged(path, str(error)) from error
+    if version > VERSION:
+        raise LogTooNew(
+            f"the log was written by a later version: its format is {version}, the latest known here {VERSION}",
+            evidence=str(path),
+            next_step="use that version of this library, or a new folder",
+        )
+    checksum = found.pop("checksum", None)
+    if checksum != _checksum(found):
+        raise _damaged(path, f"its checksum is {checksum}, that of what it says {_checksum(found)}")
+    return Manifest(closed=tuple(Closed(**each) for each in found["closed"]), active=found["active"])
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Have it say so from now on, whatever happens. Raises OSError, and then it says what it did before."""
+    content = {"version": VERSION, **asdict(manifest)}
+    content["closed"] = list(content["closed"])
+    content["checksum"] = _checksum(content)
+    replace(folder / _NAME, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _damaged(path: Path, why: str) -> LogDamaged:
+    return LogDamaged(
+        "nobody can tell which segments the log has: the file that names them is damaged",
+        path=path,
+        byte=0,
+        evidence=why,
+        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied anew",
+    )
+
+
+class Lock:
+    """The right to write a log: of one process, and one object in it, until it is let go or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take it. Raises LogInUse, OSError."""
+        self._handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
+            os.close(self._handle)
+            raise LogInUse(
+                "another process writes this log",
+                evidence=f"{folder / _LOCK} is locked" + (f" by process {holder}" if holder else ""),
+                next_step="stop that one first; a pipeline needs a folder of its own",
+            ) from error
+        except OSError:
+            os.close(self._handle)
+            raise
+        try:
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass  # who holds it is for people; a full disk is no reason not to open the log
+        self._held = True
+
+    def release(self) -> None:
+        """Let it go. Idempotent."""
+        if self._held:
+            self._held = False
+            os.close(self._handle)

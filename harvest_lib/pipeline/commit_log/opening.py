@@ -1,0 +1,165 @@
+"""How a log is found again: what its folder holds is taken for what it is, and what is torn is cut off.
+
+What was written after the last mark of the active segment may not all have come to the disk. It is checked block by
+block, and the log ends before the first that is not whole. What is before the mark is checked when it is read: what is
+not whole there was damaged, and is never cut.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from harvest_lib.errors import LogDamaged
+from harvest_lib.pipeline.commit_log import index
+from harvest_lib.pipeline.commit_log.files import log_path, read_at, segment_files, write_all
+from harvest_lib.pipeline.commit_log.index import Block, Kind, Record
+from harvest_lib.pipeline.commit_log.manifest import Closed, Manifest
+from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
+
+_AT_ONCE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What was taken off the end of a file, because it was not written whole."""
+
+    path: Path
+    byte: int
+    """What it ends at now."""
+    size_bytes: int
+    """How much was cut."""
+    offset: int
+    """The log goes on with this one."""
+
+
+def closed_segment(folder: Path, closed: Closed) -> Segment:
+    """Return a segment that nothing is added to. What is damaged of it shows when it is read."""
+    segment = Segment(folder, closed.base, closed.generation, end=closed.end)
+    try:
+        data = segment.index.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    described = index.describe(index.decode(data), closed.base)
+    segment.blocks, segment.newest = described.blocks, described.newest
+    if (known := segment.size_bytes) < closed.size_bytes:
+        after = segment.blocks[-1].next if segment.blocks else closed.base
+        segment.blocks.append(Block(known, closed.size_bytes - known, after, closed.end, 0, Kind.LOST))
+    return segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An active segment as it was left."""
+
+    segment: Segment
+    index_bytes: int
+    """How much of its index holds."""
+    synced_bytes: int
+    """Up to where its entries were on the disk for sure."""
+    synced_index_bytes: int
+    """Up to where its index was."""
+
+
+def active_segment(folder: Path, base: int) -> Found:
+    """Return the segment that is added to, without what is torn of it. Raises LogDamaged."""
+    segment = Segment(folder, base, 0, end=base)
+    try:
+        records = index.decode(segment.index.read_bytes())
+    except FileNotFoundError:
+        records = []
+    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == Kind.MARK), None)
+    if marked is None:
+        raise LogDamaged(
+            "nobody can tell where the log ends: the index of the segment that is added to is lost",
+            path=segment.index,
+            byte=0,
+            next_step="bring the file back from a copy; or move the log's folder away, and all is copied anew",
+        )
+    handle = segment.open()
+    try:
+        whole = _whole(handle, records, marked)
+    finally:
+        os.close(handle)
+    described = index.describe(records[:whole], base)
+    segment.blocks, segment.newest = described.blocks, described.newest
+    segment.end = records[whole - 1].block.next
+    return Found(
+        segment=segment,
+        index_bytes=records[whole - 1].end,
+        synced_bytes=described.synced,
+        synced_index_bytes=records[marked].end,
+    )
+
+
+def _whole(handle: int, records: list[Record], marked: int) -> int:
+    """Return how many of the records hold: all to the last mark, and those after it whose entries are there."""
+    last = records[marked]
+    begin = end = last.block.length
+    checksum, index_end = 0, last.end
+    for at in range(marked + 1, len(records)):
+        block = records[at].block
+        if records[at].begin != index_end or block.position not in {begin, end}:
+            return at  # one before it was not written
+        if block.position == end:
+            begin, checksum = end, 0
+        checksum = crc32(read_at(handle, block.end - end, end), checksum)
+        if checksum != block.checksum:
+            return at
+        end, index_end = block.end, records[at].end
+    return len(records)
+
+
+def remove_leftovers(folder: Path, manifest: Manifest) -> None:
+    """Remove what was being written when a process ended, and what had been replaced. Raises LogDamaged, OSError."""
+    named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
+    for path, found in segment_files(folder).items():
+        if found is None:
+            path.unlink()
+            continue
+        base, generation = found
+        log = log_path(folder, base, generation)
+        if base > manifest.active and log.exists() and log.stat().st_size:
+            raise LogDamaged(
+                "the file that names the log's segments is older than they are: there are messages it does not know of",
+                path=log,
+                byte=0,
+                next_step="bring back the `log.json` that belongs to these files; or move the log's folder away, and "
+                "all is copied anew",
+            )
+        replaced = generation != named.get(base, -1)
+        if replaced and (base not in named or log_path(folder, base, named[base]).exists()):
+            path.unlink()
+
+
+def repair(found: Found) -> tuple[SegmentWriter, tuple[Cut, ...]]:
+    """Cut off what is torn, have the rest on the disk, and return what adds to it. Raises OSError.
+
+    What lies past the last mark is written once more: where a sync failed, what is read back may be in memory only, and
+    the next sync would not know of it.
+    """
+    segment = found.segment
+    cuts = []
+    for path, end in ((segment.path, segment.size_bytes), (segment.index, found.index_bytes)):
+        if (more := path.stat().st_size - end) > 0:
+            os.truncate(path, end)
+            cuts.append(Cut(path=path, byte=end, size_bytes=more, offset=segment.end))
+    writer = SegmentWriter(segment, index_bytes=found.index_bytes)
+    try:
+        if cuts or found.index_bytes > found.synced_index_bytes:
+            _write_again(segment.path, found.synced_bytes, segment.size_bytes)
+            _write_again(segment.index, found.synced_index_bytes, found.index_bytes)
+            writer.sync()
+    except OSError:
+        writer.close()
+        raise
+    return writer, tuple(cuts)
+
+
+def _write_again(path: Path, begin: int, end: int) -> None:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        for at in range(begin, end, _AT_ONCE_BYTES):
+            write_all(handle, read_at(handle, min(_AT_ONCE_BYTES, end - at), at), at)
+    finally:
+        os.close(handle)

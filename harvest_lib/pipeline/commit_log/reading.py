@@ -1,0 +1,138 @@
+"""A log as it is read: by whoever writes it, and by anybody else who looks at it meanwhile."""
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+
+from harvest_lib.errors import LogDamaged, LogError, OffsetBeyondLog
+from harvest_lib.pipeline.commit_log import manifest
+from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.opening import active_segment, closed_segment
+from harvest_lib.pipeline.commit_log.segment import Segment
+
+_END = attrgetter("end")
+_LOOKS = 100
+
+
+class LogView:
+    """Reads a log. Any number of threads may, while others add to it and compact it."""
+
+    def __init__(self, folder: Path, segments: tuple[Segment, ...]) -> None:
+        self.folder = folder
+        self._segments = segments  # in order of offsets; replaced as a whole, never changed
+        self._lock = threading.RLock()
+
+    @property
+    def begin(self) -> int:
+        """Return the first offset that is there, `end` without any."""
+        for segment in self._segments:
+            for block in segment.blocks:
+                if block.kind != Kind.PASSED_OVER:
+                    return block.first
+        return self.end
+
+    @property
+    def end(self) -> int:
+        """Return the offset that the next entry gets."""
+        return self._segments[-1].end
+
+    @property
+    def segments(self) -> int:
+        """Return how many there are."""
+        return len(self._segments)
+
+    def read(self, begin: int, end: int | None = None) -> Iterator[Entry]:
+        """Yield the entries from one offset on, before another: by default, that at which the log ends now.
+
+        Offsets rise, and those that were compacted away are missing. Raises OffsetBeyondLog, and LogDamaged where it
+        comes to what is damaged.
+        """
+        ends = self.end
+        if begin > ends:
+            raise OffsetBeyondLog(
+                f"the log ends at offset {ends}: there is no offset {begin} to go on from",
+                evidence=str(self.folder),
+                next_step="the log was cut, or is another one: bring back the log that belongs to these offsets; or "
+                "have the writer begin anew, by moving its offsets away",
+            )
+        return self._read(begin, ends if end is None else min(end, ends))
+
+    def newest(self) -> Mapping[bytes, Entry]:
+        """Return the newest entry of each key. Raises LogDamaged where it cannot be known."""
+        with self._lock:
+            offsets: dict[bytes, int] = {}
+            for segment in self._segments:
+                for block in segment.blocks:
+                    if block.kind == Kind.LOST:
+                        raise segment.lost(block)
+                offsets.update(segment.newest)
+            return {key: next(self._read(offset, offset + 1)) for key, offset in offsets.items()}
+
+    def _read(self, at: int, end: int) -> Iterator[Entry]:
+        handle, opened = -1, None
+        try:
+            while at < end and (found := self._find(at)):
+                segment, block = found
+                if block.kind != Kind.PASSED_OVER:
+                    if segment is not opened:
+                        if opened is not None:
+                            os.close(handle)
+                            opened = None
+                        try:
+                            handle = segment.open()
+                        except LogDamaged:
+                            if self._has(segment):
+                                raise
+                            continue  # it was compacted just now
+                        opened = segment
+                    entries = segment.read(handle, block, at)
+                    yield from entries if block.next <= end else [entry for entry in entries if entry.offset < end]
+                at = block.next
+        finally:
+            if opened is not None:
+                os.close(handle)
+
+    def _find(self, offset: int) -> tuple[Segment, Block] | None:
+        segments = self._segments
+        for at in range(bisect_right(segments, offset, key=_END), len(segments)):
+            block = segments[at].block_from(offset)
+            if block is not None:
+                return segments[at], block
+        return None
+
+    def _has(self, segment: Segment) -> bool:
+        """Tell whether a segment is part of the log now."""
+        self._segments = _look(self.folder)
+        return any(each.path == segment.path for each in self._segments)
+
+
+def look(folder: Path) -> LogView:
+    """Return a log as it is now, without taking it from who writes it. Raises LogError, also without a log."""
+    return LogView(folder, _look(folder))
+
+
+def _look(folder: Path) -> tuple[Segment, ...]:
+    found = manifest.read(folder)
+    for _ in range(_LOOKS):
+        if found is None:
+            break
+        try:
+            closed = [closed_segment(folder, each) for each in found.closed]
+            segments = (*closed, active_segment(folder, found.active).segment)
+        except LogDamaged:
+            before, found = found, manifest.read(folder)
+            if before == found:
+                raise
+            continue
+        before, found = found, manifest.read(folder)
+        if before == found:
+            return segments
+    raise LogError(
+        "there is no commit log" if found is None else "the log changes too fast to be looked at",
+        evidence=str(folder),
+        next_step="give the folder of a pipeline that has run",
+    )

@@ -1,0 +1,112 @@
+"""What an operator does about damage: the log goes on without what cannot be read. The entries' file stays as it is."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+from harvest_lib.errors import LogDamaged, LogError
+from harvest_lib.pipeline.commit_log import index
+from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, unpack, whole_entries
+from harvest_lib.pipeline.commit_log.files import read_at, replace
+from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """What became of damaged messages."""
+
+    given_up: range
+    """These offsets are not read any more."""
+    unchecked: range
+    """These are, though the checksums they were written with are lost: they fit together."""
+
+
+def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
+    """Give up the damaged block that has an offset, and those right behind it that are damaged too.
+
+    Where the index is what is damaged, entries that fit together are taken as they are. All of the segment is on the
+    disk. Returns what is known of it now and how long its index is. Raises LogError where nothing is damaged, OSError.
+    """
+    try:
+        handle = segment.open()
+    except LogDamaged:
+        handle = os.open(os.devnull, os.O_RDONLY)  # nothing of it can be read
+    try:
+        at = next((at for at, block in enumerate(segment.blocks) if block.next > offset), len(segment.blocks))
+        blocks, damaged = segment.blocks[:at], []
+        for block in segment.blocks[at:]:
+            if _entries(segment, handle, block) is not None:
+                break
+            damaged.append(block)
+            blocks += _instead(handle, block)
+        if not damaged:
+            raise LogError(
+                f"nothing is damaged at offset {offset}: there is nothing to skip",
+                evidence=str(segment.path),
+                next_step="`harvest pipeline ack` has one writer go on without a message that can be read",
+            )
+        fresh = blocks[at:]
+        blocks += segment.blocks[at + len(damaged) :]
+        after = Segment(segment.folder, segment.base, segment.generation, end=segment.end)
+        after.blocks = blocks
+        data = b"".join(_records(segment, after, handle))
+    finally:
+        os.close(handle)
+    replace(segment.index, data)
+    taken = [block for block in fresh if block.kind == Kind.ENTRIES]
+    passed = [block for block in fresh if block.kind == Kind.PASSED_OVER]
+    return after, len(data), Skipped(given_up=_span(passed, offset), unchecked=_span(taken, offset))
+
+
+def _records(before: Segment, after: Segment, handle: int) -> Iterator[bytes]:
+    """Yield the new index. What is newest of a key may have been given up: all is read to find what is, then."""
+    for block in after.blocks:
+        entries = _entries(after, handle, block)
+        if entries is None:
+            newest = {key: at for key, at in before.newest.items() if block.first <= at < block.next}
+        else:
+            newest = {entry.key: entry.offset for entry in entries}
+        after.newest.update(newest)
+        if block.kind != Kind.LOST:
+            yield index.encode(block, newest)
+    yield index.mark(after.size_bytes, after.end)
+
+
+def _entries(segment: Segment, handle: int, block: Block) -> list[Entry] | None:
+    try:
+        return segment.read(handle, block)
+    except LogDamaged:
+        return None
+
+
+def _instead(handle: int, block: Block) -> Iterator[Block]:
+    """Yield what there is from now on in place of a damaged block."""
+    at, offset = block.position, block.first
+    if block.kind == Kind.LOST:
+        while at < block.end and (taken := _unchecked(handle, block, at, offset)):
+            yield taken
+            at, offset = taken.end, taken.next
+    if at < block.end:
+        yield Block(at, block.end - at, offset, block.next, 0, Kind.PASSED_OVER)
+
+
+def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
+    """Return a block of what begins there, if it fits."""
+    data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
+    size = whole_entries(data)
+    if size > len(data):  # one large entry
+        data = read_at(handle, size, at) if at + size <= lost.end else b""
+    data = data[:size]
+    try:
+        entries = unpack(data)
+    except Malformed:
+        return None
+    if not entries or entries[0].offset < offset or entries[-1].offset >= lost.next:
+        return None
+    return Block(at, len(data), entries[0].offset, entries[-1].offset + 1, crc32(data))
+
+
+def _span(blocks: list[Block], offset: int) -> range:
+    return range(blocks[0].first, blocks[-1].next) if blocks else range(offset, offset)

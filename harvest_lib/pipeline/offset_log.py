@@ -1,0 +1,160 @@
+"""How far a writer is: a log of offsets, keyed by namespace, whose entries have the commit log's format.
+
+Each entry's data is the offset of the last message of its namespace that the writer is done with, 8 bytes, big-endian.
+A writer handles messages in the order of the log, so it is done with all before the highest of them.
+
+Promises
+- Offsets that were flushed are found again, whatever happens; those of the last `flush_seconds` may not be.
+- No offset is kept whose message could still be lost: the commit log is synced first.
+- The newest offset of each namespace outlives compaction.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from struct import Struct
+from typing import Self
+
+from harvest_lib.deadline import boot_seconds
+from harvest_lib.errors import LogDamaged, OffsetBeyondLog
+from harvest_lib.pipeline.commit_log.log import CommitLog
+
+_OFFSET = Struct(">Q")
+_SEGMENT_BYTES = 1 << 18
+_MODE = 0
+"""Offsets have none."""
+
+
+class OffsetLog:
+    """The offsets of one writer, in a folder of their own. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        flush_seconds: float = 1.0,
+        sync_log: Callable[[], object] | None = None,
+        clock: Callable[[], float] = boot_seconds,
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
+        """Open it, or begin it. `sync_log` is `CommitLog.sync` of the log that the offsets are of; each flush calls it.
+
+        Raises LogInUse, LogTooNew, LogDamaged, LogUnwritable.
+        """
+        self.folder = folder
+        self._flush_seconds = flush_seconds
+        self._sync_log = sync_log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._waiting: dict[bytes, int] = {}
+        self._since: float | None = None
+        self._log = CommitLog(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
+        try:
+            self._offsets = _read(self._log)
+        except BaseException:
+            self._log.close()
+            raise
+        self._position = max(self._offsets.values(), default=-1) + 1
+        self._segments = self._log.segments
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        flush_seconds: float = 1.0,
+        sync_log: Callable[[], object] | None = None,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> Self:
+        """Open it: the same as making one."""
+        return cls(folder, flush_seconds=flush_seconds, sync_log=sync_log, clock=clock)
+
+    @property
+    def position(self) -> int:
+        """Return the offset after the highest that was acknowledged: the next message this writer gets."""
+        return self._position
+
+    @property
+    def by_namespace(self) -> Mapping[bytes, int]:
+        """Return the last offset of each namespace that was acknowledged."""
+        with self._lock:
+            return dict(self._offsets)
+
+    def check(self, end: int) -> None:
+        """See that the log that ends there has them all. Raises OffsetBeyondLog."""
+        if self._position > end:
+            raise OffsetBeyondLog(
+                f"a writer has acknowledged up to offset {self._position - 1}, and the log ends at {end}",
+                evidence=str(self.folder),
+                next_step="bring back the log that belongs to these offsets; or move the offsets away, and the writer "
+                "gets all again that is in the log",
+            )
+
+    def acknowledge(self, namespace: bytes, offset: int) -> None:
+        """Have a message as done, and with it all before; in memory, until it is flushed. One below is no step back."""
+        with self._lock:
+            if offset <= self._offsets.get(namespace, -1):
+                return
+            self._offsets[namespace] = self._waiting[namespace] = offset
+            self._position = max(self._position, offset + 1)
+            if self._since is None:
+                self._since = self._clock()
+
+    def flush(self) -> None:
+        """Have all that was acknowledged on the disk. Raises LogUnwritable, and then it is still to be flushed."""
+        with self._flushing:
+            with self._lock:
+                waiting, since = self._waiting, self._since
+                self._waiting, self._since = {}, None
+            if not waiting:
+                return
+            try:
+                if self._sync_log is not None:
+                    self._sync_log()
+                now = time.time_ns() // 1_000_000
+                self._log.append([(now, _MODE, key, _OFFSET.pack(offset)) for key, offset in waiting.items()])
+            except BaseException:
+                with self._lock:
+                    self._waiting, self._since = waiting | self._waiting, since
+                raise
+            if self._log.segments > self._segments:
+                self._compact()
+
+    def flush_if_due(self) -> None:
+        """Flush if something has waited for `flush_seconds`. Raises LogUnwritable."""
+        since = self._since
+        if since is not None and self._clock() - since >= self._flush_seconds:
+            self.flush()
+
+    def compact(self) -> None:
+        """Leave nothing but the newest offset of each namespace. Happens by itself too. Raises LogUnwritable."""
+        with self._flushing:
+            self._log.roll()
+            self._compact()
+
+    def close(self) -> None:
+        """Flush and let go of it. Idempotent. Raises LogUnwritable, having let go of it."""
+        try:
+            self.flush()
+        finally:
+            self._log.close()
+
+    def _compact(self) -> None:
+        self._log.compact(self._log.end)
+        self._segments = self._log.segments
+
+
+def _read(log: CommitLog) -> dict[bytes, int]:
+    try:
+        return {key: _OFFSET.unpack(entry.value)[0] for key, entry in log.newest().items()}
+    except LogDamaged as error:
+        raise LogDamaged(
+            "how far a writer was is damaged",
+            path=error.path,
+            byte=error.byte,
+            offsets=error.offsets,
+            next_step="bring the file back from a copy; or move the folder with these offsets away, and the writer "
+            "gets all again that is in the commit log",
+        ) from error
