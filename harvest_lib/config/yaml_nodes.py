@@ -29,8 +29,11 @@ def read_text(path: Path) -> str:
     return text
 
 
-def compose(text: str, source: str) -> tuple[yaml.MappingNode, yaml.SafeLoader]:
-    """Return the nodes of a file, whose marks say where each is, and what makes values of them. Raises ConfigError."""
+def compose(text: str, source: str, *, needed: str = "`leaderGroupID`") -> tuple[yaml.MappingNode, yaml.SafeLoader]:
+    """Return the nodes of a file, whose marks say where each is, and what makes values of them.
+
+    `needed` is what a file has to hold at least. Raises ConfigError.
+    """
     root, failure = None, None
     try:
         loader = yaml.SafeLoader(text)
@@ -46,7 +49,7 @@ def compose(text: str, source: str) -> tuple[yaml.MappingNode, yaml.SafeLoader]:
         remedy = "correct the YAML there, or in the line before; quote values with special characters"
         raise ConfigError(f"the file is not YAML: {failure[0]}", source=source, line=failure[1], next_step=remedy)
     if root is None or (root.tag == NULL and not isinstance(root, yaml.MappingNode)):
-        raise ConfigError("the file is empty", source=source, line=1, next_step="give at least `leaderGroupID`")
+        raise ConfigError("the file is empty", source=source, line=1, next_step=f"give at least {needed}")
     if not isinstance(root, yaml.MappingNode):
         problem = not_a_mapping(())
         raise config_error([problem], Origins(file=source, lines={(): line_of(root)}))

@@ -1,0 +1,209 @@
+"""What a pipeline is declared as, in YAML: a reader, and writers with their filters and transforms.
+
+    folder: flights.pipeline            # where commit log and offsets are, beside this file
+    reader:
+      adaptor: postgres
+      …                                 # what the adaptor needs
+    writers:
+      lake:                             # a name of one's own
+        adaptor: file
+        …                               # what the adaptor needs
+        namespace: ^public\\.flights$    # default: everything
+        transforms:
+          - omit: [tailnum]
+        on_error: stop                  # or stop_writer: the others go on
+        on_transform_error: stop        # or park: its message is set aside in the folder
+
+Everything that is wrong with a file is reported together, each problem with its line, and none with a value.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from harvest_lib.config.problems import Origins, Problem, problems_of
+from harvest_lib.config.report import config_error
+from harvest_lib.errors import HarvestError
+from harvest_lib.pipeline import adaptors
+from harvest_lib.pipeline.adaptors import Reader, Side, Writer
+from harvest_lib.pipeline.declared_yaml import Place, read, spelled
+from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings, by_their_names_in_files, name_complaint
+from harvest_lib.pipeline.transforms import Transform, loading
+
+Model = TypeVar("Model", bound=BaseModel)
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredReader:
+    """Where messages come from. `open` makes what reads them; it connects when it is used."""
+
+    adaptor: str
+    open: Callable[[], Reader]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredWriter:
+    """Where messages go. `open` makes what writes them; it connects when it is used."""
+
+    name: str
+    adaptor: str
+    open: Callable[[], Writer]
+    settings: WriterSettings
+    transforms: Sequence[tuple[str, Transform]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """A pipeline. `source` is the file it is declared in, for messages."""
+
+    settings: PipelineSettings
+    reader: DeclaredReader
+    writers: Sequence[DeclaredWriter]
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.settings.name or self.settings.folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Where commit log and offsets are."""
+        return self.settings.folder
+
+
+def load(path: str | os.PathLike[str]) -> Declaration:
+    """Read a declaration; nothing is connected to. Raises ConfigError with all that is wrong."""
+    file = Path(path)
+    values, origins = read(file)
+    return _Reading(file, origins).declaration(values)
+
+
+class _Reading:
+    """Collects what is wrong while it makes a declaration of values."""
+
+    def __init__(self, file: Path, origins: Origins) -> None:
+        self._file = file
+        self._origins = origins
+        self._problems = list(origins.problems)
+
+    def declaration(self, values: dict[str, Any]) -> Declaration:
+        settings = self._settings(values)
+        reader = self._reader(values.get("reader"))
+        writers = self._writers(values.get("writers"))
+        if self._problems or settings is None or reader is None:
+            raise config_error(self._problems, self._origins)
+        return Declaration(settings=settings, reader=reader, writers=writers, source=str(self._file))
+
+    def _settings(self, values: dict[str, Any]) -> PipelineSettings | None:
+        known = by_their_names_in_files(PipelineSettings)
+        given = {name: each for name, each in values.items() if name not in {"reader", "writers"}}
+        given = self._without_unknown(given, (), known, [*known, "reader", "writers"])
+        settings = self._checked(PipelineSettings, given, ())
+        if settings is None:
+            return None
+        if settings.name and (complaint := name_complaint(settings.name)):
+            self._note(("name",), complaint, "choose another")
+        return settings.model_copy(
+            update={
+                "name": settings.name or self._file.stem,
+                "folder": self._file.parent.absolute() / settings.folder.expanduser(),
+            }
+        )
+
+    def _reader(self, values: object) -> DeclaredReader | None:
+        given = self._mapping(values, ("reader",))
+        found = None if given is None else self._adaptor(given, ("reader",), adaptors.reading)
+        return None if found is None else DeclaredReader(adaptor=found[0], open=found[1])
+
+    def _writers(self, values: object) -> list[DeclaredWriter]:
+        given = self._mapping(values, ("writers",))
+        if given is not None and not given:
+            self._note(("writers",), "names none", "write a name for each, and its settings below it")
+        found = [self._writer(name, each) for name, each in (given or {}).items()]
+        return [each for each in found if each is not None]
+
+    def _writer(self, name: str, values: object) -> DeclaredWriter | None:
+        path = ("writers", name)
+        if complaint := name_complaint(name):
+            self._note(path, complaint, "choose another")
+        given = self._mapping(values, path)
+        if given is None:
+            return None
+        ours = by_their_names_in_files(WriterSettings)
+        settings = self._checked(WriterSettings, {key: each for key, each in given.items() if key in ours}, path)
+        transforms = self._transforms(given.get("transforms"), path)
+        theirs = {key: each for key, each in given.items() if key not in ours}
+        found = self._adaptor(theirs, path, adaptors.writing, beside=ours)
+        if settings is None or found is None:
+            return None
+        return DeclaredWriter(name=name, adaptor=found[0], open=found[1], settings=settings, transforms=transforms)
+
+    def _transforms(self, entries: object, path: Place) -> list[tuple[str, Transform]]:
+        found = []
+        for number, entry in enumerate(entries if isinstance(entries, list) else []):
+            try:
+                found.append(loading.load(entry, beside=self._file.parent.absolute()))
+            except loading.NotATransform as error:
+                self._note((*path, "transforms", str(number)), str(error), "docs/pipelines.md says what each takes")
+        return found
+
+    def _adaptor(
+        self, given: dict[str, Any], path: Place, look: Callable[[str], Side[Made]], beside: Sequence[str] = ()
+    ) -> tuple[str, Callable[[], Made]] | None:
+        """Return an adaptor's name and what makes its reader or writer, from all that is no setting of ours."""
+        name = given.get("adaptor")
+        if not isinstance(name, str) or not name:
+            self._note((*path, "adaptor"), "is missing", f"choose one of {', '.join(adaptors.names())}", at=path)
+            return None
+        try:
+            side = look(name)
+        except HarvestError as error:  # an adaptor that others wrote may be anything
+            self._note((*path, "adaptor"), error.cause, error.next_step)
+            return None
+        theirs = {key: each for key, each in given.items() if key != "adaptor"}
+        known = by_their_names_in_files(side.options)
+        if side.options.model_config.get("extra") == "forbid":
+            theirs = self._without_unknown(theirs, path, known, [*known, "adaptor", *beside])
+        options = self._checked(side.options, theirs, path)
+        return None if options is None else (name, partial(side.make, options))
+
+    def _checked(self, model: type[Model], values: Mapping[str, Any], path: Place) -> Model | None:
+        """Make a model of values; None if it does not take them."""
+        try:
+            return model.model_validate(dict(values))
+        except ValidationError as error:
+            for each in problems_of(error):
+                place = (*path, *each.path)
+                self._note(place, each.message, each.remedy)
+            return None
+
+    def _without_unknown(
+        self, values: Mapping[str, Any], path: Place, known: Sequence[str], all_known: Sequence[str]
+    ) -> dict[str, Any]:
+        """Take out what nobody knows, and note it with what it may have meant."""
+        for key in values.keys() - set(known):
+            near = difflib.get_close_matches(key, all_known, n=1)
+            remedy = f"did you mean `{near[0]}`?" if near else f"remove it; known here: {', '.join(sorted(all_known))}"
+            self._note((*path, key), "is not a setting", remedy)
+        return {key: each for key, each in values.items() if key in known}
+
+    def _mapping(self, values: object, path: Place) -> dict[str, Any] | None:
+        if isinstance(values, dict):
+            return values
+        if values is None:
+            self._note(path, "is missing", "write it, and its settings below it as indented `key: value` lines")
+        else:
+            self._note(path, "is not a mapping", "write its settings as indented `key: value` lines")
+        return None
+
+    def _note(self, path: Place, message: str, remedy: str, *, at: Place | None = None) -> None:
+        _, line = self._origins.place(path if at is None else at)
+        self._problems.append(Problem(path=path, message=message, remedy=remedy, line=line, written=spelled(path)))

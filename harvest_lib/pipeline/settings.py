@@ -1,0 +1,122 @@
+"""The settings of a pipeline that are no adaptor's, with their units and defaults. They check themselves.
+
+A file has durations and sizes with their unit (`1s`, `256MB`), and leaves `_seconds` and `_bytes` out of their names.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from harvest_lib.config.durations import SPELLING, parse_duration
+from harvest_lib.pipeline.namespace import NamespaceFilter
+
+_SIZE = re.compile(r"([0-9]+)\s*(B|[kKMG]B|[KMG]iB)")
+_BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_LONGEST_SECONDS = 86_400.0
+
+
+def refused(message: str, remedy: str) -> PydanticCustomError:
+    """Return an error that is reported in these words."""
+    return PydanticCustomError("harvest", "{message}", {"message": message, "remedy": remedy})
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, float):
+        found = value  # from Python
+    elif not isinstance(value, str):
+        raise refused("is not a duration", SPELLING)
+    else:
+        try:
+            found = parse_duration(value)
+        except ValueError as error:
+            raise refused(str(error), SPELLING) from None
+    if not 0.0 <= found <= _LONGEST_SECONDS:
+        raise refused("is out of range: it must be between 0s and 24h", "choose a value in range")
+    return found
+
+
+def _bytes(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise refused("is not a size", "write a number with its unit, for example `256MB` or `1GiB`")
+    return int(found[1]) * _BYTES[found[2].upper()]
+
+
+def _namespace(value: object) -> object:
+    if isinstance(value, NamespaceFilter):
+        return value
+    if not isinstance(value, str):
+        raise refused("must be text", "write a regular expression, in quotes")
+    try:
+        return NamespaceFilter.parse(value)
+    except ValueError as error:
+        raise refused(str(error), "write one that Python's `re` knows, in single quotes") from None
+
+
+def name_complaint(name: str) -> str:
+    """Say why a text can be no pipeline's and no writer's name; empty if it can."""
+    return "" if _NAME.fullmatch(name) else "is not a name: letters, digits, `_`, `-`, 64 at most, a letter first"
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1 << 12)]
+Filter = Annotated[NamespaceFilter, BeforeValidator(_namespace)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
+
+
+class CommitLogSettings(_Settings):
+    """How the commit log is kept."""
+
+    segment_bytes: Bytes = Field(default=1 << 30, alias="segment_size")
+    """A segment that has as many is closed, and another begun. Default 1 GiB."""
+    sync_seconds: Seconds = Field(default=1.0, alias="sync")
+    """What was appended is on the disk after so long, even if the machine loses power. Default 1 s."""
+    compact_seconds: Seconds = Field(default=60.0, alias="compact_every")
+    """Closed segments that every writer has passed are compacted so often; 0 for never. Default 1 min."""
+
+
+class PipelineSettings(_Settings):
+    """What holds for all of a pipeline."""
+
+    name: str = ""
+    """For people. Default: the file's name."""
+    folder: Path
+    """Where commit log and offsets are. A relative one begins at the file's folder."""
+    commit_log: CommitLogSettings = CommitLogSettings()
+    flush_seconds: Seconds = Field(default=1.0, alias="flush_offsets")
+    """What a writer did for so long may come to it again after a kill. Default 1 s."""
+    shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
+    """How long writers have for what is in the log when the pipeline stops. Default 30 s."""
+    most_ahead: int = Field(default=10_000, ge=1)
+    """The reader waits while it is so many messages ahead of the slowest writer: after a kill they go one at a time."""
+
+
+class WriterSettings(_Settings):
+    """What holds for one writer, whatever it writes to."""
+
+    namespace: Filter = NamespaceFilter.parse()
+    """Messages of namespaces in which this regular expression finds something. Default: all."""
+    transforms: list[Any] = []
+    """What becomes of each message before it is written."""
+    on_error: Literal["stop", "stop_writer"] = "stop"
+    """What a failed bulk stops: the pipeline, or this writer alone."""
+    on_transform_error: Literal["stop", "park"] = "stop"
+    """What a transform that fails does: stop as a failed bulk does, or set its message aside in the folder."""
+    batch_messages: int = Field(default=1_000, ge=1, le=100_000)
+    """How many messages of the log one write takes at most."""
+
+
+def by_their_names_in_files(model: type[BaseModel]) -> list[str]:
+    """Return the names that a file has for a model's settings."""
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,64 @@
+"""What may become of a message on its way to a writer: functions that change it, or drop it.
+
+    transforms:
+      - pick: [flight, origin, dest]            a ready one, see `ready` and `cloud_events`
+      - call: shop.cleaning:without_tests       one's own, by its import path
+        with: {country: NZ}                     and what it is called with beside the message
+
+A message that was dropped counts as acknowledged. One that raises, or returns what is no message, stops the pipeline,
+or by policy has its message parked.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from harvest_lib.pipeline.message import Message, Op
+
+
+class Transform(Protocol):
+    """Any function of this form will do. It is called by one thread, for each message once each time it is sent."""
+
+    def __call__(self, message: Message, /) -> Message | None:
+        """Return the message, or another in its place, or None to drop it. The message itself is not to be changed."""
+        ...
+
+
+class TransformFailed(Exception):
+    """A transform raised, or returned junk. `name` is that of the transform as it was declared."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} {reason}")
+        self.name = name
+        self.reason = reason
+
+
+def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Message | None:
+    """Put a message through named transforms; None once one of them dropped it. Raises TransformFailed."""
+    offset = message.offset
+    for name, transform in transforms:
+        try:
+            result = transform(message)
+        except Exception as error:
+            raise TransformFailed(name, f"raised {type(error).__name__}: {error}") from error
+        if result is None:
+            return None
+        if complaint := _complaint(result):
+            raise TransformFailed(name, f"returned {complaint}")
+        message = result
+    return message if message.offset == offset else message._replace(offset=offset)
+
+
+def _complaint(result: object) -> str:
+    """Say what is wrong with what a transform returned; empty if nothing is."""
+    if type(result) is not Message:
+        return f"{type(result).__name__}, neither a Message nor None"
+    if type(result.namespace) is not str or not result.namespace:
+        return "a message whose namespace is no text, or none"
+    if type(result.op) is not Op or type(result.timestamp) is not int:
+        return "a message whose op is no Op, or whose timestamp is no whole number"
+    if type(result.data) is not dict and not isinstance(result.data, Mapping):
+        return "a message whose data is no mapping"
+    return ""
+
+
+__all__ = ["Transform", "TransformFailed", "applied"]

@@ -1,0 +1,160 @@
+"""From what a declaration says to a function: `{pick: [a, b]}`, `{call: shop.cleaning:without_tests}`.
+
+Everything here raises NotATransform, which says what is wrong, for `declaration` to report with its line.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harvest_lib.pipeline.transforms import Transform
+from harvest_lib.pipeline.transforms.cloud_events import CloudEvents
+from harvest_lib.pipeline.transforms.ready import REDACTED, Omit, Pick, Redact, Rename, Route
+
+
+class NotATransform(ValueError):
+    """What is declared is none, and cannot be made one."""
+
+
+_Make = Callable[[Any], Transform]
+
+
+def load(entry: object, *, beside: Path | None = None) -> tuple[str, Transform]:
+    """Return the transform's name, for people, and the transform.
+
+    Modules are also looked for in the folder `beside`. Raises NotATransform.
+    """
+    if not isinstance(entry, dict) or not entry:
+        raise NotATransform(f"is not a transform: write one of {', '.join(READY)}, call, with what it needs")
+    if "call" in entry:
+        return _call(entry, beside)
+    if len(entry) > 1:
+        raise NotATransform(f"has {len(entry)} transforms in one entry: begin each with a `-` of its own")
+    ((name, settings),) = entry.items()
+    if name not in READY:
+        raise NotATransform(f"`{name}` is no transform: write one of {', '.join(READY)}, call")
+    return _described(name, settings), READY[name](settings)
+
+
+def _call(entry: Mapping[str, Any], beside: Path | None) -> tuple[str, Transform]:
+    if unknown := sorted(str(key) for key in entry.keys() - {"call", "with"}):
+        raise NotATransform(f"has `{unknown[0]}` beside `call`: it takes `with` alone")
+    path, given = entry["call"], entry.get("with")
+    if given is not None and not (isinstance(given, dict) and all(isinstance(key, str) for key in given)):
+        raise NotATransform("`with` is not a mapping of names to values")
+    function = imported(path, beside=beside)
+    return str(path), partial(function, **given) if given else function
+
+
+def imported(path: object, *, beside: Path | None = None) -> Transform:
+    """Return what an import path such as `package.module:name` leads to. Raises NotATransform."""
+    module_name, colon, name = str(path).partition(":")
+    if not isinstance(path, str) or not (colon and module_name and name):
+        raise NotATransform("is not an import path: write `package.module:function`")
+    if beside is not None and str(beside) not in sys.path:
+        sys.path.append(str(beside))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise NotATransform(f"cannot import `{module_name}`: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise NotATransform(f"`{module_name}` has no `{name}`")
+        found = getattr(found, part)
+    if not callable(found):
+        raise NotATransform(f"`{path}` is no function, but a {type(found).__name__}")
+    called: Transform = found
+    return called
+
+
+def _texts(settings: object) -> list[str]:
+    found = [settings] if isinstance(settings, str) else settings
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise NotATransform("needs the names of fields: write `[one, another]`")
+    if len(set(found)) < len(found):
+        raise NotATransform("names a field twice")
+    return found
+
+
+def _pick(settings: object) -> Transform:
+    return Pick(_texts(settings))
+
+
+def _omit(settings: object) -> Transform:
+    return Omit(frozenset(_texts(settings)))
+
+
+def _rename(settings: object) -> Transform:
+    if not isinstance(settings, dict) or not settings or not all(map(_is_text, [*settings, *settings.values()])):
+        raise NotATransform("needs old and new names: write `{old: new}`")
+    if len(set(settings.values())) < len(settings):
+        raise NotATransform("gives two fields one name")
+    return Rename(settings)
+
+
+def _redact(settings: object) -> Transform:
+    if not isinstance(settings, dict):
+        return Redact(_texts(settings))
+    _known(settings, {"fields", "by"}, needed="fields")
+    return Redact(_texts(settings["fields"]), settings.get("by", REDACTED))
+
+
+def _route(settings: object) -> Transform:
+    if isinstance(settings, str) and settings:
+        return Route(to=settings)
+    if not isinstance(settings, dict):
+        raise NotATransform("needs a namespace, or `{find: expression, to: namespace}`")
+    _known(settings, {"find", "to"}, needed="to", texts=True)
+    try:
+        return Route.parse(settings["to"], settings.get("find"))
+    except ValueError as error:
+        raise NotATransform(str(error)) from error
+
+
+def _cloud_events(settings: object) -> Transform:
+    if isinstance(settings, str) and settings:
+        return CloudEvents(settings)
+    if not isinstance(settings, dict):
+        raise NotATransform("needs `{source: reference}`, and may have `type` and `subject`")
+    _known(settings, {"source", "type", "subject"}, needed="source", texts=True)
+    return CloudEvents(**settings)
+
+
+READY: Mapping[str, _Make] = {
+    "pick": _pick,
+    "omit": _omit,
+    "rename": _rename,
+    "redact": _redact,
+    "route": _route,
+    "cloud_events": _cloud_events,
+}
+"""Those that need no code, by the name they are declared under."""
+
+
+def _known(settings: Mapping[Any, Any], known: set[str], *, needed: str, texts: bool = False) -> None:
+    if unknown := sorted(str(key) for key in settings.keys() - known):
+        raise NotATransform(f"does not know `{unknown[0]}`: it takes {', '.join(sorted(known))}")
+    if needed not in settings:
+        raise NotATransform(f"lacks `{needed}`")
+    if texts and not all(_is_text(each) for each in settings.values()):
+        raise NotATransform("needs text for each of its settings")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _described(name: str, settings: object) -> str:
+    """Name a transform as people would, with as little of its settings as tells it from others."""
+    if name == "route":
+        to = settings if isinstance(settings, str) else settings.get("to") if isinstance(settings, dict) else ""
+        return f"route to {to}"
+    fields = settings.get("fields") if name == "redact" and isinstance(settings, dict) else settings
+    if name == "rename" and isinstance(fields, dict):
+        return f"rename {', '.join(f'{old} to {new}' for old, new in fields.items())}"
+    if name != "cloud_events" and isinstance(fields, list):
+        return f"{name} {', '.join(map(str, fields))}"
+    return f"{name} {fields}" if name != "cloud_events" else "cloud_events"

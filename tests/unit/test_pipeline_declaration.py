@@ -1,0 +1,171 @@
+"""Pipelines declared in YAML: what is read of them, and what is told of one that is wrong, with its line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harvest_lib.errors import ConfigError
+from harvest_lib.pipeline import adaptors
+from harvest_lib.pipeline.declaration import load
+from harvest_lib.pipeline.diagram import drawn, explained
+
+WHOLE = r"""
+name: flights
+folder: flights.pipeline
+commit_log:
+  segment_size: 256MB
+  sync: 500ms
+  compact_every: 0s
+flush_offsets: 2s
+shutdown: 1m
+most_ahead: 500
+reader:
+  adaptor: both
+  dsn: ${FLIGHTS_DSN}
+writers:
+  lake:
+    adaptor: both
+    dsn: secret-of-lake
+    namespace: ^public\.flights$
+    transforms:
+      - omit: [tailnum]
+      - call: json:loads
+        with: {strict: false}
+      - route: {find: public\.(.*), to: lake.\1}
+    on_error: stop_writer
+    on_transform_error: park
+    batch_messages: 5000
+  events:
+    adaptor: both
+    dsn: other
+    transforms:
+      - cloud_events: {source: /flights}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch):
+    places = {"both": ["support.known_adaptors:BOTH"], "reads": ["support.known_adaptors:READS"]}
+    monkeypatch.setattr(adaptors, "_places", lambda: places)
+    monkeypatch.setenv("FLIGHTS_DSN", "secret-of-reader")
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(text):
+        file = tmp_path / "flights.yaml"
+        file.write_text(text)
+        return load(file)
+
+    return write_and_read
+
+
+def test_a_declaration_is_read(read, tmp_path):
+    declared = read(WHOLE)
+    settings = declared.settings
+    assert (declared.name, declared.folder) == ("flights", tmp_path / "flights.pipeline")
+    assert (settings.commit_log.segment_bytes, settings.commit_log.sync_seconds) == (256_000_000, 0.5)
+    assert (settings.commit_log.compact_seconds, settings.flush_seconds, settings.shutdown_seconds) == (0, 2, 60)
+    assert settings.most_ahead == 500
+    assert declared.reader.open.args[0].dsn.get_secret_value() == "secret-of-reader"
+    lake, events = declared.writers
+    assert (lake.name, lake.adaptor, str(lake.settings.namespace)) == ("lake", "both", r"^public\.flights$")
+    assert [name for name, _ in lake.transforms] == ["omit tailnum", "json:loads", r"route to lake.\1"]
+    assert (lake.settings.on_error, lake.settings.on_transform_error) == ("stop_writer", "park")
+    assert (lake.settings.batch_messages, events.settings.batch_messages) == (5000, 1000)
+    assert (events.settings.on_error, str(events.settings.namespace)) == ("stop", ".*")
+
+
+def test_what_is_not_said_has_a_default(read):
+    settings = read(
+        "folder: /var/lib/x\nreader: {adaptor: both, dsn: a}\nwriters: {b: {adaptor: both, dsn: c}}"
+    ).settings
+    assert (settings.name, settings.folder) == ("flights", Path("/var/lib/x"))
+    assert (settings.commit_log.segment_bytes, settings.commit_log.sync_seconds) == (1 << 30, 1)
+    assert (settings.flush_seconds, settings.shutdown_seconds) == (1, 30)
+
+
+def test_it_is_drawn_and_explained_without_secrets(read):
+    declared = read(WHOLE)
+    assert drawn(declared).split("\n") == [
+        r"both ─► commit log ─┬─► /^public\.flights$/ ─► omit tailnum ─► json:loads ─► route to lake.\1 ─► both (lake)",
+        r"                    └─► everything ─► cloud_events ─► both (events)",
+    ]
+    text = "\n".join(explained(declared))
+    assert "lake: up to 5,000 messages a write; a failed bulk stops this writer alone" in text
+    assert "secret" not in text + repr(declared)
+
+
+def test_one_writer_is_drawn_in_one_line(read):
+    declared = read("folder: x\nreader: {adaptor: both, dsn: a}\nwriters: {b: {adaptor: both, dsn: c}}")
+    assert drawn(declared) == "both ─► commit log ───► everything ─► both (b)"
+
+
+LINES = WHOLE.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("segment_size: 256MB", "  segment_size: 256", "at least 4096"),
+        ("segment_size: 256MB", "  segment_size: 256 apples", "`commit_log.segment_size` is not a size"),
+        ("sync: 500ms", "  sync: 500", "`commit_log.sync` is not a duration"),
+        ("sync: 500ms", "  sync: -1s", "between 0s and 24h"),
+        ("shutdown: 1m", "shutdwon: 1m", "did you mean `shutdown`"),
+        ("most_ahead: 500", "most_ahead: 0", "at least 1"),
+        ("most_ahead: 500", "most_ahead: many", "whole number"),
+        ("name: flights", "name: ../x", "`name` is not a name"),
+        ("  lake:", "  la ke:", "`writers.la ke` is not a name"),
+        ("    adaptor: both", "    adaptor: botch", "there is no adaptor 'botch'"),
+        ("    adaptor: both", "    adaptor: reads", "does not write"),
+        ("    dsn: secret-of-lake", "    nsd: secret-of-lake", "`writers.lake.dsn`"),
+        ("    dsn: secret-of-lake", "    dsn: [secret-of-lake]", "must be text"),
+        ("    batch_messages: 5000", "    batch_rows: 0", "`writers.lake.batch_rows` is out of range"),
+        ("    batch_messages: 5000", "    batch_mesages: 7", "did you mean `batch_messages`"),
+        ("    namespace", "    namespace: '('", "is not a regular expression: missing ), unterminated subpattern"),
+        ("    on_error: stop_writer", "    on_error: panic", "'stop' or 'stop_writer'"),
+        ("      - omit", "      - omitt: [tailnum]", "`writers.lake.transforms[1]` `omitt` is no transform"),
+        ("      - call: json:loads", "      - call: json:dozes", "has no `dozes`"),
+        ("      - route", "      - route: {find: x, to: \\1}", "group"),
+        ("flush_offsets: 2s", "name: again", "is given twice"),
+        ("  dsn: ${FLIGHTS_DSN}", "  dsn: ${NO_SUCH_THING}", "needs NO_SUCH_THING, which is not set"),
+        ("folder: flights.pipeline", "", "`folder`"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_no_value(read, old, new, message):
+    number = next(number for number, line in enumerate(LINES, start=1) if old in line)
+    with pytest.raises(ConfigError) as refused:
+        read("\n".join([*LINES[: number - 1], new, *LINES[number:]]))
+    told = str(refused.value)
+    assert message in told
+    if new and "nsd" not in new:
+        assert re.search(rf"line {number}\b", told), told
+    assert "secret" not in told
+
+
+def test_everything_wrong_is_told_at_once_in_order(read):
+    with pytest.raises(ConfigError) as refused:
+        read("folder: x\nshutdown: 3\nreader:\n  adaptor: nothing\nwriters:\n  a: {adaptor: both}\n  b:\n")
+    told = str(refused.value)
+    assert "4 settings are wrong" in told
+    assert [int(each) for each in re.findall(r"line ([0-9]+): `", told)] == [2, 4, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("- a", "is not a mapping"),
+        ("a: [", "not YAML"),
+        ("folder: x", "`reader` is missing"),
+        ("folder: x\nreader: {adaptor: both, dsn: a}\nwriters: {}", "names none"),
+        ("folder: x\nreader: 5\nwriters: [a]", "`reader` is not a mapping"),
+        ("folder: x\nreader: {dsn: a}\nwriters: {b: {adaptor: both, dsn: c}}", "choose one of both, reads"),
+        ("folder: &f [*f]", "contains itself"),
+        ("1: x\nfolder: x", "key that is not text"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(read, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(text)

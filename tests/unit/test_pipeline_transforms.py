@@ -1,0 +1,166 @@
+"""Ready transforms, what is made of their declarations, and what a transform may not return."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.namespace import NamespaceFilter
+from harvest_lib.pipeline.transforms import TransformFailed, applied
+from harvest_lib.pipeline.transforms.loading import NotATransform, load
+
+FLIGHT = Message(
+    Op.INSERT,
+    1_357_034_400_123,
+    "public.flights",
+    {"flight": 1545, "origin": "EWR", "dest": "IAH", "price": Decimal("10.50"), "at": datetime(2013, 1, 1, tzinfo=UTC)},
+    offset=7,
+)
+
+
+def through(entry, message=FLIGHT):
+    return applied([load(entry)], message)
+
+
+@pytest.mark.parametrize(
+    ("entry", "data"),
+    [
+        ({"pick": ["dest", "flight", "nothing"]}, {"dest": "IAH", "flight": 1545}),
+        ({"omit": ["price", "at", "nothing"]}, {"flight": 1545, "origin": "EWR", "dest": "IAH"}),
+    ],
+)
+def test_fields_are_picked_and_omitted(entry, data):
+    assert through(entry) == FLIGHT._replace(data=data)
+    assert list(through(entry).data) == list(data)
+
+
+def test_fields_are_renamed_all_at_once():
+    swapped = through({"rename": {"origin": "dest", "dest": "origin"}})
+    assert (swapped.data["origin"], swapped.data["dest"]) == ("IAH", "EWR")
+    with pytest.raises(TransformFailed, match="two fields would have one name: dest"):
+        through({"rename": {"origin": "dest"}})
+
+
+def test_a_rename_keeps_its_hands_off_what_is_not_there():
+    key_alone = FLIGHT._replace(op=Op.DELETE, data={"flight": 1545})
+    assert through({"rename": {"origin": "from"}}, key_alone) == key_alone
+
+
+def test_fields_are_redacted_but_null_stays_null():
+    message = FLIGHT._replace(data={"name": "Ann", "mail": None})
+    assert through({"redact": ["name", "mail"]}, message).data == {"name": "[redacted]", "mail": None}
+    assert through({"redact": {"fields": ["name"], "by": None}}, message).data == {"name": None, "mail": None}
+
+
+@pytest.mark.parametrize(
+    ("entry", "namespace"),
+    [
+        ({"route": "lake.flights"}, "lake.flights"),
+        ({"route": {"find": r"public\.(.*)", "to": r"lake.\1"}}, "lake.flights"),
+        ({"route": {"find": r"public\.(?P<table>.*)", "to": r"\g<table>"}}, "flights"),
+        ({"route": {"find": "public", "to": "other"}}, "public.flights"),
+    ],
+)
+def test_messages_are_routed_to_another_namespace(entry, namespace):
+    assert through(entry).namespace == namespace
+
+
+def test_the_envelope_is_that_of_cloud_events():
+    message = through({"cloud_events": {"source": "/shop", "subject": "flight"}})
+    assert message.data == {
+        "specversion": "1.0",
+        "id": "1357034400123-7",
+        "source": "/shop",
+        "type": "public.flights.insert",
+        "time": "2013-01-01T10:00:00.123Z",
+        "datacontenttype": "application/json",
+        "subject": "1545",
+        "data": FLIGHT.data,
+    }
+
+
+def drop_newark(message, origin="EWR"):
+    return None if message.data["origin"] == origin else message
+
+
+def test_functions_are_found_by_their_import_path_and_given_what_they_ask_for(tmp_path):
+    (tmp_path / "cleaning_of_this_test.py").write_text(
+        "def drop(message, origin='EWR'):\n    return None if message.data['origin'] == origin else message\n"
+    )
+    assert applied([load({"call": "cleaning_of_this_test:drop"}, beside=tmp_path)], FLIGHT) is None
+    other = load({"call": "cleaning_of_this_test:drop", "with": {"origin": "JFK"}}, beside=tmp_path)
+    assert applied([other], FLIGHT) == FLIGHT
+
+
+def test_a_dropped_message_gets_to_no_further_transform():
+    def never(message):
+        raise AssertionError
+
+    assert applied([("drop", drop_newark), ("never", never)], FLIGHT) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("pick", "is not a transform"),
+        ({}, "is not a transform"),
+        ({"pick": []}, "names of fields"),
+        ({"pick": ["a", "a"]}, "twice"),
+        ({"pick": [1]}, "names of fields"),
+        ({"pikc": ["a"]}, "`pikc` is no transform"),
+        ({"pick": ["a"], "omit": ["b"]}, "2 transforms"),
+        ({"rename": ["a"]}, "old and new"),
+        ({"rename": {"a": "c", "b": "c"}}, "one name"),
+        ({"route": {"find": "("}}, "lacks `to`"),
+        ({"route": {"find": "(", "to": "a"}}, "at character 1"),
+        ({"route": {"find": "a", "to": r"\1"}}, "group"),
+        ({"route": 3}, "needs a namespace"),
+        ({"redact": {"field": ["a"]}}, "does not know `field`"),
+        ({"cloud_events": {}}, "lacks `source`"),
+        ({"call": "no_colon"}, "import path"),
+        ({"call": "no.such.module:function"}, "cannot import `no.such.module`"),
+        ({"call": "json:no_such"}, "has no `no_such`"),
+        ({"call": "json:__doc__"}, "is no function"),
+        ({"call": "json:loads", "with": [1]}, "`with`"),
+        ({"call": "json:loads", "wiht": {}}, "`wiht`"),
+    ],
+)
+def test_what_is_no_transform_is_refused(entry, complaint):
+    with pytest.raises(NotATransform) as refused:
+        load(entry)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        ({"flight": 1}, "returned dict"),
+        (FLIGHT._replace(namespace=b"x"), "namespace"),
+        (FLIGHT._replace(namespace=""), "namespace"),
+        (FLIGHT._replace(op=1), "op is no Op"),
+        (FLIGHT._replace(timestamp=1.5), "whole number"),
+        (FLIGHT._replace(data=[1]), "data is no mapping"),
+    ],
+)
+def test_junk_that_a_transform_returns_is_told(returned, complaint):
+    with pytest.raises(TransformFailed, match=complaint):
+        applied([("junk", lambda message: returned)], FLIGHT)
+
+
+def test_a_transform_cannot_move_a_message_in_the_log():
+    assert applied([("new", lambda message: Message(Op.INSERT, 1, "a", {}))], FLIGHT).offset == 7
+
+
+@pytest.mark.parametrize(
+    ("expression", "passes"), [(".*", "abc"), ("^public\\.", "ac"), ("orders$", "b"), ("[xy]", "c"), ("^$", "")]
+)
+def test_a_namespace_passes_if_the_expression_finds_something_in_it(expression, passes):
+    namespaces = {"a": "public.flights", "b": "shop.orders", "c": "public.x"}
+    wanted = NamespaceFilter.parse(expression)
+    assert {name for name, each in namespaces.items() if wanted.matches(each)} == set(passes)
+
+
+def test_a_bad_expression_says_where_it_is_off():
+    with pytest.raises(ValueError, match="at character 3"):
+        NamespaceFilter.parse("ab(")
