@@ -26,6 +26,7 @@
     │   ├── LogUnwritable          the disk is full, failed, or may only be read
     │   ├── EntryRefused           a message that the format has no room for
     │   └── OffsetBeyondLog        an offset that the log does not have yet
+    ├── PipelineError          a pipeline stopped, or cannot go on
     ├── LifecycleError         a call that does not fit the state the harvester is in
     └── StackError             the local stack could not be brought up or down
 
@@ -147,6 +148,8 @@ class PositionLost(AdaptorError):
     """A reader cannot go on from where it was: what came after is gone at the source, so going on would skip it."""
 
     exit_code = 8
+
+
 class LogError(HarvestError):
     """A commit log or an offset log cannot be used as it is."""
 
@@ -184,6 +187,12 @@ class EntryRefused(LogError):
 
 class OffsetBeyondLog(LogError):
     """An offset that the log does not have yet: the log was cut or replaced, or the offset is another log's."""
+
+
+class PipelineError(HarvestError):
+    """A pipeline stopped, or cannot go on: its logs are as they were, so it resumes once the cause is gone."""
+
+    exit_code = 9
 
 
 class LifecycleError(HarvestError):

@@ -1,7 +1,8 @@
 """The command `harvest`.
 
 Exit codes, for every command: 0 done; 1 something was found wrong (`audit`), or not running (`ps`); 2 the command line
-is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint; 130 interrupted.
+is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
+9 pipeline; 130 interrupted.
 """
 
 import sys
@@ -18,6 +19,7 @@ from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
 from harvest_lib.cli.park import app as park
+from harvest_lib.cli.pipeline import app as pipeline
 from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
 from harvest_lib.cli.segments import app as segments
@@ -30,7 +32,7 @@ app = typer.Typer(
     name="harvest",
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 found wrong, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, 7 stack, "
-    "8 checkpoint.",
+    "8 checkpoint, 9 pipeline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -40,6 +42,7 @@ for _command in (init, migrate, run, status, pump, bench, chaos):
 app.add_typer(audit)
 app.add_typer(grants)
 app.add_typer(park)
+app.add_typer(pipeline)
 app.add_typer(segments)
 app.add_typer(subscriptions)
 app.add_typer(stack)

@@ -19,6 +19,7 @@ from typing import Self
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log.log import CommitLog
+from harvest_lib.pipeline.commit_log.reading import LogView
 
 _OFFSET = Struct(">Q")
 _SEGMENT_BYTES = 1 << 18
@@ -146,7 +147,12 @@ class OffsetLog:
         self._segments = self._log.segments
 
 
-def _read(log: CommitLog) -> dict[bytes, int]:
+def flushed_position(folder: Path) -> int:
+    """Return a writer's position as its log has it now, without taking that from who writes it; 0 without a log."""
+    return max(_read(CommitLog.look(folder)).values(), default=-1) + 1 if folder.exists() else 0
+
+
+def _read(log: LogView) -> dict[bytes, int]:
     try:
         return {key: _OFFSET.unpack(entry.value)[0] for key, entry in log.newest().items()}
     except LogDamaged as error:

@@ -1,0 +1,208 @@
+"""`harvest pipeline run | check | status | resume | show | ack | compact`: pipelines that are declared in YAML."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.log_output import LogFormat, configure_logging
+from harvest_lib.cli.options import Json
+from harvest_lib.cli.terminal import printable
+from harvest_lib.pipeline import extended_json, operator
+from harvest_lib.pipeline.declaration import load
+from harvest_lib.pipeline.diagram import drawn, explained
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.tuning import tune_interpreter
+
+app = typer.Typer(
+    name="pipeline",
+    help="Pipelines: one reader, any number of writers, a commit log between them. See docs/pipelines.md.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
+_Writer = Annotated[str | None, typer.Option("--writer", "-w", help="This writer only, by its name.")]
+_Format = Annotated[LogFormat, typer.Option(help="console for people, json for machines.")]
+_Level = Annotated[str, typer.Option(help="As in Python's logging.")]
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
+
+
+@app.command()
+def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
+    """Run a pipeline until SIGTERM or Ctrl-C, or until a reader that ends has ended and all is written.
+
+    Writers first get what they had not acknowledged, one message at a time; the reader starts after that.
+
+    Example:  harvest pipeline run -f flights.yaml
+    """
+    configure_logging(log_format, log_level)
+    tune_interpreter()
+    _run(Pipeline(load(file)))
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="The YAML file that declares the pipeline.")]) -> None:
+    """Say what would flow where, or all that is wrong with a declaration, with its lines. Connects to nothing.
+
+    Example:  harvest pipeline check flights.yaml
+    """
+    declaration = load(file)
+    typer.echo(f"{printable(declaration.name)}\n")
+    for line in drawn(declaration).split("\n"):
+        typer.echo(f"  {printable(line)}")
+    typer.echo()
+    for line in explained(declaration):
+        typer.echo(printable(line))
+
+
+@app.command()
+def status(file: _File, as_json: Json = False) -> None:
+    """Show where each writer stands in the commit log. The pipeline may run meanwhile.
+
+    Example:  harvest pipeline status -f flights.yaml --json
+    """
+    declaration = load(file)
+    standing = operator.standing(declaration)
+    writers = [
+        {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
+        | {"parked": each.parked}
+        for each in standing.writers
+    ]
+    if as_json:
+        typer.echo(json.dumps({"begin": standing.begin, "end": standing.end, "writers": writers}))
+        return
+    table = Table("writer", "adaptor", "next", "behind", "parked")
+    for each in writers:
+        texts = (f"{value:,}" if isinstance(value, int) else printable(str(value)) for value in each.values())
+        table.add_row(*map(Text, texts))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"commit log: offsets {standing.begin:,} to {standing.end:,}, that one excluded")
+
+
+@app.command()
+def resume(
+    file: _File,
+    step: Annotated[bool, typer.Option("--step", help="One message for each writer that is behind.")] = False,
+    writer: _Writer = None,
+    log_format: _Format = LogFormat.CONSOLE,
+    log_level: _Level = "info",
+) -> None:
+    """Send writers what they have not acknowledged, one message at a time, and end there: the reader does not start.
+
+    Examples:
+
+      harvest pipeline resume -f flights.yaml
+
+      harvest pipeline resume -f flights.yaml --step --writer lake
+    """
+    if writer is not None and not step:
+        raise typer.BadParameter("a single writer resumes by steps: add --step", param_hint="--writer")
+    configure_logging(log_format, log_level)
+    if not step:
+        _run(Pipeline(load(file)), resume_only=True)
+        return
+    for done in operator.step(load(file), writer):
+        what = "nothing to send" if done.sent is None else f"sent {_line(done.sent)}"
+        typer.echo(f"{done.writer}: {what}; next is offset {done.position:,}, {done.behind:,} behind")
+
+
+@app.command()
+def show(
+    offsets: Annotated[str, typer.Argument(metavar="X..Y", help="The first offset and the last, or just one.")],
+    file: _File,
+    as_json: Json = False,
+) -> None:
+    """Show messages of the commit log, as the reader sent them down. The pipeline may run meanwhile.
+
+    Examples:
+
+      harvest pipeline show 9..15 -f flights.yaml
+
+      harvest pipeline show 14 -f flights.yaml --json | jq .data
+    """
+    found = _RANGE.fullmatch(offsets)
+    if found is None:
+        raise typer.BadParameter("write the first offset and the last, as in 9..15", param_hint="X..Y")
+    first = int(found[1])
+    for message in operator.messages(load(file), first, int(found[2] or first)):
+        typer.echo(json.dumps(_as_json(message)) if as_json else _line(message, with_data=True))
+
+
+@app.command()
+def ack(
+    offset: Annotated[int, typer.Argument(metavar="N", help="The offset of a writer's next message.", min=0)],
+    file: _File,
+    without_sending: Annotated[
+        bool, typer.Option("--without-sending", help="Say that you know: the writer never gets it.")
+    ] = False,
+    writer: _Writer = None,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="It cannot be read: go on behind the damage, for every writer.")
+    ] = False,
+) -> None:
+    """Count a message as acknowledged that a writer will not take. It is the writer's next one, and goes nowhere.
+
+    Examples:
+
+      harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
+
+      harvest pipeline ack 14 --without-sending --damaged -f flights.yaml
+    """
+    if not without_sending:
+        raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
+    declaration = load(file)
+    if damaged:
+        operator.skip_damage(declaration, offset)
+        typer.echo(f"the log is read on behind offset {offset:,}")
+        return
+    writing = operator.acknowledge(declaration, offset, writer)
+    typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
+
+
+@app.command()
+def compact(file: _File) -> None:
+    """Compact closed segments up to the earliest writer's offset, and the offsets; the newest of each namespace stays.
+
+    A pipeline that runs does so by itself.
+
+    Example:  harvest pipeline compact -f flights.yaml
+    """
+    typer.echo(str(operator.compact(load(file))))
+
+
+def _run(pipeline: Pipeline, *, resume_only: bool = False) -> None:
+    def ask_to_stop(*_: object) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
+        pipeline.stop()
+
+    for number in _ENDING:
+        signal.signal(number, ask_to_stop)
+    pipeline.run(resume_only=resume_only)
+
+
+def _line(message: Message, *, with_data: bool = False) -> str:
+    line = f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
+    return f"{line} {printable(extended_json.dumps(message.data).decode())}" if with_data else line
+
+
+def _as_json(message: Message) -> dict[str, Any]:
+    return {
+        "offset": message.offset,
+        "op": message.op.name.lower(),
+        "mode": message.mode.name.lower(),
+        "timestamp": message.timestamp,
+        "namespace": message.namespace,
+        "data": json.loads(extended_json.dumps(message.data)),
+    }

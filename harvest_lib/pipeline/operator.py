@@ -1,0 +1,152 @@
+"""What an operator asks of a pipeline that does not run, or only looks at.
+
+Looking takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
+refused while one has it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from harvest_lib.errors import PipelineError
+from harvest_lib.pipeline.commit_log import CommitLog, Compacted, Skipped
+from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
+from harvest_lib.pipeline.entries import message_of
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.offset_log import flushed_position
+from harvest_lib.pipeline.opened import commit_folder, offsets_folder, opened, parked
+from harvest_lib.pipeline.writing import Writing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterStanding:
+    """`position` is the first offset that is not acknowledged; `behind` how far that is from the log's end."""
+
+    name: str
+    adaptor: str
+    position: int
+    behind: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a pipeline stands, as its files say. `end` is the offset that the next message gets."""
+
+    begin: int
+    end: int
+    writers: Sequence[WriterStanding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What a step did for a writer: sent one message, or found that there was none to send."""
+
+    writer: str
+    sent: Message | None
+    position: int
+    behind: int
+
+
+def standing(declaration: Declaration) -> Standing:
+    """Return where a pipeline stands."""
+    folder = declaration.folder
+    if not commit_folder(folder).exists():
+        return Standing(begin=0, end=0, writers=[_stands(declaration, each, 0) for each in declaration.writers])
+    log = CommitLog.look(commit_folder(folder))
+    begin, end = log.begin, log.end
+    return Standing(begin=begin, end=end, writers=[_stands(declaration, each, end) for each in declaration.writers])
+
+
+def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
+    """Yield the messages from one offset to another, both included, as the reader sent them down."""
+    _require_log(declaration)
+    for entry in CommitLog.look(commit_folder(declaration.folder)).read(first, last + 1):
+        yield message_of(entry)
+
+
+def step(declaration: Declaration, writer: str | None = None) -> Sequence[Stepped]:
+    """Send each writer that is behind, or the one named, its next message.
+
+    Raises PipelineError where it is not taken; those before it in the declaration have had theirs.
+    """
+    _require_log(declaration)
+    done = []
+    with opened(declaration) as logs:
+        for each in _chosen(declaration, writer):
+            writing, end = logs.writing(each), logs.log.end
+            try:
+                with closing(each.open()) as opened_writer:
+                    sent = next(writing.resume(opened_writer, end), None)
+            finally:
+                writing.flush()
+            done.append(
+                Stepped(writer=each.name, sent=sent, position=writing.position, behind=max(0, end - writing.position))
+            )
+    return done
+
+
+def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> Writing:
+    """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next one."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        chosen = _chosen(declaration, writer)
+        if len(chosen) > 1:
+            raise PipelineError(
+                "there are several writers, and each has offsets of its own",
+                evidence=", ".join(each.name for each in chosen),
+                next_step="say which one with `--writer`",
+            )
+        writing = logs.writing(chosen[0])
+        try:
+            writing.skip(offset)
+        finally:
+            writing.flush()
+        return writing
+
+
+def compact(declaration: Declaration) -> Compacted:
+    """Compact closed segments up to the earliest writer's offset, and the offsets of each."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        for offsets in logs.offsets.values():
+            offsets.compact()
+        return logs.log.compact(min(logs.writing(each).position for each in declaration.writers))
+
+
+def skip_damage(declaration: Declaration, offset: int) -> Skipped:
+    """Have the log read on behind the damage at an offset, for good: what cannot be read is lost to every writer."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        return logs.log.skip(offset)
+
+
+def _stands(declaration: Declaration, writer: DeclaredWriter, end: int) -> WriterStanding:
+    position = flushed_position(offsets_folder(declaration.folder, writer.name))
+    return WriterStanding(
+        name=writer.name,
+        adaptor=writer.adaptor,
+        position=position,
+        behind=max(0, end - position),
+        parked=sum(1 for _ in parked(declaration.folder, writer.name)),
+    )
+
+
+def _chosen(declaration: Declaration, writer: str | None) -> Sequence[DeclaredWriter]:
+    chosen = [each for each in declaration.writers if writer in {None, each.name}]
+    if not chosen:
+        raise PipelineError(
+            f"the pipeline has no writer `{writer}`",
+            evidence=f"it has {', '.join(each.name for each in declaration.writers)}",
+            next_step="choose one of them",
+        )
+    return chosen
+
+
+def _require_log(declaration: Declaration) -> None:
+    if not commit_folder(declaration.folder).exists():
+        raise PipelineError(
+            "the pipeline has no commit log yet",
+            evidence=f"{declaration.folder} has none",
+            next_step="run it first, or correct `folder`",
+        )

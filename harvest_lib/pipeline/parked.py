@@ -1,0 +1,63 @@
+"""Messages that a transform failed at, set aside by a writer's policy: lines of JSON in a file beside its offsets.
+
+Promise: a line is on the disk before its message counts as acknowledged. One that is parked again after a kill is there
+twice, under the same offset.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harvest_lib.pipeline import extended_json
+from harvest_lib.pipeline.message import Message
+
+
+class Parked:
+    """The file of one writer. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, message: Message, reason: str) -> None:
+        """Set a message aside, as it was before any transform."""
+        line = {
+            "offset": message.offset,
+            "namespace": message.namespace,
+            "op": message.op.name.lower(),
+            "timestamp": message.timestamp,
+            "reason": reason,
+            "data": extended_json.dumps(message.data).decode(),
+        }
+        text = json.dumps(line, ensure_ascii=False) + "\n"
+        if self._is_torn():
+            text = "\n" + text  # what a full disk or a kill cut short is no part of this line
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield what is parked, in order, each offset once."""
+        seen: set[int] = set()
+        try:
+            lines = self.path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict) and found.get("offset") not in seen:
+                seen.add(found["offset"])
+                yield found
+
+    def _is_torn(self) -> bool:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                return file.read(1) != b"\n"
+        except OSError:  # there is none, or it is empty
+            return False

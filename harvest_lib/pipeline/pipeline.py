@@ -1,0 +1,184 @@
+"""A pipeline at work.
+
+    resuming ──► running ──► stopping ──► stopped
+       └────────────────────────┘
+
+- *Resuming*: every writer gets what lies between its offset and the log's end, one message at a time.
+- *Running*: once all of them stand there the reader starts, from its last messages in the log; writers write in bulk.
+- *Stopping*: told to, or because something failed, or because a reader that ends has ended and all is written. The
+  reader stops first; then writers have until `shutdown_seconds` are over for what is in the log; then all is flushed.
+
+A failure while resuming stops the pipeline. So does one while running, but for a writer whose `on_error` says that it
+stops alone: the log then keeps what that one has not acknowledged, and the next start resumes it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from enum import Enum
+
+from harvest_lib.deadline import Deadline
+from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.pipeline.declaration import Declaration
+from harvest_lib.pipeline.opened import OpenLogs, opened
+from harvest_lib.pipeline.reader_thread import ReaderThread
+from harvest_lib.pipeline.reading import Reading
+from harvest_lib.pipeline.writer_thread import WriterThread
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.2
+_WRITERS_PART = 0.8
+"""Of the time for stopping, what writers may begin bulks in; the rest is for the last one of each, and to flush."""
+
+
+class State(Enum):
+    """Where a pipeline is in its life."""
+
+    CREATED = "created"
+    RESUMING = "resuming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Pipeline:
+    """One pipeline, run once."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.state = State.CREATED
+        self._declaration = declaration
+        self._settings = declaration.settings
+        self._stops_all = {each.name for each in declaration.writers if each.settings.on_error == "stop"}
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._writers: Sequence[WriterThread] = ()
+        self._reader: ReaderThread | None = None
+
+    def stop(self) -> None:
+        """Ask it to stop and return at once. Safe to repeat, and from a signal handler."""
+        self._stopping.set()
+
+    def run(self, *, resume_only: bool = False) -> None:
+        """Run until told to stop, or until a reader that ends has ended and all is written.
+
+        With `resume_only` the reader never starts. Raises PipelineError, or another HarvestError that stopped it.
+        """
+        declared = self._declaration
+        left: Sequence[str] = ()
+        with ExitStack() as closing:
+            logs = closing.enter_context(opened(declared))
+            self._writers = [
+                WriterThread(
+                    logs.writing(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping
+                )
+                for each in declared.writers
+            ]
+            self._enter(State.RESUMING)
+            try:
+                for writer in self._writers:
+                    writer.start()
+                if self._resumed() and not resume_only:
+                    self._flow(logs)
+            finally:
+                left = self._shut_down()
+                logs.abandoned = bool(left)
+        self._enter(State.STOPPED)
+        self._report(left)
+
+    # -- the states
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        _log.info(f"pipeline_{state.value}", extra={"pipeline": self._declaration.name})
+
+    def _resumed(self) -> bool:
+        """Wait until all writers stand at the log's end; False if one fails, or if told to stop."""
+        self._await(lambda: all(each.resumed for each in self._writers) or self._some_failed())
+        return all(each.resumed for each in self._writers) and not self._some_failed() and not self._stopping.is_set()
+
+    def _flow(self, logs: OpenLogs) -> None:
+        """Have the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
+        self._enter(State.RUNNING)
+        reading = Reading(
+            logs.log,
+            changed=self._changed,
+            slowest=self._slowest,
+            flushed=lambda: min(each.writing.flushed for each in self._writers),
+            most_ahead=self._settings.most_ahead,
+        )
+        reader = self._reader = ReaderThread(
+            reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping
+        )
+        reader.start()
+        compactor = threading.Thread(target=self._compact, args=(logs,), name="compactor", daemon=True)
+        compactor.start()
+        try:
+            self._await(lambda: not reader.at_work or self._must_stop())
+            if reader.failure is None and not self._must_stop() and not self._stopping.is_set():
+                for writer in self._writers:
+                    writer.finish(None)
+                self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
+        finally:
+            self._stopping.set()
+            compactor.join()
+
+    def _shut_down(self) -> Sequence[str]:
+        """End the reader, then the writers; return the names of those who did not end in time."""
+        self._stopping.set()
+        self._enter(State.STOPPING)
+        seconds, left = self._settings.shutdown_seconds, []
+        whole, for_bulks = Deadline(seconds), Deadline(seconds * _WRITERS_PART)
+        if self._reader is not None and not self._reader.join(for_bulks.remaining_seconds):
+            left.append("the reader")
+        for writer in self._writers:
+            writer.finish(for_bulks)
+        left += [f"writer `{each.writing.name}`" for each in self._writers if not each.join(whole.remaining_seconds)]
+        if self._reader is not None and "the reader" not in left:
+            self._reader.close()
+        return left
+
+    def _report(self, left: Sequence[str]) -> None:
+        """Raise what stopped the pipeline, if anything did."""
+        failures = [] if self._reader is None else [self._reader.failure]
+        for failure in [*failures, *(each.failure for each in self._writers)]:
+            if failure is not None:
+                raise failure
+        if left:
+            raise PipelineError(
+                f"{' and '.join(left)} did not end in time",
+                evidence=f"{self._settings.shutdown_seconds:g} s were given",
+                next_step="run it again: what was not acknowledged is sent again; `shutdown` gives more time",
+            )
+
+    # -- what they ask of each other
+
+    def _some_failed(self) -> bool:
+        return any(each.failure is not None for each in self._writers)
+
+    def _must_stop(self) -> bool:
+        failed = {each.writing.name for each in self._writers if each.failure is not None}
+        return bool(failed & self._stops_all) or len(failed) == len(self._writers)
+
+    def _slowest(self) -> int | None:
+        return min((each.writing.position for each in self._writers if each.at_work), default=None)
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds, or until told to stop. Short waits let Python run signal handlers."""
+        while not self._stopping.is_set():
+            with self._changed:
+                if condition():
+                    return
+                self._changed.wait(_TICK_SECONDS)
+
+    def _compact(self, logs: OpenLogs) -> None:
+        """Compact what all writers have passed, now and then. What keeps it from that is no reason to stop."""
+        every = self._settings.commit_log.compact_seconds
+        while every and not self._stopping.wait(every):
+            try:
+                compacted = logs.log.compact(min(each.writing.flushed for each in self._writers))
+            except (HarvestError, OSError) as error:
+                _log.warning("commit_log_not_compacted", extra={"reason": str(error)})
+            else:
+                _log.debug("commit_log_compacted", extra={"what": str(compacted)})

@@ -1,0 +1,66 @@
+"""The thread of the reader."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from harvest_lib.errors import HarvestError
+from harvest_lib.pipeline.adaptors import Reader
+from harvest_lib.pipeline.reading import Reading
+from harvest_lib.pipeline.stopped import stopped_by
+
+_log = logging.getLogger(__name__)
+
+
+class ReaderThread:
+    """Reads until the reader ends, or `stopping` is set; tells `changed` of its end."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        open_reader: Callable[[], Reader],
+        *,
+        changed: threading.Condition,
+        stopping: threading.Event,
+    ) -> None:
+        self.at_work = False
+        self.failure: HarvestError | None = None
+        self._reading = reading
+        self._open = open_reader
+        self._reader: Reader | None = None
+        self._changed = changed
+        self._stopping = stopping
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def start(self) -> None:
+        self.at_work = True
+        self._thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its end, and tell whether it came."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Tell the reader what is kept by now, and let it go. For after the thread's end."""
+        if self._reader is None:
+            return
+        try:
+            if self.failure is None:
+                self._reading.tell(self._reader)
+        except Exception as error:  # noqa: BLE001 - it will be told again; all that was to be kept is
+            _log.warning("reader_not_told", extra={"reason": str(error)})
+        finally:
+            self._reader.close()
+
+    def _run(self) -> None:
+        try:
+            self._reader = self._open()
+            self._reading.run(self._reader, self._stopping)
+        except Exception as error:  # noqa: BLE001 - reported by the pipeline
+            _log.error("reader_failed", extra={"reason": str(error)})
+            self.failure = stopped_by(error, "the reader failed")
+        finally:
+            with self._changed:
+                self.at_work = False
+                self._changed.notify_all()

@@ -1,0 +1,64 @@
+"""What of the commit log a writer gets, and in which form: by its filter, then its transforms.
+
+Promises
+- What a writer does not get (another namespace, a NOOP, dropped by a transform, parked) counts as acknowledged.
+- A message that a transform fails at is parked durably before it counts so, or nothing from it on does.
+"""
+
+from collections.abc import Callable, Sequence
+
+from harvest_lib.errors import HarvestError
+from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.entries import NOOP, message_of, op_of
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.namespace import NamespaceFilter
+from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
+
+Park = Callable[[Message, str], None]
+"""Sets a message aside for good, with the reason."""
+
+
+class Unreadable(Exception):
+    """An entry holds no message."""
+
+
+class Routing:
+    """A writer's filter and transforms. Used by one thread."""
+
+    def __init__(
+        self,
+        namespace: NamespaceFilter,
+        transforms: Sequence[tuple[str, Transform]] = (),
+        *,
+        park: Park | None = None,
+    ) -> None:
+        """`park` takes what transforms fail at; without it they stop the writer."""
+        self._namespace = namespace
+        self._transforms = transforms
+        self._park = park
+        self._wanted: dict[bytes, bool] = {}
+
+    def wants(self, entry: Entry) -> bool:
+        """Tell whether an entry passes the filter; it may still be dropped."""
+        wanted = self._wanted.get(entry.key)
+        if wanted is None:
+            wanted = self._wanted[entry.key] = self._namespace.matches(entry.key.decode(errors="replace"))
+        return wanted and op_of(entry) is not NOOP
+
+    def message(self, entry: Entry) -> Message | None:
+        """Return what the writer gets of an entry. Raises TransformFailed, and Unreadable."""
+        if not self.wants(entry):
+            return None
+        try:
+            message = message_of(entry)
+        except (ValueError, HarvestError) as error:
+            raise Unreadable(str(error)) from error
+        if not self._transforms:
+            return message
+        try:
+            return applied(self._transforms, message)
+        except TransformFailed as error:
+            if self._park is None:
+                raise
+            self._park(message, str(error))
+            return None

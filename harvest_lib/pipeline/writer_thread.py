@@ -1,0 +1,118 @@
+"""The thread of one writer: resume, then bulk, until it is told that nothing more comes and stands at the log's end.
+
+What it acknowledged is flushed at its interval, and at its end, whatever ended it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+from harvest_lib.deadline import Deadline
+from harvest_lib.errors import HarvestError
+from harvest_lib.pipeline.adaptors import Writer
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.stopped import stopped_by
+from harvest_lib.pipeline.writing import Writing
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.2
+
+
+class WriterThread:
+    """What others ask of it is read under `changed`, which it tells of all that happens."""
+
+    def __init__(
+        self,
+        writing: Writing,
+        open_writer: Callable[[], Writer],
+        *,
+        log: CommitLog,
+        changed: threading.Condition,
+        stopping: threading.Event,
+    ) -> None:
+        """`stopping` ends a resume between two messages."""
+        self.writing = writing
+        self.resumed = False
+        """It stood at the end that the log had when the pipeline started."""
+        self.at_work = False
+        self.failure: HarvestError | None = None
+        self._open = open_writer
+        self._log = log
+        self._changed = changed
+        self._stopping = stopping
+        self._until: Deadline | None = None
+        self._nothing_comes = False
+        self._thread = threading.Thread(target=self._run, name=f"writer {writing.name}", daemon=True)
+
+    def start(self) -> None:
+        self.at_work = True
+        self._thread.start()
+
+    def finish(self, deadline: Deadline | None) -> None:
+        """Let it end at the log's end, or when the deadline has passed; returns at once. No deadline: no hurry."""
+        with self._changed:
+            self._until, self._nothing_comes = deadline, True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its end, and tell whether it came."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._try(self._write, f"writer `{self.writing.name}` failed")
+            # A second failure does not hide the first.
+            self._try(self.writing.flush, f"the offsets of writer `{self.writing.name}` cannot be flushed")
+        finally:
+            with self._changed:
+                self.at_work = False
+                self._changed.notify_all()
+
+    def _try(self, step: Callable[[], None], otherwise: str) -> None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - reported by the pipeline
+            writing = self.writing
+            _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": str(error)})
+            self.failure = self.failure or stopped_by(error, otherwise)
+
+    def _write(self) -> None:
+        with closing(self._open()) as writer:
+            if self._resume(writer):
+                self._bulk(writer)
+
+    def _resume(self, writer: Writer) -> bool:
+        """Send what lies before the log's end, a message at a time; False if told to stop meanwhile."""
+        end, sent = self._log.end, 0
+        for _ in self.writing.resume(writer, end):
+            sent += 1
+            self.writing.flush_if_due()
+            if self._stopping.is_set():
+                return False
+        self.writing.flush()
+        if sent:
+            _log.info("writer_resumed", extra={"writer": self.writing.name, "messages": sent, "at": end})
+        with self._changed:
+            self.resumed = True
+            self._changed.notify_all()
+        return True
+
+    def _bulk(self, writer: Writer) -> None:
+        while True:
+            end = self._log.end
+            if self.writing.position < end:
+                if self._until is not None and self._until.passed:
+                    return
+                self.writing.bulk(writer, end)
+                with self._changed:
+                    self._changed.notify_all()
+            else:
+                with self._changed:
+                    if self._log.end == end:
+                        if self._nothing_comes:
+                            return
+                        self._changed.wait(_TICK_SECONDS)
+            self.writing.flush_if_due()

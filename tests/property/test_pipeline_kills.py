@@ -1,0 +1,59 @@
+"""A pipeline is killed anywhere and started again, until it ends: every writer gets everything, in order, and a second
+time only what it had done since its offsets were last flushed."""
+
+import random
+
+import pytest
+from support.killed_pipeline import WRITERS, Killed, wanted
+
+
+def judged(folder, writer):
+    """Return how many messages came twice; fails where a promise is broken."""
+    expected = wanted(writer)
+    place_of = {offset: place for place, offset in enumerate(expected)}
+    furthest, flushed, previous, repeats, log_end_at_start = -1, 0, None, 0, 0
+    highest = -1
+    for line in (folder / writer).read_text().splitlines():
+        kind, *numbers = line.split()
+        match kind:
+            case "R":
+                previous, log_end_at_start = None, highest + 1
+            case "F":
+                assert int(numbers[0]) >= flushed, "offsets step back"
+                flushed = int(numbers[0])
+            case "W":
+                offset, size = map(int, numbers)
+                assert offset in place_of, f"{offset} is not for {writer}"
+                place = place_of[offset]
+                if previous is None:
+                    assert place <= furthest + 1, f"{expected[furthest + 1]} never came to {writer}"
+                    assert offset >= flushed, f"{offset} came again, though {flushed} was flushed"
+                else:
+                    assert place == previous + 1, "out of order, or a gap"
+                if offset < log_end_at_start:
+                    assert size == 1, "what was in the log at the start comes one at a time"
+                repeats += place <= furthest
+                furthest, previous, highest = max(furthest, place), place, max(highest, offset)
+    assert furthest == len(expected) - 1, "not everything came"
+    return repeats
+
+
+def kept_in_time(folder):
+    """What the reader was told is kept had come to every writer. Only the last of it can be judged from files."""
+    told = [int(line.split()[1]) for line in (folder / "reader").read_text().splitlines()]
+    assert told
+    assert told[-1] >= max(wanted("all"))
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 60))])
+def test_killed_anywhere_it_sends_everything_in_order_and_repeats_only_what_was_not_flushed(seed, tmp_path):
+    dice = random.Random(seed)
+    kills = 0
+    with Killed() as killed:
+        while not killed.run(1 + int(dice.expovariate(1 / 120)), tmp_path):
+            kills += 1
+            assert kills < 500, "it does not get on"
+    repeats = {writer: judged(tmp_path, writer) for writer in WRITERS}
+    kept_in_time(tmp_path)
+    assert kills
+    assert sum(repeats.values()) < 100 * kills

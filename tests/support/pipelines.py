@@ -1,0 +1,135 @@
+"""A reader and a writer that tests script, and pipelines between them."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
+from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
+
+
+def message(namespace, number, **more):
+    return Message(Op.INSERT, 1_000 + number, namespace, {"n": number, **more})
+
+
+def messages(keys, first=0):
+    """One message for each letter, numbered: `messages("AABB")`."""
+    return [message(key, number) for number, key in enumerate(keys, start=first)]
+
+
+class Script:
+    """A reader of messages that are given; what it is asked and told is kept.
+
+    It goes on after the newest message that it is told it had sent down, by its number.
+    """
+
+    def __init__(self, given: Sequence[Message] = (), *, batch=4, ends=True):
+        self.given = list(given)
+        self.batch = batch
+        self.ends = ends
+        self.last: list[Mapping[str, Message]] = []
+        self.kept_at: list[Mapping[str, Message]] = []
+        self.closed = 0
+
+    def read(self, last):
+        self.last.append(dict(last))
+        place = 1 + max((each.data["n"] for each in last.values()), default=-1)
+        while True:
+            batch = [each for each in self.given if each.data["n"] >= place][: self.batch]
+            if batch:
+                place = batch[-1].data["n"] + 1
+                yield batch
+            elif self.ends:
+                return
+            else:
+                time.sleep(0.005)
+                yield []
+
+    def kept(self, last):
+        self.kept_at.append(dict(last))
+
+    def close(self):
+        self.closed += 1
+
+
+class Taking:
+    """A writer that keeps what it was given, write by write, and refuses what it is told to."""
+
+    def __init__(self):
+        self.writes: list[list[Message]] = []
+        self.refuses = lambda messages: False
+        self.failing: Exception = ConnectionError("the other side hung up")
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = 0
+
+    def write(self, messages):
+        self.gate.wait(30)
+        if self.refuses(messages):
+            raise self.failing
+        self.writes.append(list(messages))
+
+    def close(self):
+        self.closed += 1
+
+    @property
+    def offsets(self):
+        """The offsets of what it took, in the order it took them."""
+        return [each.offset for write in self.writes for each in write]
+
+    @property
+    def numbers(self):
+        return [each.data["n"] for write in self.writes for each in write]
+
+
+def declared(folder, reader, writers, *, flush=0.02, settings: Mapping[str, Mapping] | None = None, log=None, **more):
+    """Declare a pipeline; `settings` are those of writers by name."""
+    chosen = settings or {}
+    return Declaration(
+        settings=PipelineSettings(
+            name="test",
+            folder=folder,
+            flush_seconds=flush,
+            commit_log=log or CommitLogSettings(sync_seconds=0.05, compact_seconds=0.0),
+            **{"shutdown_seconds": 10.0, **more},
+        ),
+        reader=DeclaredReader(adaptor="script", open=lambda: reader),
+        writers=[
+            DeclaredWriter(
+                name=name,
+                adaptor="taking",
+                open=lambda writer=writer: writer,
+                transforms=chosen.get(name, {}).get("transforms", ()),
+                settings=WriterSettings(
+                    **{key: each for key, each in chosen.get(name, {}).items() if key != "transforms"}
+                ),
+            )
+            for name, writer in writers.items()
+        ],
+    )
+
+
+class Running:
+    """A pipeline on a thread of its own."""
+
+    def __init__(self, declaration, **how):
+        self.pipeline = Pipeline(declaration)
+        self.failure = None
+        self._thread = threading.Thread(target=self._run, kwargs=how)
+        self._thread.start()
+
+    def _run(self, **how):
+        try:
+            self.pipeline.run(**how)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.failure = error
+
+    def wait(self, seconds=20):
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the pipeline does not end"
+
+    def stop(self):
+        self.pipeline.stop()
+        self.wait()

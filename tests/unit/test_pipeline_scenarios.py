@@ -1,0 +1,121 @@
+"""The worked scenarios of Transporter's design, by their names, with the offsets, keys and outcomes of its pictures."""
+
+import pytest
+from support.pipelines import Script, Taking, declared, messages
+
+from harvest_lib.errors import PipelineError
+from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.pipeline import Pipeline
+
+KEYS = "AABBAABBCACBAACB"
+"""Of the sixteen messages, at offsets 0 to 15."""
+
+
+def test_normal_operation(tmp_path):
+    reader, c0, c1 = Script(messages(KEYS)), Taking(), Taking()
+    Pipeline(declared(tmp_path, reader, {"c0": c0, "c1": c1})).run()
+    assert c0.offsets == c1.offsets == list(range(16))
+    assert [each.namespace for write in c0.writes for each in write] == list(KEYS)
+    assert max(map(len, c0.writes)) > 1 or len(c0.writes) < 16, "in bulk"
+    assert {name: each.data["n"] for name, each in reader.kept_at[-1].items()} == {"A": 13, "B": 15, "C": 14}
+    assert (reader.closed, c0.closed, c1.closed) == (1, 1, 1)
+
+
+def test_normal_operation_with_an_offset_for_each_writer(tmp_path):
+    """c0 gets A alone and c1 what is not A: each has an offset of its own, and both stand at the end."""
+    reader, c0, c1 = Script(messages(KEYS)), Taking(), Taking()
+    settings = {"c0": {"namespace": "^A$"}, "c1": {"namespace": "[^A]"}}
+    Pipeline(declared(tmp_path, reader, {"c0": c0, "c1": c1}, settings=settings)).run()
+    assert c0.offsets == [0, 1, 4, 5, 9, 12, 13]
+    assert c1.offsets == [2, 3, 6, 7, 8, 10, 11, 14, 15]
+    again = Taking()
+    Pipeline(declared(tmp_path, Script(), {"c0": again, "c1": again}, settings=settings)).run()
+    assert not again.writes, "what was not for a writer counts as acknowledged"
+
+
+def failed_bulk(folder, *, upto=9, until=16, bad=lambda offset: offset >= 9):
+    """Have c0 acknowledge 0 to 8, and fail at a bulk of 9 to 15."""
+    c0 = Taking()
+    reader = Script(messages("A" * upto), batch=upto)
+    Pipeline(declared(folder, reader, {"c0": c0})).run()
+    c0.refuses = lambda batch: any(bad(each.offset) for each in batch)
+    reader = Script(messages("A" * until), batch=until)
+    with pytest.raises(PipelineError, match="offsets 9 to 15"):
+        Pipeline(declared(folder, reader, {"c0": c0})).run()
+    assert c0.offsets == list(range(9))
+
+
+def test_failed_bulk(tmp_path):
+    failed_bulk(tmp_path)
+
+
+def test_restart_with_resume(tmp_path):
+    failed_bulk(tmp_path)
+    c0, reader = Taking(), Script(messages("A" * 20), batch=4)
+    Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+    assert [[each.offset for each in write] for write in c0.writes] == [*([n] for n in range(9, 16)), [16, 17, 18, 19]]
+    assert reader.last[0]["A"].data["n"] == 15, "the reader is given the last message it had sent down"
+    assert reader.last[0]["A"].offset == 15
+
+
+def test_restart_with_resume_that_fails_stops_at_the_last_success(tmp_path):
+    failed_bulk(tmp_path)
+    for _ in range(2):
+        c0, reader = Taking(), Script(messages("A" * 20))
+        c0.refuses = lambda batch: any(each.offset >= 14 for each in batch)
+        with pytest.raises(PipelineError, match="offset 14"):
+            Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+        assert not reader.last, "the reader is not started"
+    assert not c0.writes, "the second start begins at 14: 9 to 13 were acknowledged by the first"
+
+
+def stuck_at_14(folder):
+    """Have c0 stand at 14, which it does not take, and return its pipeline's declaration."""
+    failed_bulk(folder)
+    c0, reader = Taking(), Script(messages("A" * 20))
+    c0.refuses = lambda batch: any(each.offset >= 14 for each in batch)
+    declaration = declared(folder, reader, {"c0": c0})
+    with pytest.raises(PipelineError, match="offset 14"):
+        Pipeline(declaration).run()
+    return declaration, reader, c0
+
+
+def test_operators_choices_view_messages_from_one_offset_to_another(tmp_path):
+    declaration, *_ = stuck_at_14(tmp_path)
+    shown = list(operator.messages(declaration, 13, 15))
+    assert [each.offset for each in shown] == [13, 14, 15]
+    assert shown[1]._replace(offset=-1) == messages("A" * 16)[14]
+    (standing,) = operator.standing(declaration).writers
+    assert (standing.position, standing.behind) == (14, 2)
+
+
+def test_operators_choices_process_one_at_a_time(tmp_path):
+    declaration, reader, c0 = stuck_at_14(tmp_path)
+    with pytest.raises(PipelineError, match="offset 14"):
+        operator.step(declaration)
+    c0.refuses, c0.writes = (lambda batch: False), []
+    for offset, behind in ((14, 1), (15, 0)):
+        (done,) = operator.step(declaration)
+        assert (done.sent.offset, done.position, done.behind) == (offset, offset + 1, behind)
+    (done,) = operator.step(declaration)
+    assert done.sent is None
+    assert [[each.offset for each in write] for write in c0.writes] == [[14], [15]]
+    assert not reader.last, "the reader is not started"
+    Pipeline(declaration).run()
+    assert c0.offsets == [14, 15, 16, 17, 18, 19]
+
+
+def test_operators_choices_mark_as_acknowledged_without_sending(tmp_path):
+    declaration, reader, c0 = stuck_at_14(tmp_path)
+    c0.refuses = lambda batch: any(each.offset == 14 for each in batch)
+    with pytest.raises(PipelineError, match="not the one at offset 15"):
+        operator.acknowledge(declaration, 15)
+    with pytest.raises(PipelineError, match="waits for no message at offset 13"):
+        operator.acknowledge(declaration, 13)
+    with pytest.raises(PipelineError, match="waits for no message at offset 16"):
+        operator.acknowledge(declaration, 16)
+    assert operator.acknowledge(declaration, 14).position == 15
+    c0.writes = []
+    Pipeline(declaration).run()
+    assert c0.offsets == [15, 16, 17, 18, 19]
+    assert reader.last[0]["A"].offset == 15

@@ -1,0 +1,192 @@
+"""How a pipeline ends: told to, by a failure, by policy; and what it leaves to go on from."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from support.pipelines import Running, Script, Taking, declared, message, messages
+from support.waiting import eventually
+
+from harvest_lib.errors import PipelineError
+from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.opened import parked
+from harvest_lib.pipeline.pipeline import Pipeline, State
+
+
+def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
+    slow, fast = Taking(), Taking()
+    slow.gate.clear()
+    declaration = declared(tmp_path, Script(messages("A" * 100), ends=False), {"slow": slow, "fast": fast})
+    running = Running(declaration)
+    eventually(lambda: len(fast.offsets) == 100)
+    running.pipeline.stop()
+    eventually(lambda: running.pipeline.state is State.STOPPING)
+    slow.gate.set()
+    running.wait()
+    assert running.failure is None
+    assert slow.offsets == fast.offsets == list(range(100))
+    assert all(each.behind == 0 for each in operator.standing(declaration).writers)
+
+
+def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):
+    slow = Taking()
+    slow.gate.clear()
+    reader = Script(messages("AA"), ends=False)
+    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.3))
+    eventually(lambda: operator.standing(declared(tmp_path, reader, {"slow": slow})).end == 2)
+    began = time.monotonic()
+    running.stop()
+    assert time.monotonic() - began < 5
+    assert "writer `slow`" in str(running.failure)
+    assert "in time" in str(running.failure)
+    slow.gate.set()
+    eventually(lambda: not any(each.name == "writer slow" for each in threading.enumerate()))
+
+
+def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_path):
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.05)
+            super().write(batch)
+
+    slow, reader = Slow(), Script(messages("A" * 200), batch=200, ends=False)
+    settings = {"slow": {"batch_messages": 1}}
+    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.5, settings=settings))
+    eventually(lambda: slow.writes)
+    running.stop()
+    assert running.failure is None
+    assert len(slow.offsets) < 200
+    again = Taking()
+    Pipeline(declared(tmp_path, Script(), {"slow": again})).run()
+    assert slow.offsets + again.offsets == list(range(200))
+    assert all(len(write) == 1 for write in again.writes), "resumed one at a time"
+
+
+def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tmp_path):
+    bad, good = Taking(), Taking()
+    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
+    reader = Script(messages("A" * 100), ends=False)
+    running = Running(declared(tmp_path, reader, {"bad": bad, "good": good}))
+    running.wait()
+    assert "writer `bad` did not take" in str(running.failure)
+    assert "hung up" in str(running.failure)
+    end = operator.standing(declared(tmp_path, reader, {"bad": bad, "good": good})).end
+    assert good.offsets == list(range(end))
+    assert reader.closed == bad.closed == good.closed == 1
+
+
+def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
+    bad, good, reader = Taking(), Taking(), Script(messages("A" * 100), ends=False)
+    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
+    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings={"bad": {"on_error": "stop_writer"}})
+    running = Running(declaration)
+    eventually(lambda: len(good.offsets) == 100)
+    eventually(lambda: bad.closed)
+    assert running.pipeline.state is State.RUNNING
+    running.stop()
+    assert "writer `bad`" in str(running.failure), "its failure is told in the end"
+    assert max((each["A"].offset for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
+    bad.refuses = lambda batch: False
+    Pipeline(declared(tmp_path, Script(), {"bad": bad, "good": good})).run()
+    assert bad.offsets == list(range(100))
+
+
+def test_no_reader_starts_while_one_writer_cannot_resume_whatever_the_policy(tmp_path):
+    bad, good = Taking(), Taking()
+    bad.refuses = lambda batch: True
+    settings = {"bad": {"on_error": "stop_writer"}}
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"bad": bad, "good": good}, settings=settings)).run()
+    reader = Script(messages("AAAAAA"))
+    with pytest.raises(PipelineError, match="offset 0"):
+        Pipeline(declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings)).run()
+    assert not reader.last
+
+
+def test_a_reader_that_fails_stops_the_pipeline_and_what_it_sent_is_written(tmp_path):
+    class Failing(Script):
+        def read(self, _last):
+            yield messages("AAA")
+            raise ConnectionError("the source is gone")
+
+    writer = Taking()
+    with pytest.raises(PipelineError, match="ConnectionError: the source is gone"):
+        Pipeline(declared(tmp_path, Failing(), {"c0": writer})).run()
+    assert writer.offsets == [0, 1, 2]
+
+
+def test_the_reader_is_never_far_ahead_of_the_slowest_writer(tmp_path):
+    slow, fast, reader = Taking(), Taking(), Script(messages("A" * 500), batch=10, ends=False)
+    slow.gate.clear()
+    declaration = declared(tmp_path, reader, {"slow": slow, "fast": fast}, most_ahead=50)
+    running = Running(declaration)
+    eventually(lambda: len(fast.offsets) > 50)
+    assert len(fast.offsets) <= 60
+    assert not any(reader.kept_at), "nothing reached every writer"
+    slow.gate.set()
+    eventually(lambda: len(slow.offsets) == 500)
+    eventually(lambda: reader.kept_at and reader.kept_at[-1].get("A", message("A", 0)).data["n"] == 499)
+    running.stop()
+    assert running.failure is None
+
+
+def test_messages_that_say_where_a_reader_stands_go_to_no_writer_and_come_back_to_it(tmp_path):
+    noop = Message(Op.NOOP, 1, "where", {"n": 2, "lsn": "0/16B3748"}, Mode.COMPLETE)
+    writer, reader = Taking(), Script([*messages("AA"), noop])
+    Pipeline(declared(tmp_path, reader, {"c0": writer})).run()
+    assert writer.offsets == [0, 1]
+    again = Script()
+    Pipeline(declared(tmp_path, again, {"c0": writer})).run()
+    assert again.last[0]["where"] == noop._replace(offset=2)
+    assert again.kept_at[0]["where"] == noop._replace(offset=2), "all writers are past it"
+
+
+def raising(message):
+    if message.data["n"] == 2:
+        raise KeyError("tailnum")
+    return message
+
+
+def test_a_transform_that_raises_stops_the_pipeline_after_what_came_before(tmp_path):
+    c0 = Taking()
+    settings = {"c0": {"transforms": [("raising", raising)]}}
+    reader = Script(messages("AAAA"), batch=4)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=r"(?s)offset 2.*raised KeyError: 'tailnum'.*ack 2 --without-sending"):
+            Pipeline(declared(tmp_path, reader, {"c0": c0}, settings=settings)).run()
+    assert c0.offsets == [0, 1]
+
+
+def test_by_policy_what_a_transform_fails_at_is_parked(tmp_path):
+    c0 = Taking()
+    settings = {"c0": {"transforms": [("raising", raising)], "on_transform_error": "park"}}
+    declaration = declared(tmp_path, Script(messages("AAAA"), batch=4), {"c0": c0}, settings=settings)
+    Pipeline(declaration).run()
+    assert c0.offsets == [0, 1, 3]
+    (line,) = parked(tmp_path, "c0")
+    assert (line["offset"], line["namespace"], line["data"]) == (2, "A", '{"n":2}')
+    assert "KeyError" in line["reason"]
+    assert operator.standing(declaration).writers[0].parked == 1
+
+
+def test_a_transform_that_drops_a_message_has_it_acknowledged(tmp_path):
+    c0 = Taking()
+    settings = {"c0": {"transforms": [("odd", lambda message: message if message.data["n"] % 2 else None)]}}
+    declaration = declared(tmp_path, Script(messages("A" * 9)), {"c0": c0}, settings=settings)
+    Pipeline(declaration).run()
+    assert c0.offsets == [1, 3, 5, 7]
+    assert operator.standing(declaration).writers[0].position == 9
+
+
+def test_an_error_while_a_writer_connects_stops_the_pipeline_before_anything_is_read(tmp_path):
+    def refuse():
+        raise ConnectionError("refused")
+
+    reader = Script(messages("AA"))
+    declaration = declared(tmp_path, reader, {"c0": Taking()})
+    broken = replace(declaration, writers=[replace(declaration.writers[0], open=refuse)])
+    with pytest.raises(PipelineError, match="ConnectionError: refused"):
+        Pipeline(broken).run()
+    assert not reader.last
