@@ -21,10 +21,10 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 EXTRAS := --extra local --extra spark --extra quality --extra parquet --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
-.PHONY: help setup demo demo-consume test test-long test-least test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline test test-long test-least test-e2e lint audit sbom format bench chaos machine docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make the environment from the lock
 	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh 2>/dev/null)" ]; then \
@@ -36,6 +36,9 @@ demo: setup  ## Spark writes, the harvester delivers, its leader is killed twice
 
 demo-consume: setup  ## flights are counted exactly, while those who count are killed and frozen
 	@$(BIN)/python -m infra.demo_consume
+
+demo-pipeline: setup  ## a table is copied and followed into Kafka, a second table and Parquet, through ten kills
+	@$(BIN)/python -m infra.demo_pipeline
 
 test: lint audit  ## lint, types, layers, audit and the tests, on WORKERS=2 workers
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term

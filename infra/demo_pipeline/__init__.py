@@ -1,0 +1,1 @@
+"""`make demo-pipeline`: a table is copied and followed into Kafka, a second table and Parquet, through ten kills."""

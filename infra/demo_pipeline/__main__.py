@@ -1,0 +1,79 @@
+"""`make demo-pipeline`: a table is copied and followed into Kafka, a second table and Parquet, through ten kills.
+
+Exit codes: 0 each destination equals the source; 1 otherwise, or something failed; 130 interrupted, and 143 terminated,
+with nothing left running.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.errors import HarvestError
+from infra.demo.place import made
+from infra.demo.progress import Progress
+from infra.demo_pipeline.run import Plan, run
+from infra.interruption import Interrupted, interrupt_on_signals, show_error
+from infra.local import Stack
+from infra.local.state import default_state, make_folder
+
+_NOTES = {
+    "events": "Kafka, the newest record of each key",
+    "copy": "a second table, a column omitted and one renamed",
+    "lake": "Parquet, the newest row of each id",
+}
+
+
+def main() -> int:
+    """Run the demo, show what came of it, and return the exit code."""
+    interrupt_on_signals()
+    state, console = default_state(), Console(highlight=False)
+    folder = make_folder(state / "demo-pipeline")
+    try:
+        with Progress(console) as progress, Stack(folder / "stack", fresh=True, parts=state) as stack:
+            for left in (folder / "pipeline", folder / "lake"):
+                shutil.rmtree(left, ignore_errors=True)
+            (folder / "pipeline.log").unlink(missing_ok=True)
+            progress.say("Postgres and Kafka run")
+            with made(stack) as place:
+                report = run(folder, place, progress, Plan())
+    except Interrupted as interruption:
+        console.print("interrupted: everything that was started has been stopped")
+        return interruption.exit_code
+    except HarvestError as error:
+        show_error(error)
+        return 1
+    file = folder / "report.json"
+    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    console.print(_table(report))
+    console.print(f"  {file}", soft_wrap=True)
+    return 0 if report["ok"] else 1
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    title = f"{report['rows']:,} rows of the source, after {report['changes']:,} changes and {report['kills']} kills"
+    table = Table("", "rows", "differences", "messages", "came again", "unexplained", "", title=title)
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    table.columns[6].style = "dim"
+    for name, each in report["destinations"].items():
+        counts = ((each["differences"], True), (each["messages"], False), (each["duplicates"], False))
+        texts = [Text("-" if count is None else f"{count:,}", _style(count, judged)) for count, judged in counts]
+        unexplained = each["unexplained_duplicates"]
+        table.add_row(
+            name, f"{each['rows']:,}", *texts, Text(f"{unexplained:,}", _style(unexplained, judged=True)), _NOTES[name]
+        )
+    return table
+
+
+def _style(count: int | None, judged: bool) -> str:  # noqa: FBT001
+    return "" if not judged else "red" if count else "green"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

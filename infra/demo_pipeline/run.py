@@ -1,0 +1,203 @@
+"""One demo of a pipeline from end to end.
+
+    flights ─► commit log ─┬─► /^public\\.flights$/ ─► cloud_events ─► Kafka
+     ▲ changes             ├─► /^public\\.flights$/ ─► omit, rename ─► a second table
+                           └─► /^public\\.flights$/ ─► Parquet
+    and a table that nobody asked for, which the filters keep out
+
+The process is killed in the middle of the copy, twice, and then while changes come. In the end every destination is
+compared with the source, row by row.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harvest_lib.database import connect
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.declaration import load
+from harvest_lib.pipeline.entries import message_of
+from harvest_lib.pipeline.message import Mode, Op
+from harvest_lib.pipeline.opened import commit_folder
+from infra.demo.place import Place
+from infra.demo.progress import Progress
+from infra.demo_pipeline.destinations import Arrived, Row, differences, in_kafka, in_parquet, in_postgres
+from infra.demo_pipeline.process import Kill, PipelineProcess
+from infra.demo_pipeline.source import Changes, rows_of
+from infra.demo_pipeline.source import load as load_flights
+from infra.local.state import write_private
+from infra.waiting import until
+
+ONLY_FLIGHTS = r"^public\.flights$"
+SLOT = "harvest_demo_pipeline"
+
+_WAIT_SECONDS = 120.0
+_SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM flights) RETURNING id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How large a run is. `copy_kills` of the kills come while the table is copied."""
+
+    rows: int = 50_000
+    changes: int = 5_000
+    kills: int = 10
+    copy_kills: int = 2
+    seed: int = 2013
+
+
+def run(folder: Path, place: Place, progress: Progress, plan: Plan) -> dict[str, Any]:
+    """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
+    began, dsn = time.monotonic(), place.dsn
+    with ExitStack() as ending:
+        rows = load_flights(dsn, plan.rows)
+        progress.say(f"{rows:,} flights are in a table of Postgres")
+        file = folder / "pipeline.yaml"
+        write_private(file, declared(folder, place))
+        ending.callback(file.unlink, missing_ok=True)  # holds a password
+        declaration = load(file)
+        pipeline = PipelineProcess(file, declaration, folder / "pipeline.log", seed=plan.seed)
+        ending.callback(pipeline.stop)
+        changes = Changes(dsn, rows=rows, total=plan.changes, per_second=plan.changes / 30, seed=plan.seed)
+        ending.callback(changes.stop)
+        pipeline.start()
+        _kill(pipeline, progress, plan.copy_kills, "while the table is copied", within_seconds=0.5)
+        until(lambda: _is_copied(folder), _WAIT_SECONDS, "the copy does not end", next_step=f"read {folder}")
+        progress.say(f"the table is copied; {plan.changes:,} changes begin")
+        changes.start()
+        _kill(pipeline, progress, plan.kills - plan.copy_kills, "while changes come", within_seconds=1.0)
+        changes.hurry()
+        until(lambda: changes.done, _WAIT_SECONDS, "the changes do not get done", next_step="read Postgres' log")
+        _await_end(pipeline, folder, dsn)
+        pipeline.stop()
+        progress.say("all is through; comparing row by row", "bold")
+        return {
+            **_report(folder, place, pipeline.kills),
+            "changes": changes.made,
+            "wall_seconds": round(time.monotonic() - began, 1),
+        }
+
+
+def declared(folder: Path, place: Place) -> str:
+    """Write the pipeline's declaration. Holds the password."""
+    only = {"namespace": ONLY_FLIGHTS, "batch_messages": 500}
+    return yaml.safe_dump(
+        {
+            "name": "flights",
+            "folder": str(folder / "pipeline"),
+            "commit_log": {"segment_size": "4MB", "compact_every": "2s"},
+            "flush_offsets": "200ms",
+            "most_ahead": 1_000,
+            "reader": {
+                "adaptor": "postgres",
+                "data_source": place.dsn,
+                "slot": SLOT,
+                "tables": ["public.flights", "public.audit_notes"],
+                "batch_rows": 500,
+            },
+            "writers": {
+                "events": {
+                    "adaptor": "kafka",
+                    "kafka": place.kafka,
+                    "topic": place.topic,
+                    "key": {"public.flights": ["subject"]},
+                    "transforms": [{"cloud_events": {"source": "/flights", "subject": "id"}}],
+                    **only,
+                },
+                "copy": {
+                    "adaptor": "postgres",
+                    "data_source": place.dsn,
+                    "table": "copied.flights",
+                    "transforms": [{"omit": ["year"]}, {"rename": {"tailnum": "aircraft"}}],
+                    **only,
+                },
+                "lake": {"adaptor": "file", "format": "parquet", "path": str(folder / "lake"), **only},
+            },
+        },
+        sort_keys=False,
+    )
+
+
+def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, *, within_seconds: float) -> None:
+    for _ in range(times):
+        killed = pipeline.kill(within_seconds=within_seconds)
+        behind = ", ".join(f"{name} {killed.end - place:,}" for name, place in killed.resumes_at.items())
+        progress.say(f"kill {len(pipeline.kills)}, {when}: offset {killed.end:,}; to resume: {behind}", "bold red")
+        pipeline.start()
+
+
+def _is_copied(folder: Path) -> bool:
+    """Tell whether the newest message of the flights says that their copy is complete."""
+    newest = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
+    return newest is not None and message_of(newest).mode is not Mode.COPY
+
+
+def _await_end(pipeline: PipelineProcess, folder: Path, dsn: str) -> None:
+    """Wait until a last change has come to the log, and every writer is past it."""
+    with connect(dsn) as connection:
+        row = connection.execute(_SENTINEL).fetchone()
+    last_id = int(str(row[0])) if row else 0
+
+    def come() -> int | None:
+        newest = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
+        message = message_of(newest) if newest is not None else None
+        if message is None or message.op is Op.NOOP:
+            return None
+        is_last = message.data.get("id") == last_id and message.data.get("dest") == "END"
+        return message.offset + 1 if is_last else None
+
+    pipeline.require_alive()
+    place = until(come, _WAIT_SECONDS, "the last change does not come", next_step="read the pipeline's log")
+    pipeline.await_standing(
+        lambda standing: all(each.position >= place for each in standing.writers), "writers do not get to the end"
+    )
+
+
+def _report(folder: Path, place: Place, kills: Sequence[Kill]) -> dict[str, Any]:
+    source = rows_of(place.dsn, "flights")
+    arrived = {
+        "events": in_kafka(place.bootstrap_servers, place.topic),
+        "copy": in_postgres(place.dsn),
+        "lake": in_parquet(folder / "lake" / "public.flights"),
+    }
+    destinations: dict[str, dict[str, Any]] = {}
+    for name, found in arrived.items():
+        differing = differences(source, found, _as_copied if name == "copy" else dict)
+        twice, unexplained = _repeats(found, name, kills)
+        destinations[name] = {
+            "rows": len(found.rows),
+            "differences": len(differing),
+            "first_differences": sorted(differing)[:5],
+            "messages": sum(found.times.values()) or None,
+            "duplicates": twice if found.times else None,
+            "unexplained_duplicates": unexplained,
+        }
+    leaked = sum(1 for each in (folder / "lake").iterdir() if each.name != "public.flights")
+    report = {
+        "rows": len(source),
+        "differences": sum(each["differences"] for each in destinations.values()) + leaked,
+        "duplicates": sum(each["duplicates"] or 0 for each in destinations.values()),
+        "unexplained_duplicates": sum(each["unexplained_duplicates"] for each in destinations.values()),
+        "kills": len(kills),
+        "destinations": destinations,
+    }
+    return {"ok": bool(source) and not report["differences"] and not report["unexplained_duplicates"], **report}
+
+
+def _as_copied(row: Row) -> Mapping[str, Any]:
+    return {"aircraft" if name == "tailnum" else name: value for name, value in row.items() if name != "year"}
+
+
+def _repeats(arrived: Arrived, writer: str, kills: Sequence[Kill]) -> tuple[int, int]:
+    """Return how many messages came again, and how many of them more often than kills left them unflushed."""
+    excused: Counter[int] = Counter()
+    for kill in kills:
+        excused.update(range(kill.resumes_at[writer], kill.end))
+    again = {offset: times - 1 for offset, times in arrived.times.items() if times > 1}
+    return sum(again.values()), sum(max(0, times - excused[offset]) for offset, times in again.items())

@@ -1,0 +1,137 @@
+"""The table that the pipeline reads: flights of 2013, and what changes in it while the pipeline runs."""
+
+import csv
+import io
+import random
+import threading
+import zipfile
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from harvest_lib.database import connect, translated
+from spark_jobs.source import published_source
+
+TABLES = """
+CREATE TABLE flights (
+  id bigint PRIMARY KEY, year int NOT NULL, month int NOT NULL, day int NOT NULL, dep_delay numeric(6, 1),
+  carrier text NOT NULL, flight int NOT NULL, tailnum text, origin text NOT NULL, dest text NOT NULL,
+  distance double precision, time_hour timestamptz NOT NULL
+);
+CREATE TABLE audit_notes (id bigint PRIMARY KEY, note text NOT NULL);
+CREATE SCHEMA copied;
+CREATE TABLE copied.flights (
+  id bigint PRIMARY KEY, month int NOT NULL, day int NOT NULL, dep_delay numeric(6, 1), carrier text NOT NULL,
+  flight int NOT NULL, aircraft text, origin text NOT NULL, dest text NOT NULL, distance double precision,
+  time_hour timestamptz NOT NULL
+);
+"""
+COLUMNS = (
+    *("id", "year", "month", "day", "dep_delay", "carrier", "flight", "tailnum", "origin", "dest"),
+    *("distance", "time_hour"),
+)
+
+_LOAD = f"COPY flights ({', '.join(COLUMNS)}) FROM STDIN"
+_DELAY = "UPDATE flights SET dep_delay = %s, dest = %s WHERE id = %s"
+_CANCEL = "DELETE FROM flights WHERE id = %s"
+_NOTE = "INSERT INTO audit_notes SELECT coalesce(max(id), 0) + 1, 'nobody asked for this table' FROM audit_notes"
+_INSERT = f"INSERT INTO flights ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"  # noqa: S608 - constants
+_MOST_IN_ONE = 20
+_AIRPORTS = ("ATL", "BOS", "LAX", "MIA", "ORD", "SFO")
+
+
+def load(dsn: str, rows: int) -> int:
+    """Make the tables, fill that of the flights with so many, and return how many there are."""
+    with connect(dsn) as connection, translated():
+        connection.execute(TABLES)
+        with connection.cursor() as cursor, cursor.copy(_LOAD) as copy:
+            for number, flight in enumerate(islice(_published(), rows), start=1):
+                copy.write_row((number, *flight))
+        row = connection.execute("SELECT count(*) FROM flights").fetchone()
+    return int(str(row[0])) if row else 0
+
+
+class Changes:
+    """Makes changes on a thread of its own, updates, inserts and deletes in transactions of one to twenty.
+
+    Slowly, until somebody calls `hurry`.
+    """
+
+    def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:
+        self.made = 0
+        """How many were committed."""
+        self._error: BaseException | None = None
+        self._dsn, self._rows, self._total, self._per_second = dsn, rows, total, per_second
+        self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
+        self._hurrying, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="changes", daemon=True)
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all have been made. Raises what kept the others from it."""
+        if self._error is not None:
+            raise self._error
+        return self.made == self._total
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Make what is left as fast as it goes."""
+        self._hurrying.set()
+
+    def stop(self) -> None:
+        """Make no more."""
+        self._ending.set()
+        self._hurrying.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with connect(self._dsn) as connection:
+                ids, next_id = list(range(1, self._rows + 1)), self._rows + 1
+                while self.made < self._total and not self._ending.is_set():
+                    size = min(self._dice.randint(1, _MOST_IN_ONE), self._total - self.made)
+                    with connection.transaction():
+                        for _ in range(size):
+                            next_id = self._change(connection, ids, next_id)
+                        connection.execute(_NOTE)
+                    with connection.transaction(force_rollback=True):
+                        connection.execute("UPDATE flights SET dest = 'never' WHERE id = %s", (ids[0],))
+                    self.made += size
+                    self._hurrying.wait(size / self._per_second)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the changes raises it
+            self._error = error
+
+    def _change(self, connection: psycopg.Connection[Any], ids: list[int], next_id: int) -> int:
+        dice = self._dice
+        kind, place = dice.random(), dice.randrange(len(ids))
+        if kind < 0.6:  # noqa: PLR2004 - more updates than inserts and deletes, as tables have it
+            connection.execute(_DELAY, (dice.randint(-100, 9_000) / 10, dice.choice(_AIRPORTS), ids[place]))
+        elif kind < 0.8:  # noqa: PLR2004
+            ids[place], ids[-1] = ids[-1], ids[place]
+            connection.execute(_CANCEL, (ids.pop(),))
+        else:
+            when = f"2013-12-{dice.randint(1, 31):02} 10:00:00Z"
+            extra = (next_id, 2013, 12, 31, None, "XX", next_id % 9_999, None, "JFK", "LAX", 2475.0, when)
+            connection.execute(_INSERT, extra)
+            ids.append(next_id)
+            next_id += 1
+        return next_id
+
+
+def rows_of(dsn: str, table: str) -> dict[int, dict[str, Any]]:
+    """Return all rows of a table by id."""
+    with connect(dsn) as connection, connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        cursor.execute(psycopg.sql.SQL("SELECT * FROM {}").format(psycopg.sql.Identifier(*table.split("."))))
+        return {row["id"]: row for row in cursor}
+
+
+def _published() -> Any:
+    """Yield flights as they are published, all but the id."""
+    with zipfile.ZipFile(published_source()) as archive, archive.open(archive.namelist()[0]) as packed:
+        for row in csv.DictReader(io.TextIOWrapper(packed, encoding="utf-8")):
+            values = [row[name] if row[name] != "NA" else None for name in COLUMNS[1:]]
+            yield values

@@ -1,0 +1,88 @@
+"""A full disk, and a folder that may only be read: the pipeline stops with a clear error, and goes on afterwards."""
+
+import pytest
+from support.machine import require
+from support.pipelines import Running, Script, Taking, declared, message, messages
+from support.waiting import eventually
+
+from harvest_lib.errors import LogInUse, LogUnwritable, OffsetBeyondLog, PipelineError
+from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.opened import commit_folder, offsets_folder
+from harvest_lib.pipeline.pipeline import Pipeline
+from infra.chaos.disk import Disk
+from infra.chaos.namespaces import mounts_lacking, own_mounts, run
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of the test's own, at `disk` in its folder."""
+    require(mounts_lacking(), "mount")
+    with own_mounts():
+        yield Disk(tmp_path / "disk")
+
+
+def large(count, first=0):
+    return [message("A", number, text="x" * 1_000) for number in range(first, first + count)]
+
+
+def test_a_full_disk_stops_the_pipeline_and_nothing_is_lost_when_there_is_room_again(disk, tmp_path):
+    folder, c0, c1 = tmp_path / "disk" / "flights", Taking(), Taking()
+    declaration = declared(folder, Script(large(50_000), batch=20, ends=False), {"c0": c0, "c1": c1})
+    running = Running(declaration)
+    eventually(lambda: len(c0.offsets) > 100)
+    disk.fill()
+    running.wait()
+    assert isinstance(running.failure, LogUnwritable)
+    assert "No space left on device" in str(running.failure)
+    with pytest.raises((LogUnwritable, PipelineError), match="No space left"):
+        Pipeline(declared(folder, Script(large(10)), {"new": Taking()})).run()
+    standing = operator.standing(declaration)
+    assert all(each.position <= len(c0.offsets) for each in standing.writers), "looking needs no room"
+    disk.empty()
+    total = standing.end + 100
+    again0, again1 = Taking(), Taking()
+    Pipeline(declared(folder, Script(large(total)), {"c0": again0, "c1": again1})).run()
+    for before, after in ((c0, again0), (c1, again1)):
+        assert sorted({*before.offsets, *after.offsets}) == list(range(total))
+        assert after.offsets == list(range(after.offsets[0], total))
+        assert after.offsets[0] <= len(before.offsets)
+
+
+def test_a_folder_that_may_only_be_read_is_told_before_anything_is_read_or_written(disk, tmp_path):
+    folder, c0 = tmp_path / "disk" / "flights", Taking()
+    Pipeline(declared(folder, Script(messages("AAAA")), {"c0": c0})).run()
+    run("mount", "-o", "remount,ro", str(tmp_path / "disk"))
+    reader = Script(messages("AAAAAA"))
+    with pytest.raises((LogUnwritable, PipelineError), match=r"(?i)read-only"):
+        Pipeline(declared(folder, reader, {"c0": c0})).run()
+    assert not reader.last
+    assert [each.data["n"] for each in operator.messages(declared(folder, reader, {"c0": c0}), 2, 3)] == [2, 3]
+    run("mount", "-o", "remount,rw", str(tmp_path / "disk"))
+    Pipeline(declared(folder, reader, {"c0": c0})).run()
+    assert c0.numbers == list(range(6))
+
+
+def test_one_process_at_a_time_has_a_pipeline(tmp_path):
+    c0 = Taking()
+    running = Running(declared(tmp_path, Script(messages("AA"), ends=False), {"c0": c0}))
+    eventually(lambda: c0.offsets)
+    declaration = declared(tmp_path, Script(), {"c0": Taking()})
+    for call in (Pipeline(declaration).run, lambda: operator.step(declaration), lambda: operator.compact(declaration)):
+        with pytest.raises(LogInUse):
+            call()
+    assert operator.standing(declaration).end == 2
+    running.stop()
+    assert running.failure is None
+
+
+def test_an_offset_beyond_the_log_is_told_and_nothing_is_sent(tmp_path):
+    Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": Taking()})).run()
+    commit_folder(tmp_path).rename(tmp_path / "lost")
+    reader, c0 = Script(messages("AA")), Taking()
+    with pytest.raises(OffsetBeyondLog):
+        Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+    assert not reader.last
+    assert not c0.writes
+    offsets_folder(tmp_path, "c0").rename(tmp_path / "old-offsets")
+    Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+    assert c0.offsets == [0, 1]
