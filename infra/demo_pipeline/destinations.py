@@ -88,7 +88,7 @@ def _records(bootstrap_servers: str, topic: str) -> list[bytes]:
             consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
             place = 0
             while place < end:
-                batch = consumer.consume(5_000, _READ_SECONDS)
+                batch = consumer.consume(min(5_000, end - place), _READ_SECONDS)  # waits for so many
                 if not batch:
                     raise StackError("Kafka does not hand out its records", next_step="read the broker's log")
                 for record in batch:

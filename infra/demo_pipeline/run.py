@@ -93,13 +93,13 @@ def declared(folder: Path, place: Place) -> str:
             "folder": str(folder / "pipeline"),
             "commit_log": {"segment_size": "4MB", "compact_every": "2s"},
             "flush_offsets": "200ms",
-            "most_ahead": 1_000,
+            "most_ahead": 500,
             "reader": {
                 "adaptor": "postgres",
                 "data_source": place.dsn,
                 "slot": SLOT,
                 "tables": ["public.flights", "public.audit_notes"],
-                "batch_rows": 500,
+                "batch_rows": 250,
             },
             "writers": {
                 "events": {

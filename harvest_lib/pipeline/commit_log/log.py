@@ -209,8 +209,9 @@ class CommitLog(LogView):
             )
         segments = freed = 0
         with self._compacting:
-            self._check()
-            closed = self._segments[:-1]
+            with self._lock:  # a segment may be about to be closed
+                self._check()
+                closed = self._segments[:-1]
             newest: dict[bytes, int] = {}
             for segment in closed:
                 newest.update(segment.newest)

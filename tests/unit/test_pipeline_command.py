@@ -1,0 +1,148 @@
+"""`harvest pipeline`, as an operator uses it: from JSON lines into JSON lines."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from support.pipelines import Running
+from support.waiting import eventually
+from typer.testing import CliRunner
+
+from harvest_lib.cli import app
+from harvest_lib.errors import ConfigError, LogError, PipelineError
+from harvest_lib.pipeline.declaration import load
+
+DECLARED = """\
+folder: folder
+commit_log: {{segment_size: 4096B, compact_every: 0s}}
+reader: {{adaptor: file, path: {folder}/in.jsonl, content: data, namespace: flights, follow: {follow}}}
+writers:
+  plain: {{adaptor: file, path: "{folder}/plain.jsonl"}}
+  checked:
+    adaptor: file
+    path: {folder}/checked.jsonl
+    transforms:
+      - call: checks_of_this_test:whole
+"""
+CHECK = """
+def whole(message):
+    if message.data.get("dest") is None and message.op.value == 0:
+        raise ValueError("it goes nowhere")
+    return message
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "checks_of_this_test", raising=False)
+    command = sys.modules["harvest_lib.cli.pipeline"]
+    monkeypatch.setattr(command, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(command, "signal", SimpleNamespace(signal=lambda *_: None))
+    (tmp_path / "checks_of_this_test.py").write_text(CHECK)
+    rows = [{"id": number, "dest": None if number == 3 else "IAH"} for number in range(6)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "flights.yaml").write_text(DECLARED.format(folder=tmp_path, follow="false"))
+    return tmp_path
+
+
+@pytest.fixture
+def harvest(place):
+    def command(*arguments, raises=None):
+        file = [] if arguments[0] == "check" else ["-f", str(place / "flights.yaml")]
+        done = CliRunner().invoke(app, ["pipeline", *arguments, *file])
+        if raises is not None:
+            assert isinstance(done.exception, raises), done.output
+            return str(done.exception)
+        assert done.exit_code == 0, done.output + repr(done.exception)
+        return done.output
+
+    return command
+
+
+def ids(file):
+    return [json.loads(line)["data"]["id"] for line in file.read_text().splitlines()]
+
+
+def test_an_operator_resolves_a_message_that_a_writer_cannot_be_sent(harvest, place):
+    told = harvest("run", raises=PipelineError)
+    (offset,) = re.search(r"failed at offset (\d+)", told).groups()
+    assert "it goes nowhere" in told
+    assert ids(place / "plain.jsonl") == [0, 1, 2, 3, 4, 5]
+    assert ids(place / "checked.jsonl") == [0, 1, 2]
+    (plain, checked) = json.loads(harvest("status", "--json"))["writers"]
+    assert plain["behind"] == 0
+    assert checked["next"] == int(offset)
+    assert "checked" in harvest("status")
+    assert '"id":3' in harvest("show", offset)
+    assert json.loads(harvest("show", f"{offset}..{offset}", "--json"))["data"] == {"id": 3, "dest": None}
+    assert "failed at offset" in harvest("resume", "--step", raises=PipelineError)
+    assert "failed at offset" in harvest("resume", raises=PipelineError)
+    harvest("ack", offset, "--without-sending", "--writer", "checked")
+    stepped = harvest("resume", "--step", "--writer", "checked")
+    assert f"sent {int(offset) + 1} sync insert flights" in stepped
+    harvest("resume")
+    assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5]
+    assert "nothing to send" in harvest("resume", "--step")
+    harvest("compact")
+    harvest("run")
+    assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5]
+
+
+def test_a_pipeline_goes_on_with_what_was_added(harvest, place):
+    (place / "checks_of_this_test.py").write_text("def whole(message):\n    return message\n")
+    harvest("run")
+    with (place / "in.jsonl").open("a") as file:
+        file.write('{"id": 6, "dest": "JFK"}\n')
+    harvest("run")
+    assert ids(place / "plain.jsonl") == list(range(7))
+
+
+def test_a_declaration_is_checked_and_drawn(harvest, place):
+    drawn = harvest("check", str(place / "flights.yaml"))
+    assert "file ─► commit log ─┬─► everything ─► file (plain)" in drawn
+    assert "└─► everything ─► checks_of_this_test:whole ─► file (checked)" in drawn
+    (place / "flights.yaml").write_text("folder: folder\nreader: {adaptor: fiel}\nwriters: {a: {adaptor: file}}\n")
+    told = harvest("check", str(place / "flights.yaml"), raises=ConfigError)
+    assert "there is no adaptor 'fiel'" in told
+    assert "line 2" in told
+
+
+def test_looking_is_possible_while_it_runs_and_nothing_else(harvest, place):
+    (place / "checks_of_this_test.py").write_text("def whole(message):\n    return message\n")
+    (place / "flights.yaml").write_text(DECLARED.format(folder=place, follow="true"))
+    running = Running(load(place / "flights.yaml"))
+    eventually(lambda: (place / "plain.jsonl").exists() and len(ids(place / "plain.jsonl")) == 6)
+    assert json.loads(harvest("status", "--json"))["end"] >= 6
+    assert '"id":0' in harvest("show", "0..100")
+    for command in (["compact"], ["resume", "--step"], ["ack", "0", "--without-sending", "--writer", "plain"], ["run"]):
+        assert "another process" in harvest(*command, raises=LogError)
+    running.stop()
+    assert running.failure is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ack", "1"], "--without-sending"),
+        (["ack", "-1", "--without-sending"], "-1"),
+        (["show", "9-15"], "9..15"),
+        (["resume", "--writer", "plain"], "--step"),
+    ],
+)
+def test_what_is_off_on_the_command_line_is_told(place, arguments, message):
+    done = CliRunner().invoke(app, ["pipeline", *arguments, "-f", str(place / "flights.yaml")])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_what_cannot_be_is_told(harvest):
+    for command in (["show", "0"], ["resume", "--step"], ["compact"], ["ack", "0", "--without-sending"]):
+        assert "has no commit log yet" in harvest(*command, raises=PipelineError)
+    assert json.loads(harvest("status", "--json"))["end"] == 0
+    harvest("run", raises=PipelineError)
+    assert "there are several writers" in harvest("ack", "3", "--without-sending", raises=PipelineError)
+    assert "has no writer `nobody`" in harvest("ack", "3", "--without-sending", "-w", "nobody", raises=PipelineError)
+    assert "waits for no message" in harvest("ack", "0", "--without-sending", "-w", "plain", raises=PipelineError)
