@@ -149,7 +149,7 @@ class OffsetLog:
 
 def flushed_position(folder: Path) -> int:
     """Return a writer's position as its log has it now, without taking that from who writes it; 0 without a log."""
-    return max(_read(CommitLog.look(folder)).values(), default=-1) + 1 if folder.exists() else 0
+    return max(_read(CommitLog.look(folder)).values(), default=-1) + 1 if CommitLog.is_there(folder) else 0
 
 
 def _read(log: LogView) -> dict[bytes, int]:

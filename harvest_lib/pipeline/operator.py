@@ -51,7 +51,7 @@ class Stepped:
 def standing(declaration: Declaration) -> Standing:
     """Return where a pipeline stands."""
     folder = declaration.folder
-    if not commit_folder(folder).exists():
+    if not CommitLog.is_there(commit_folder(folder)):
         return Standing(begin=0, end=0, writers=[_stands(declaration, each, 0) for each in declaration.writers])
     log = CommitLog.look(commit_folder(folder))
     begin, end = log.begin, log.end
@@ -144,7 +144,7 @@ def _chosen(declaration: Declaration, writer: str | None) -> Sequence[DeclaredWr
 
 
 def _require_log(declaration: Declaration) -> None:
-    if not commit_folder(declaration.folder).exists():
+    if not CommitLog.is_there(commit_folder(declaration.folder)):
         raise PipelineError(
             "the pipeline has no commit log yet",
             evidence=f"{declaration.folder} has none",

@@ -9,6 +9,7 @@ The process is killed in the middle of the copy, twice, and then while changes c
 compared with the source, row by row.
 """
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from harvest_lib.database import connect
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.entries import message_of
-from harvest_lib.pipeline.message import Mode, Op
+from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.opened import commit_folder
 from infra.demo.place import Place
 from infra.demo.progress import Progress
@@ -35,9 +36,9 @@ from infra.local.state import write_private
 from infra.waiting import until
 
 ONLY_FLIGHTS = r"^public\.flights$"
-SLOT = "harvest_demo_pipeline"
 
 _WAIT_SECONDS = 120.0
+_DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM flights) RETURNING id"
 
 
@@ -58,8 +59,9 @@ def run(folder: Path, place: Place, progress: Progress, plan: Plan) -> dict[str,
     with ExitStack() as ending:
         rows = load_flights(dsn, plan.rows)
         progress.say(f"{rows:,} flights are in a table of Postgres")
-        file = folder / "pipeline.yaml"
-        write_private(file, declared(folder, place))
+        file, slot = folder / "pipeline.yaml", f"harvest_demo_{secrets.token_hex(4)}"
+        ending.callback(_drop, dsn, slot)
+        write_private(file, declared(folder, place, slot))
         ending.callback(file.unlink, missing_ok=True)  # holds a password
         declaration = load(file)
         pipeline = PipelineProcess(file, declaration, folder / "pipeline.log", seed=plan.seed)
@@ -84,7 +86,7 @@ def run(folder: Path, place: Place, progress: Progress, plan: Plan) -> dict[str,
         }
 
 
-def declared(folder: Path, place: Place) -> str:
+def declared(folder: Path, place: Place, slot: str) -> str:
     """Write the pipeline's declaration. Holds the password."""
     only = {"namespace": ONLY_FLIGHTS, "batch_messages": 500}
     return yaml.safe_dump(
@@ -97,7 +99,7 @@ def declared(folder: Path, place: Place) -> str:
             "reader": {
                 "adaptor": "postgres",
                 "data_source": place.dsn,
-                "slot": SLOT,
+                "slot": slot,
                 "tables": ["public.flights", "public.audit_notes"],
                 "batch_rows": 250,
             },
@@ -124,6 +126,12 @@ def declared(folder: Path, place: Place) -> str:
     )
 
 
+def _drop(dsn: str, slot: str) -> None:
+    """Drop the slot: it would keep the server's log for ever, and its database from being dropped."""
+    with connect(dsn) as connection:
+        connection.execute(_DROP_SLOT, (slot,))
+
+
 def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, *, within_seconds: float) -> None:
     for _ in range(times):
         killed = pipeline.kill(within_seconds=within_seconds)
@@ -134,8 +142,14 @@ def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, 
 
 def _is_copied(folder: Path) -> bool:
     """Tell whether the newest message of the flights says that their copy is complete."""
-    newest = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
-    return newest is not None and message_of(newest).mode is not Mode.COPY
+    newest = _newest(folder)
+    return newest is not None and newest.mode is not Mode.COPY
+
+
+def _newest(folder: Path) -> Message | None:
+    """Return the last message of the flights that came to the log."""
+    entry = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
+    return None if entry is None else message_of(entry)
 
 
 def _await_end(pipeline: PipelineProcess, folder: Path, dsn: str) -> None:
@@ -145,8 +159,7 @@ def _await_end(pipeline: PipelineProcess, folder: Path, dsn: str) -> None:
     last_id = int(str(row[0])) if row else 0
 
     def come() -> int | None:
-        newest = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
-        message = message_of(newest) if newest is not None else None
+        message = _newest(folder)
         if message is None or message.op is Op.NOOP:
             return None
         is_last = message.data.get("id") == last_id and message.data.get("dest") == "END"

@@ -70,6 +70,11 @@ class CommitLog(LogView):
         return cls(folder, segment_bytes=segment_bytes, sync_seconds=sync_seconds, clock=clock)
 
     @staticmethod
+    def is_there(folder: Path) -> bool:
+        """Tell whether a folder has a log. Raises LogTooNew, LogDamaged."""
+        return manifest.read(folder) is not None
+
+    @staticmethod
     def look(folder: Path) -> LogView:
         """Return a log as it is now, without taking it from who writes it. Raises LogError, also without a log."""
         return look(folder)
