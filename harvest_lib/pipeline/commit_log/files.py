@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harvest_lib.errors import LogUnwritable
@@ -73,11 +73,12 @@ def read_at(handle: int, size: int, at: int) -> bytes:
 
 
 def make_folder(folder: Path) -> None:
-    """Have it, and its name on the disk."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        sync_folder(each.parent)
+    """Have it, and its name on the disk, also if who made it was killed before that was so."""
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # a folder that others made, and that we may not read
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

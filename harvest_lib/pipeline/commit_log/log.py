@@ -292,6 +292,7 @@ def _opened(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter,
     if found is None:
         return _created(folder)
     opening.remove_leftovers(folder, found)
+    sync_folder(folder)  # who was killed may have named the segments, and not have come to this
     closed = [opening.closed_segment(folder, each) for each in found.closed]
     writer, cuts = opening.repair(opening.active_segment(folder, found.active))
     return found, (*closed, writer.segment), writer, cuts
