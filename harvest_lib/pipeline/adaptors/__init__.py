@@ -132,18 +132,22 @@ def find(name: str) -> Adaptor:
 
 def reading(name: str) -> Side[Reader]:
     """Return how an adaptor reads. Raises ConfigError if it does not."""
-    return _side(name, find(name).reads, "read", [each for each in names() if find(each).reads is not None])
+    return _side(name, "read", lambda adaptor: adaptor.reads)
 
 
 def writing(name: str) -> Side[Writer]:
     """Return how an adaptor writes. Raises ConfigError if it does not."""
-    return _side(name, find(name).writes, "write", [each for each in names() if find(each).writes is not None])
+    return _side(name, "write", lambda adaptor: adaptor.writes)
 
 
-def _side(name: str, side: Side[Made_co] | None, verb: str, others: Sequence[str]) -> Side[Made_co]:
+def _side(name: str, verb: str, side_of: Callable[[Adaptor], Side[Made_co] | None]) -> Side[Made_co]:
+    side = side_of(find(name))
     if side is None:
+        others = [each for each in OURS if side_of(find(each)) is not None]
         raise ConfigError(
-            f"the adaptor {name!r} does not {verb}", field="adaptor", next_step=f"choose one of {', '.join(others)}"
+            f"the adaptor {name!r} does not {verb}",
+            field="adaptor",
+            next_step=f"choose one that does, as {', '.join(others)} do",
         )
     return side
 

@@ -1,7 +1,8 @@
 """Parquet: each batch of a namespace is a file in the namespace's folder, `00000001.parquet` and so on.
 
 Beside the columns of the data a row has `_op`, `_timestamp` and `_offset` (in the commit log). Later rows of later
-files are newer: the table is what remains of each key's newest row, unless that is a delete. A column whose values are
+files are newer: the table is what remains of each key's newest row, unless that is a delete. A field that a message
+lacks, while others of its batch have it, is null. A column whose values are
 of several types, or of one that Parquet has no match for, is text: extended JSON, and says so in its metadata.
 
 Promises of the writer
@@ -189,7 +190,9 @@ class ParquetReader:
             if row[name] is not None:
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
         at = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else _now()
-        return Message(_OPS.get(op, Op.INSERT), at, namespace, {name: _value(value) for name, value in row.items()})
+        # A delete has its key, which is never null, and not the columns that others in the file have.
+        data = {name: _value(value) for name, value in row.items() if value is not None or op != "delete"}
+        return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
 
     def _place(self, folder: Path) -> str:
         return f"file/{folder}"

@@ -1,0 +1,435 @@
+"""The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, bad input."""
+
+import threading
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from support.pipeline_ends import PostgresSource, collect, drop_slots
+from support.waiting import eventually
+
+from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors import reading, writing
+from harvest_lib.pipeline.message import Message, Mode, Op
+
+WIDE = """
+CREATE DOMAIN positive AS int CHECK (value > 0);
+CREATE TYPE mood AS ENUM ('fair', 'foul');
+CREATE TABLE wide (
+  id positive PRIMARY KEY, b bool, i8 bigint, f4 real, f8 float8, n numeric, fixed numeric(8, 2), t text, v varchar(5),
+  c char(4), bin bytea, d date, ts timestamp, tz timestamptz, span interval, u uuid, j json, jb jsonb, a int[],
+  ta text[], m mood, net inet, r int4range, made int GENERATED ALWAYS AS (id * 2) STORED, "Odd ""%" text)
+"""
+FILL = """
+INSERT INTO wide (id, b, i8, f4, f8, n, fixed, t, v, c, bin, d, ts, tz, span, u, j, jb, a, ta, m, net, r, "Odd ""%")
+VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'abc', 'x', '\\x00ff', '2013-01-01',
+  'infinity', '2013-01-01 05:15:00.123456+02', '1 mon -3 days', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{"a": 1.10}',
+  '"text"', '{1,NULL}', '{"a,b",""}', 'foul', '10.0.0.0/8', '[1,5)', 'odd'), (2, NULL, NULL, 'NaN', '-Infinity', 1e100,
+  NULL, '', NULL, NULL, '', '0044-03-15 BC', NULL, 'infinity', NULL, NULL, 'null', 'null', '{}', NULL, NULL, NULL,
+  'empty', NULL)
+"""
+
+
+@pytest.fixture
+def source(dsn, unique):
+    made = PostgresSource(dsn, unique)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(source):
+    made = []
+
+    def make(**options):
+        made.append(source.reader(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def changes(found):
+    return [(each.op, dict(each.data)) for each in found]
+
+
+def following(reader, last=None):
+    """Have a reader past its copy, and return its batches."""
+    batches = reader.read(last or {})
+    next(batch for batch in batches if any(each.mode is Mode.COMPLETE for each in batch))
+    return batches
+
+
+def taken(batches, count):
+    found = []
+    while len(found) < count:
+        found += [each for each in next(batches) if each.op is not Op.NOOP]
+    return found
+
+
+def test_copy_says_where_it_begins_and_when_it_is_complete(source, reader):
+    source.put(1, 2, 3)
+    made = reader(batch_rows=2)
+    batches = [batch for _, batch in zip(range(3), filter(None, made.read({})), strict=False)]
+    assert [[(each.op, each.mode, each.namespace) for each in batch] for batch in batches] == [
+        [(Op.NOOP, Mode.SYNC, f"postgres/{source.slot}")],
+        [(Op.INSERT, Mode.COPY, "public.t")] * 2,
+        [(Op.INSERT, Mode.COPY, "public.t"), (Op.NOOP, Mode.COMPLETE, "public.t")],
+    ]
+
+
+def test_each_kind_of_change(source, reader):
+    run = source.connection.execute
+    batches = following(reader())
+    run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    run("UPDATE t SET note = 'c' WHERE id = 1")
+    run("UPDATE t SET id = 3 WHERE id = 1")
+    run("DELETE FROM t WHERE id = 2")
+    with source.connection.transaction(force_rollback=True):
+        run("INSERT INTO t VALUES (99, 'never')")
+    run("ALTER TABLE t ADD late timestamptz")
+    run("UPDATE t SET late = '2013-01-01 00:00:00+00'")
+    run("TRUNCATE t")
+    found = taken(batches, 8)
+    assert changes(found)[:6] == [
+        (Op.INSERT, {"id": 1, "note": "a"}),
+        (Op.INSERT, {"id": 2, "note": "b"}),
+        (Op.UPDATE, {"id": 1, "note": "c"}),
+        (Op.DELETE, {"id": 1}),
+        (Op.INSERT, {"id": 3, "note": "c"}),
+        (Op.DELETE, {"id": 2}),
+    ]
+    assert found[6].data["late"].isoformat() == "2013-01-01T00:00:00+00:00"
+    assert changes(found)[7:] == [(Op.COMMAND, {"command": "truncate"})]
+    assert {each.mode for each in found} == {Mode.SYNC}
+
+
+def test_a_large_value_that_an_update_leaves_alone_comes_whole(source, reader):
+    source.connection.execute("ALTER TABLE t ALTER note SET STORAGE EXTERNAL, ADD n int")
+    batches = following(reader())
+    source.connection.execute("INSERT INTO t VALUES (1, repeat('x', 20000), 1)")
+    source.connection.execute("UPDATE t SET n = 2")
+    source.connection.execute("UPDATE t SET id = 2")
+    for each in taken(batches, 4):
+        assert each.op is Op.DELETE or len(each.data["note"]) == 20_000
+
+
+def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, reader, dsn):
+    run = source.connection.execute
+    run(WIDE)
+    run(FILL)
+    made = reader(tables=["wide"])
+    copied, _ = collect(made, until=lambda found, _: len(found) == 2)
+    made.close()
+    run("CREATE TABLE arrived (LIKE wide INCLUDING ALL)")
+    source.slot += "2"
+    batches = following(reader(tables=["public.wide"], publication="wide2"))
+    run("DELETE FROM wide")
+    run(FILL)
+    followed = taken(batches, 4)[2:]
+    assert [repr(each.data) for each in followed] == [repr(each.data) for each in copied]
+    side = writing("postgres")
+    writer = side.make(side.options(data_source=dsn, table="arrived"))
+    writer.write(followed)
+    writer.close()
+    assert (
+        run("SELECT w::text FROM wide AS w ORDER BY id").fetchall()
+        == run("SELECT a::text FROM arrived AS a ORDER BY id").fetchall()
+    )
+
+
+def test_killed_in_the_copy_it_copies_again_and_misses_no_delete(source, reader):
+    source.put(*range(1, 11))
+    first = reader(batch_rows=3)
+    last = {}
+    for _, batch in zip(range(2), first.read({}), strict=False):
+        last.update((each.namespace, each) for each in batch)
+    assert last["public.t"].mode is Mode.COPY
+    first.close()
+    source.connection.execute("DELETE FROM t WHERE id = 1")  # it was copied before, and will not be again
+    source.put(11)
+    found, _ = collect(reader(), last, until=lambda found, _: sum(each.data["id"] == 11 for each in found) == 2)
+    assert (Op.DELETE, {"id": 1}) in changes(found)
+    assert {each.data["id"] for each in found if each.mode is Mode.COPY} == set(range(2, 12))
+
+
+def test_a_table_that_is_added_later_is_copied_while_the_others_go_on(source, reader):
+    source.put(1)
+    first = reader()
+    _, last = collect(first, until=lambda found, last: "public.t" in last and last["public.t"].mode is Mode.COMPLETE)
+    first.close()
+    source.put(2)
+    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    source.connection.execute("INSERT INTO u VALUES (7)")
+    found, _ = collect(reader(tables=["t", "u"]), last, until=lambda found, _: len(found) >= 2)
+    assert {(each.namespace, each.data["id"], each.mode) for each in found} == {
+        ("public.u", 7, Mode.COPY),
+        ("public.t", 2, Mode.SYNC),
+    }
+
+
+def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source, reader, dsn):
+    first = reader()
+    _, last = collect(first, until=lambda _, last: "public.t" in last)
+    first.close()
+    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    with psycopg.connect(dsn) as early:
+        early.execute("INSERT INTO u VALUES (7)")
+        batches = reader(tables=["t", "u"]).read(last)
+        assert [next(batches) for _ in range(3)] == [[], [], []]
+        early.commit()
+        assert [each.data["id"] for each in taken(batches, 1)] == [7]
+
+
+def test_the_slot_is_confirmed_by_kept_and_never_before(source, reader):
+    def confirmed():
+        row = source.connection.execute(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", (source.slot,)
+        ).fetchone()
+        return row[0]
+
+    made = reader()
+    batches = following(made)
+    before = confirmed()
+    source.put(1)
+    batch = next(batch for batch in batches if batch)
+    last = {each.namespace: each for each in batch}
+    assert [next(batches) for _ in range(3)] == [[], [], []]
+    assert confirmed() == before
+    made.kept(last)
+    eventually(lambda: confirmed() == last[f"postgres/{source.slot}"].data["lsn"], 10, "it is confirmed")
+
+
+def test_while_nothing_changes_in_the_tables_the_slot_moves_on_nevertheless(source):
+    side = reading("postgres")
+    made = type(source.reader())(
+        side.options(data_source=source.dsn, slot=source.slot, tables=["t"]), position_seconds=0.1
+    )
+    try:
+        batches = following(made)
+        source.connection.execute("CREATE TABLE elsewhere AS SELECT generate_series(1, 1000)")
+        place = next(batch for batch in batches if batch)
+        assert [each.op for each in place] == [Op.NOOP]
+    finally:
+        made.close()
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_missed(source, reader):
+    batches = following(reader())
+    source.put(1)
+    taken(batches, 1)
+    source.connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active_pid > 0")
+    source.put(2)
+    assert taken(batches, 1)[0].data["id"] == 2
+
+
+def test_a_large_transaction_comes_in_pieces_and_again_as_a_whole(source, reader):
+    first = reader(batch_rows=10)
+    batches = following(first)
+    source.put(*range(1, 51))
+    piece = next(batch for batch in batches if batch)
+    assert [each.op for each in piece] == [Op.INSERT] * 10
+    first.close()
+    last = {f"postgres/{source.slot}": Message(Op.NOOP, 1, "", place_of(source))}
+    last["public.t"] = piece[-1]
+    found, _ = collect(reader(), last, until=lambda found, _: len(found) >= 50)
+    assert [each.data["id"] for each in found] == list(range(1, 51))
+
+
+def place_of(source):
+    lsn, system = source.connection.execute(
+        "SELECT confirmed_flush_lsn::text, system_identifier::text FROM pg_replication_slots, pg_control_system()"
+        " WHERE slot_name = %s",
+        (source.slot,),
+    ).fetchone()
+    return {"lsn": lsn, "system": system}
+
+
+# -- bad input: reading
+
+
+def refused(reader, last=None):
+    with pytest.raises((AdaptorError, DatabaseAccessDenied)) as error:
+        for _, _batch in zip(range(100), reader.read(last or {}), strict=False):
+            pass
+    return error.value
+
+
+def test_a_table_without_a_key_is_refused_before_any_slot_is_made(source, reader):
+    source.connection.execute("CREATE TABLE bare (id int)")
+    error = refused(reader(tables=["t", "bare"]))
+    assert error.cause.startswith("public.bare cannot be followed")
+    assert "PRIMARY KEY" in error.next_step
+    assert not source.connection.execute(
+        "SELECT FROM pg_replication_slots WHERE slot_name = %s", (source.slot,)
+    ).fetchall()
+
+
+def test_a_table_that_is_not_there_is_named(source, reader):
+    assert "public.nowhere" in refused(reader(tables=["nowhere"])).cause
+
+
+def test_no_publication_and_no_tables(reader):
+    assert "there is no publication" in refused(reader(tables=[])).cause
+
+
+def test_a_publication_that_leaves_changes_out(source, reader):
+    source.connection.execute("CREATE PUBLICATION some FOR TABLE t WITH (publish = 'insert')")
+    error = refused(reader(publication="some"))
+    assert "leaves some changes out" in error.cause
+    source.connection.execute(error.next_step)
+    following(reader(publication="some"))
+
+
+def test_a_role_without_rights_is_told_the_statement_that_helps(source, unique):
+    role = unique("role")[:63]
+    source.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p'").format(sql.Identifier(role)))
+    source.dsn = make_conninfo(source.dsn, user=role, password="p")
+    try:
+        for expected in ("REPLICATION", "CREATE PUBLICATION", "GRANT SELECT ON"):
+            made = source.reader()
+            error = refused(made)
+            made.close()
+            assert expected in error.next_step
+            match expected:
+                case "REPLICATION":
+                    source.connection.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(role)))
+                case "CREATE PUBLICATION":
+                    source.connection.execute(error.next_step.partition(": ")[2])
+        source.connection.execute(sql.SQL("GRANT SELECT ON t TO {}").format(sql.Identifier(role)))
+        made = source.reader()
+        following(made)
+        made.close()
+    finally:
+        source.connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        source.connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
+    first = reader()
+    _, last = collect(first, until=lambda _, last: "public.t" in last)
+    first.close()
+    source.put(1)
+
+    def moved():
+        try:
+            source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    eventually(moved, 10, "the slot is free")
+    error = refused(reader(), last)
+    assert isinstance(error, PositionLost)
+    assert "moved the slot" in error.cause
+    drop_slots(source.connection)
+    error = refused(reader(), last)
+    assert isinstance(error, PositionLost)
+    assert "not there any more" in error.cause
+
+
+def test_anothers_slot_is_refused(source, reader):
+    source.connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", (source.slot,))
+    assert "another's" in refused(reader()).cause
+
+
+# -- bad input: writing
+
+
+@pytest.fixture
+def write(source):
+    writers = []
+
+    def written(*messages, **options):
+        side = writing("postgres")
+        writers.append(side.make(side.options(data_source=source.dsn, **options)))
+        writers[-1].write(
+            [Message(op, 1, namespace, data, offset=7 + place) for place, (op, namespace, data) in enumerate(messages)]
+        )
+
+    yield written
+    for each in writers:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ((Op.INSERT, "t", {"id": 1, "nope": 1}), "no column nope"),
+        ((Op.INSERT, "t", {"note": "x"}), "needs id"),
+        ((Op.DELETE, "t", {"note": "x"}), "needs id"),
+        ((Op.INSERT, "t", {"id": "secret"}), "InvalidTextRepresentation"),
+        ((Op.INSERT, "t", {"id": 1, "note": "a\0"}), "DataError"),
+        ((Op.INSERT, "t", {"id": 1, "note": "too long"}), "StringDataRightTruncation"),
+        ((Op.COMMAND, "t", {"command": "secret"}), "command"),
+    ],
+)
+def test_what_the_table_does_not_take_names_the_message_and_no_value(source, write, message, says):
+    source.connection.execute("ALTER TABLE t ALTER note TYPE varchar(3)")
+    with pytest.raises(MessageRefused, match=r"\b7\b") as error:
+        write(message)
+    assert says in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_batch_that_fails_leaves_nothing_behind(source, write):
+    with pytest.raises(MessageRefused, match="take 7 to 8"):
+        write((Op.INSERT, "t", {"id": 1}), (Op.INSERT, "t", {"id": "x"}))
+    assert source.connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+def test_no_table_and_no_key(source, write):
+    with pytest.raises(AdaptorError, match=r"no table public\.nowhere"):
+        write((Op.INSERT, "nowhere", {"id": 1}))
+    source.connection.execute("CREATE TABLE bare (id int)")
+    with pytest.raises(AdaptorError, match=r"identifies a row of public\.bare"):
+        write((Op.INSERT, "bare", {"id": 1}))
+    with pytest.raises(AdaptorError, match="no column nope"):
+        write((Op.INSERT, "bare", {"id": 1}), key={"public.bare": ["nope"]})
+    source.connection.execute("CREATE UNIQUE INDEX ON bare (id)")
+    write((Op.INSERT, "bare", {"id": 1}), (Op.UPDATE, "bare", {"id": 1}), key={"public.bare": ["id"]})
+
+
+def test_columns_that_are_not_given_stay_and_emptying_comes_in_its_turn(source, write):
+    run = source.connection.execute
+    run(
+        "CREATE TABLE p (id int PRIMARY KEY, a int NOT NULL, b int DEFAULT 5, c int GENERATED ALWAYS AS (a + 1) STORED)"
+    )
+    write(
+        (Op.INSERT, "p", {"id": 1, "a": 1, "c": 99}),
+        (Op.UPDATE, "p", {"id": 1, "b": None}),
+        (Op.UPDATE, "p", {"id": 2, "b": 1}),
+    )
+    write((Op.UPDATE, "p", {"id": 1, "b": 7}))
+    assert run("SELECT * FROM p").fetchall() == [(1, 1, 7, 2)]
+    write((Op.COMMAND, "p", {"command": "truncate"}), (Op.INSERT, "p", {"id": 3, "a": 3}))
+    assert run("SELECT id FROM p").fetchall() == [(3,)]
+
+
+def test_changes_made_while_it_copies_all_arrive(source, reader, dsn):
+    source.put(*range(1, 2_001))
+    stop = threading.Event()
+
+    def change():
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for number in range(300):
+                connection.execute("UPDATE t SET note = %s WHERE id = %s", (f"v{number}", number % 50 + 1))
+                connection.execute("DELETE FROM t WHERE id = %s", (1_000 + number,))
+            connection.execute("INSERT INTO t VALUES (0, 'last')")
+            stop.set()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    found, _ = collect(
+        reader(batch_rows=50), until=lambda found, _: stop.is_set() and found and found[-1].data["id"] == 0
+    )
+    changing.join()
+    table = {}
+    for each in found:
+        if each.op is Op.DELETE:
+            table.pop(each.data["id"], None)
+        else:
+            table[each.data["id"]] = each.data["note"]
+    assert table == dict(source.connection.execute("SELECT id, note FROM t").fetchall())

@@ -1,0 +1,215 @@
+"""Sources to read and destinations to write, one class for each adaptor, all with rows of `id` and `note`."""
+
+import json
+from contextlib import suppress
+
+import psycopg
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+from support.outbox import read_topic
+from support.waiting import eventually
+
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.pipeline.adaptors import reading, writing
+from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.record import OutboxRecord
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
+
+
+def collect(reader, last=None, *, until, seconds=20):
+    """Read until `until(messages, last)` is true; return them without NOOPs, and the last of each namespace."""
+    found, last = [], dict(last or {})
+
+    def enough():
+        batch = next(batches, None)
+        if batch is None:
+            return True
+        found.extend(each for each in batch if each.op is not Op.NOOP)
+        last.update((each.namespace, each) for each in batch)
+        return until(found, last)
+
+    batches = reader.read(dict(last))
+    eventually(enough, seconds, f"{len(found)} messages")
+    return found, last
+
+
+class PostgresSource:
+    """A table that is copied and followed."""
+
+    namespace = "public.t"
+
+    def __init__(self, dsn, unique):
+        self.dsn, self.slot = dsn, unique("slot")[:63]
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.connection.execute(TABLE)
+
+    def put(self, *ids):
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO t VALUES (%s, %s)", [(each, f"note {each}") for each in ids])
+
+    def reader(self, **options):
+        side = reading("postgres")
+        return side.make(side.options(data_source=self.dsn, slot=self.slot, tables=["t"], **options))
+
+    def close(self):
+        drop_slots(self.connection)
+        self.connection.close()
+
+
+class OutboxSource:
+    """A native outbox."""
+
+    namespace = "topic"
+
+    def __init__(self, dsn):
+        self.dsn = dsn
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        NativeTable(outbox=OutboxTable.parse("outbox")).create(self.connection)
+
+    def put(self, *ids):
+        from harvest_lib import append  # noqa: PLC0415 - the others do without
+
+        append(self.connection, [OutboxRecord(topic="topic", key="k", value=str(each)) for each in ids])
+
+    def reader(self, **options):
+        side = reading("outbox")
+        return side.make(side.options(data_source=self.dsn, subscription="pipeline", **options))
+
+    def close(self):
+        self.connection.close()
+
+
+class KafkaSource:
+    """A topic of envelopes."""
+
+    def __init__(self, servers, topic):
+        self.servers, self.namespace = servers, topic
+        self._producer = Producer({"bootstrap.servers": servers})
+
+    def put(self, *ids):
+        for each in ids:
+            message = {"op": "insert", "timestamp": 1, "namespace": self.namespace, "data": {"id": each, "note": "n"}}
+            self._producer.produce(self.namespace, json.dumps(message))
+        assert self._producer.flush(20) == 0
+
+    def reader(self, **options):
+        side = reading("kafka")
+        kafka = {"bootstrap.servers": self.servers}
+        return side.make(side.options(kafka=kafka, topics=[self.namespace], **options))
+
+    def close(self):
+        """Nothing is left."""
+
+
+class FileSource:
+    """JSON lines or Parquet."""
+
+    namespace = "t"
+
+    def __init__(self, path, file_format):
+        self._path, self._format = path, file_format
+        side = writing("file")
+        self._writer = side.make(side.options(path=str(path), format=file_format))
+        if file_format == "parquet":
+            path.mkdir()
+        else:
+            path.touch()
+
+    def put(self, *ids):
+        self._writer.write([Message(Op.INSERT, 1, "t", {"id": each, "note": f"note {each}"}) for each in ids])
+
+    def reader(self, **options):
+        side = reading("file")
+        return side.make(side.options(path=self._path, format=self._format, follow=True, **options))
+
+    def close(self):
+        self._writer.close()
+
+
+class PostgresTarget:
+    """A table that is written to."""
+
+    def __init__(self, dsn):
+        self.dsn = dsn
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.connection.execute(TABLE)
+
+    def writer(self, **options):
+        side = writing("postgres")
+        return side.make(side.options(data_source=self.dsn, **options))
+
+    def rows(self):
+        return dict(self.connection.execute("SELECT id, note FROM t").fetchall())
+
+    def close(self):
+        self.connection.close()
+
+
+class KafkaTarget:
+    """A topic, whose table is what remains of each key's newest record."""
+
+    def __init__(self, servers, topic, content):
+        self.servers, self.topic, self._content = servers, topic, content
+
+    def writer(self, **options):
+        side = writing("kafka")
+        settings = {"key": {self.topic: ["id"]}, "content": self._content, **options}
+        return side.make(side.options(kafka={"bootstrap.servers": self.servers}, **settings))
+
+    def rows(self):
+        newest = {}
+        for record in read_topic(self.servers, self.topic):
+            value = json.loads(record.value) if record.value else None
+            if self._content == "envelope":
+                value = value["data"] if value["op"] != "delete" else None
+            newest[json.loads(record.key)["id"]] = value
+        return {key: value.get("note") for key, value in newest.items() if value is not None}
+
+    def close(self):
+        """Nothing is left."""
+
+
+class FileTarget:
+    """JSON lines or Parquet, whose table is what remains of each key's newest row."""
+
+    def __init__(self, path, file_format):
+        self._path, self._format = path, file_format
+
+    def writer(self, **options):
+        side = writing("file")
+        return side.make(side.options(path=str(self._path), format=self._format, **options))
+
+    def rows(self):
+        newest = {}
+        for op, row in self._parquet() if self._format == "parquet" else self._lines():
+            newest[row["id"]] = {**(newest.get(row["id"]) or {}), **row} if op != "delete" else None
+        return {key: row.get("note") for key, row in newest.items() if row is not None}
+
+    def _lines(self):
+        for line in self._path.read_text().splitlines():
+            message = json.loads(line)
+            yield message["op"], message["data"]
+
+    def _parquet(self):
+        for path in sorted(self._path.rglob("*.parquet")):
+            for row in pq.read_table(path).to_pylist():
+                yield row["_op"], {name: value for name, value in row.items() if not name.startswith("_")}
+
+    def close(self):
+        """Nothing is left."""
+
+
+def drop_slots(connection):
+    """Drop all slots of a database; it could not be dropped with one."""
+    statement = """
+    SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()
+    """
+
+    def dropped():
+        with suppress(psycopg.errors.ObjectInUse):  # the server has not noticed yet that nobody is there
+            connection.execute(statement)
+            return True
+        return False
+
+    eventually(dropped, 20, "the slots are dropped")
