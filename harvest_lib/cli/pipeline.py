@@ -1,4 +1,4 @@
-"""`harvest pipeline run | check | status | resume | show | ack | compact`: pipelines that are declared in YAML."""
+"""`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines that are declared in YAML."""
 
 import json
 import re
@@ -147,27 +147,29 @@ def ack(
         bool, typer.Option("--without-sending", help="Say that you know: the writer never gets it.")
     ] = False,
     writer: _Writer = None,
-    damaged: Annotated[
-        bool, typer.Option("--damaged", help="It cannot be read: go on behind the damage, for every writer.")
-    ] = False,
 ) -> None:
     """Count a message as acknowledged that a writer will not take. It is the writer's next one, and goes nowhere.
 
-    Examples:
-
-      harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
-
-      harvest pipeline ack 14 --without-sending --damaged -f flights.yaml
+    Example:  harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
     """
     if not without_sending:
         raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
-    declaration = load(file)
-    if damaged:
-        operator.skip_damage(declaration, offset)
-        typer.echo(f"the log is read on behind offset {offset:,}")
-        return
-    writing = operator.acknowledge(declaration, offset, writer)
+    writing = operator.acknowledge(load(file), offset, writer)
     typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
+
+
+@app.command()
+def skip(
+    offset: Annotated[int, typer.Argument(metavar="N", help="The offset that the error names.", min=0)], file: _File
+) -> None:
+    """Have the commit log go on behind damage: what cannot be read is given up, for every writer and for good.
+
+    Example:  harvest pipeline skip 4711 -f flights.yaml
+    """
+    skipped = operator.skip_damage(load(file), offset)
+    for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
+        if offsets:
+            typer.echo(f"offsets {offsets.start:,} to {offsets.stop - 1:,}: {what}")
 
 
 @app.command()

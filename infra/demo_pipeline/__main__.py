@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +24,9 @@ from infra.local import Stack
 from infra.local.state import default_state, make_folder
 
 _NOTES = {
-    "events": "Kafka, the newest record of each key",
-    "copy": "a second table, a column omitted and one renamed",
-    "lake": "Parquet, the newest row of each id",
+    "events": "Kafka",
+    "copy": "second table",
+    "lake": "Parquet",
 }
 
 
@@ -57,9 +58,11 @@ def main() -> int:
 
 def _table(report: Mapping[str, Any]) -> Table:
     title = f"{report['rows']:,} rows of the source, after {report['changes']:,} changes and {report['kills']} kills"
-    table = Table("", "rows", "differences", "messages", "came again", "unexplained", "", title=title)
-    for column in table.columns[1:6]:
+    table = Table("", "rows", "differences", "messages", "came again", "unexplained", "", title=title, box=SIMPLE)
+    for column in table.columns:
+        column.no_wrap = True
         column.justify = "right"
+    table.columns[0].justify = table.columns[6].justify = "left"
     table.columns[6].style = "dim"
     for name, each in report["destinations"].items():
         counts = ((each["differences"], True), (each["messages"], False), (each["duplicates"], False))

@@ -38,6 +38,7 @@ from infra.waiting import until
 ONLY_FLIGHTS = r"^public\.flights$"
 
 _WAIT_SECONDS = 120.0
+_PER_SECOND = 500.0
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM flights) RETURNING id"
 
@@ -66,15 +67,18 @@ def run(folder: Path, place: Place, progress: Progress, plan: Plan) -> dict[str,
         declaration = load(file)
         pipeline = PipelineProcess(file, declaration, folder / "pipeline.log", seed=plan.seed)
         ending.callback(pipeline.stop)
-        changes = Changes(dsn, rows=rows, total=plan.changes, per_second=plan.changes / 30, seed=plan.seed)
+        changes = Changes(dsn, rows=rows, total=plan.changes, per_second=_PER_SECOND, seed=plan.seed)
         ending.callback(changes.stop)
         pipeline.start()
         _kill(pipeline, progress, plan.copy_kills, "while the table is copied", within_seconds=0.5)
         until(lambda: _is_copied(folder), _WAIT_SECONDS, "the copy does not end", next_step=f"read {folder}")
         progress.say(f"the table is copied; {plan.changes:,} changes begin")
         changes.start()
-        _kill(pipeline, progress, plan.kills - plan.copy_kills, "while changes come", within_seconds=1.0)
-        changes.hurry()
+        times = plan.kills - plan.copy_kills
+        for number in range(1, times + 1):
+            changes.allow(number / (times + 1))
+            _kill(pipeline, progress, 1, "while changes come", within_seconds=1.0)
+        changes.allow(1.0)
         until(lambda: changes.done, _WAIT_SECONDS, "the changes do not get done", next_step="read Postgres' log")
         _await_end(pipeline, folder, dsn)
         pipeline.stop()

@@ -55,7 +55,7 @@ def load(dsn: str, rows: int) -> int:
 class Changes:
     """Makes changes on a thread of its own, updates, inserts and deletes in transactions of one to twenty.
 
-    Slowly, until somebody calls `hurry`.
+    So many as `allow` has allowed so far, `per_second`.
     """
 
     def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:
@@ -64,7 +64,8 @@ class Changes:
         self._error: BaseException | None = None
         self._dsn, self._rows, self._total, self._per_second = dsn, rows, total, per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
-        self._hurrying, self._ending = threading.Event(), threading.Event()
+        self._allowed = 0
+        self._changed, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="changes", daemon=True)
 
     @property
@@ -77,14 +78,15 @@ class Changes:
     def start(self) -> None:
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Make what is left as fast as it goes."""
-        self._hurrying.set()
+    def allow(self, part: float) -> None:
+        """Go on until this part of all changes has been made."""
+        self._allowed = round(self._total * part)
+        self._changed.set()
 
     def stop(self) -> None:
         """Make no more."""
         self._ending.set()
-        self._hurrying.set()
+        self._changed.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -93,7 +95,11 @@ class Changes:
             with connect(self._dsn) as connection:
                 ids, next_id = list(range(1, self._rows + 1)), self._rows + 1
                 while self.made < self._total and not self._ending.is_set():
-                    size = min(self._dice.randint(1, _MOST_IN_ONE), self._total - self.made)
+                    size = min(self._dice.randint(1, _MOST_IN_ONE), self._allowed - self.made)
+                    if not size:
+                        self._changed.wait()
+                        self._changed.clear()
+                        continue
                     with connection.transaction():
                         for _ in range(size):
                             next_id = self._change(connection, ids, next_id)
@@ -101,7 +107,7 @@ class Changes:
                     with connection.transaction(force_rollback=True):
                         connection.execute("UPDATE flights SET dest = 'never' WHERE id = %s", (ids[0],))
                     self.made += size
-                    self._hurrying.wait(size / self._per_second)
+                    self._ending.wait(size / self._per_second)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the changes raises it
             self._error = error
 

@@ -1,14 +1,19 @@
 """A full disk, and a folder that may only be read: the pipeline stops with a clear error, and goes on afterwards."""
 
+import json
+import os
+import re
+
 import pytest
 from support.machine import require
 from support.pipelines import Running, Script, Taking, declared, message, messages
 from support.waiting import eventually
 
-from harvest_lib.errors import LogInUse, LogUnwritable, OffsetBeyondLog, PipelineError
+from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew, LogUnwritable, OffsetBeyondLog, PipelineError
 from harvest_lib.pipeline import operator
 from harvest_lib.pipeline.opened import commit_folder, offsets_folder
 from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.pipeline.settings import CommitLogSettings
 from infra.chaos.disk import Disk
 from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 
@@ -17,8 +22,11 @@ from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 def disk(tmp_path):
     """A disk of the test's own, at `disk` in its folder."""
     require(mounts_lacking(), "mount")
+    before = os.listdir("/proc/self/task")
     with own_mounts():
         yield Disk(tmp_path / "disk")
+        # A thread that was joined may still be about to end, and nobody leaves mounts that a thread of his is in.
+        eventually(lambda: set(os.listdir("/proc/self/task")) <= set(before), 10, "threads are gone")
 
 
 def large(count, first=0):
@@ -73,6 +81,40 @@ def test_one_process_at_a_time_has_a_pipeline(tmp_path):
     assert operator.standing(declaration).end == 2
     running.stop()
     assert running.failure is None
+
+
+def test_damage_is_named_with_file_and_byte_and_an_operator_may_skip_it(tmp_path):
+    stuck, total = Taking(), 400
+    stuck.refuses = lambda batch: True
+    log = CommitLogSettings(segment_bytes=20_000, compact_seconds=0.0)
+    declaration = declared(tmp_path, Script(large(total), batch=total), {"c0": stuck}, log=log)
+    with pytest.raises(PipelineError):
+        Pipeline(declaration).run()
+    file = sorted(commit_folder(tmp_path).glob("*.log"))[5]
+    with file.open("r+b") as segment:
+        segment.seek(5_000)
+        segment.write(b"?")
+    stuck.refuses = lambda batch: False
+    with pytest.raises(LogDamaged) as damaged:
+        Pipeline(declaration).run()
+    told = str(damaged.value)
+    assert str(file) in told
+    offset = int(re.search(r"harvest pipeline skip (\d+)", told)[1])
+    assert offset == len(stuck.offsets)
+    skipped = operator.skip_damage(declaration, offset)
+    assert offset in skipped.given_up
+    Pipeline(declaration).run()
+    assert stuck.offsets == [each for each in range(total) if each not in skipped.given_up]
+
+
+def test_a_log_of_a_later_version_is_left_alone(tmp_path):
+    Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": Taking()})).run()
+    manifest = commit_folder(tmp_path) / "log.json"
+    before = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**before, "version": 99}))
+    with pytest.raises(LogTooNew):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": Taking()})).run()
+    assert json.loads(manifest.read_text())["version"] == 99
 
 
 def test_an_offset_beyond_the_log_is_told_and_nothing_is_sent(tmp_path):
