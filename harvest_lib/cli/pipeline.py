@@ -1,4 +1,4 @@
-"""`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines that are declared in YAML."""
+"""`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines declared in YAML."""
 
 import json
 import re

@@ -1,8 +1,8 @@
 """A full disk, and a folder that may only be read: the pipeline stops with a clear error, and goes on afterwards."""
 
 import json
-import os
 import re
+from pathlib import Path
 
 import pytest
 from support.machine import require
@@ -22,11 +22,16 @@ from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 def disk(tmp_path):
     """A disk of the test's own, at `disk` in its folder."""
     require(mounts_lacking(), "mount")
-    before = os.listdir("/proc/self/task")
+    before = threads()
     with own_mounts():
         yield Disk(tmp_path / "disk")
         # A thread that was joined may still be about to end, and nobody leaves mounts that a thread of his is in.
-        eventually(lambda: set(os.listdir("/proc/self/task")) <= set(before), 10, "threads are gone")
+        eventually(lambda: threads() <= before, 10, "threads are gone")
+
+
+def threads():
+    """The threads that the kernel knows of."""
+    return {each.name for each in Path("/proc/self/task").iterdir()}
 
 
 def large(count, first=0):
