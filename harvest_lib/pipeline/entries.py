@@ -1,9 +1,10 @@
 """Messages as entries of the commit log, and back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from harvest_lib.pipeline import extended_json
-from harvest_lib.pipeline.commit_log.entry import Entry, mode_byte, parts_of
+from harvest_lib.pipeline.commit_log.entry import Entry, Unnumbered, mode_byte, parts_of
+from harvest_lib.pipeline.extended_json import Encoded
 from harvest_lib.pipeline.message import Message, Mode, Op
 
 NOOP = Op.NOOP
@@ -12,11 +13,13 @@ _BYTES = {(mode, op): mode_byte(mode, op) for mode in Mode for op in Op}
 _PARTS = {byte: (mode, op) for (mode, op), byte in _BYTES.items()}
 
 
-def packed(messages: Iterable[Message]) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """Yield each message as the log takes it: timestamp, mode byte, key, value."""
+def packed(messages: Iterable[Message]) -> list[Unnumbered]:
+    """Return each message as the log takes it. Raises MessageRefused."""
     dumps = extended_json.dumps
-    for op, timestamp, namespace, data, mode, _ in messages:
-        yield timestamp, _BYTES[mode, op], namespace.encode(), dumps(data)
+    return [
+        (timestamp, _BYTES[mode, op], namespace.encode(), dumps(data))
+        for op, timestamp, namespace, data, mode, _ in messages
+    ]
 
 
 def op_of(entry: Entry) -> Op:
@@ -31,4 +34,5 @@ def message_of(entry: Entry) -> Message:
         raise ValueError(f"its mode byte {entry.mode} is none that is known: {parts_of(entry.mode)}")
     mode, op = parts
     offset, timestamp, _, key, value = entry
-    return Message(op, timestamp, key.decode(), extended_json.loads(value), mode, offset)
+    data = Encoded(extended_json.loads(value), value)
+    return Message(op, timestamp, key.decode(), data, mode, offset)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NoReturn
 
 from harvest_lib.errors import MessageRefused
 
@@ -30,8 +30,26 @@ _SPECIAL = re.compile(rb'"\$')
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+class Encoded(dict[str, Any]):
+    """Data that is not to be changed, and knows its own encoding: it is written again as often as there are writers."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, data: Mapping[str, Any], encoded: bytes) -> None:
+        """`encoded` is what `dumps` makes of the data."""
+        super().__init__(data)
+        self.encoded = encoded
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("the data of a message is not to be changed: return a message with other data")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
 def dumps(data: Mapping[str, Any]) -> bytes:
     """Return data as bytes. Raises MessageRefused."""
+    if type(data) is Encoded:
+        return data.encoded
     count = 0
 
     def special(value: object) -> object:

@@ -16,6 +16,7 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.parked import Parked
+from harvest_lib.pipeline.recent import Recent
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.writing import Writing
 
@@ -43,6 +44,7 @@ class OpenLogs:
     def __init__(self, declaration: Declaration, log: CommitLog, offsets: Mapping[str, OffsetLog]) -> None:
         self.log = log
         self.offsets = offsets
+        self.recent = Recent()
         self.abandoned = False
         """A thread that would not end still uses them: errors of closing them say nothing."""
         self._declaration = declaration
@@ -58,7 +60,7 @@ class OpenLogs:
             declared.name,
             log=self.log,
             offsets=self.offsets[declared.name],
-            routing=Routing(declared.settings.namespace, declared.transforms, park=park),
+            routing=Routing(declared.settings.namespace, declared.transforms, park=park, recent=self.recent),
             batch_messages=declared.settings.batch_messages,
             flush_seconds=self._declaration.settings.flush_seconds,
         )

@@ -107,6 +107,7 @@ class Pipeline:
             slowest=self._slowest,
             flushed=lambda: min(each.writing.flushed for each in self._writers),
             most_ahead=self._settings.most_ahead,
+            recent=logs.recent,
         )
         reader = self._reader = ReaderThread(
             reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping

@@ -13,6 +13,7 @@ from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.entries import message_of, packed
 from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.recent import Recent
 
 _TICK_SECONDS = 0.2
 
@@ -28,17 +29,20 @@ class Reading:
         slowest: Callable[[], int | None],
         flushed: Callable[[], int],
         most_ahead: int,
+        recent: Recent | None = None,
     ) -> None:
         """Prepare.
 
         `changed` is told of what is appended, and tells of writers that go on. `slowest` says where the slowest of
         those at work stands, None if there is none; `flushed` up to where the offsets of all are on the disk.
+        `recent` gets what is appended, for them.
         """
         self._log = log
         self._changed = changed
         self._slowest = slowest
         self._flushed = flushed
         self._most_ahead = most_ahead
+        self._recent = recent
         self._last: dict[str, Message] = {}
         self._told = -1
         self._mark: tuple[int, Mapping[str, Message]] | None = None
@@ -51,7 +55,10 @@ class Reading:
         try:
             for batch in batches:
                 if batch:
-                    self._log.append(packed(batch))
+                    entries = packed(batch)
+                    offsets = self._log.append(entries)
+                    if self._recent is not None:
+                        self._recent.add(offsets, batch, entries)
                     for message in batch:
                         self._last[message.namespace] = message
                     with self._changed:

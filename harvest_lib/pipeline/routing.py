@@ -12,7 +12,9 @@ from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.entries import NOOP, message_of, op_of
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.namespace import NamespaceFilter
+from harvest_lib.pipeline.recent import Recent
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
+from harvest_lib.pipeline.transforms.loading import is_ready
 
 Park = Callable[[Message, str], None]
 """Sets a message aside for good, with the reason."""
@@ -31,11 +33,14 @@ class Routing:
         transforms: Sequence[tuple[str, Transform]] = (),
         *,
         park: Park | None = None,
+        recent: Recent | None = None,
     ) -> None:
-        """`park` takes what transforms fail at; without it they stop the writer."""
+        """`park` takes what transforms fail at; without it they stop the writer. `recent` saves decoding."""
         self._namespace = namespace
         self._transforms = transforms
         self._park = park
+        # What others wrote may change what is inside of data: they get their own.
+        self._recent = recent if all(is_ready(transform) for _, transform in transforms) else None
         self._wanted: dict[bytes, bool] = {}
 
     def wants(self, entry: Entry) -> bool:
@@ -50,7 +55,7 @@ class Routing:
         if not self.wants(entry):
             return None
         try:
-            message = message_of(entry)
+            message = (self._recent.get(entry.offset) if self._recent is not None else None) or message_of(entry)
         except (ValueError, HarvestError) as error:
             raise Unreadable(str(error)) from error
         if not self._transforms:

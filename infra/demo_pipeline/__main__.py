@@ -23,9 +23,9 @@ from infra.interruption import Interrupted, interrupt_on_signals, show_error
 from infra.local import Stack
 from infra.local.state import default_state, make_folder
 
-_NOTES = {
+_NAMES = {
     "events": "Kafka",
-    "copy": "second table",
+    "copy": "a second table",
     "lake": "Parquet",
 }
 
@@ -58,23 +58,22 @@ def main() -> int:
 
 def _table(report: Mapping[str, Any]) -> Table:
     title = f"{report['rows']:,} rows of the source, after {report['changes']:,} changes and {report['kills']} kills"
-    table = Table("", "rows", "differences", "messages", "came again", "unexplained", "", title=title, box=SIMPLE)
+    table = Table("", "rows", "differ", "messages", "repeats", "unexplained", title=title, box=SIMPLE)
     for column in table.columns:
         column.no_wrap = True
         column.justify = "right"
-    table.columns[0].justify = table.columns[6].justify = "left"
-    table.columns[6].style = "dim"
+    table.columns[0].justify = "left"
     for name, each in report["destinations"].items():
         counts = ((each["differences"], True), (each["messages"], False), (each["duplicates"], False))
         texts = [Text("-" if count is None else f"{count:,}", _style(count, judged)) for count, judged in counts]
         unexplained = each["unexplained_duplicates"]
         table.add_row(
-            name, f"{each['rows']:,}", *texts, Text(f"{unexplained:,}", _style(unexplained, judged=True)), _NOTES[name]
+            _NAMES[name], f"{each['rows']:,}", *texts, Text(f"{unexplained:,}", _style(unexplained, judged=True))
         )
     return table
 
 
-def _style(count: int | None, judged: bool) -> str:  # noqa: FBT001
+def _style(count: int | None, judged: bool) -> str:  # noqa: FBT001 - a matter of looks
     return "" if not judged else "red" if count else "green"
 
 

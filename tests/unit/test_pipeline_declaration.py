@@ -48,6 +48,7 @@ writers:
 def _known(monkeypatch):
     places = {"both": ["support.known_adaptors:BOTH"], "reads": ["support.known_adaptors:READS"]}
     monkeypatch.setattr(adaptors, "_places", lambda: places)
+    monkeypatch.setattr(adaptors, "OURS", places)
     monkeypatch.setenv("FLIGHTS_DSN", "secret-of-reader")
 
 

@@ -134,6 +134,11 @@ READY: Mapping[str, _Make] = {
 """Those that need no code, by the name they are declared under."""
 
 
+def is_ready(transform: Transform) -> bool:
+    """Tell whether a transform is one of ours, which leave what they are given as it is."""
+    return isinstance(transform, Pick | Omit | Rename | Redact | Route | CloudEvents)
+
+
 def _known(settings: Mapping[Any, Any], known: set[str], *, needed: str, texts: bool = False) -> None:
     if unknown := sorted(str(key) for key in settings.keys() - known):
         raise NotATransform(f"does not know `{unknown[0]}`: it takes {', '.join(sorted(known))}")
