@@ -18,7 +18,8 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
@@ -50,6 +51,12 @@ def dumps(data: Mapping[str, Any]) -> bytes:
     """Return data as bytes. Raises MessageRefused."""
     if type(data) is Encoded:
         return data.encoded
+    if type(data) is dict:
+        with suppress(TypeError, ValueError, RecursionError):
+            if _is_json(data):
+                found = _encode(data).encode()
+                if b'"$' not in found:
+                    return found
     count = 0
 
     def special(value: object) -> object:
@@ -93,6 +100,19 @@ def loads(text: bytes | str) -> dict[str, Any]:
     return data
 
 
+def _is_json(value: dict[Any, Any] | Sequence[Any]) -> bool:
+    """Tell whether all keys are text, and all values of types that JSON has."""
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+    for each in value.values() if type(value) is dict else value:
+        kind = type(each)
+        if kind not in _SCALARS and not (kind in _CONTAINERS and _is_json(each)):
+            return False
+    return True
+
+
 def _has_plain_keys(value: object) -> bool:
     """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
     if isinstance(value, dict):
@@ -105,6 +125,8 @@ def _has_plain_keys(value: object) -> bool:
 
 
 _CONTAINERS = {dict, list, tuple}
+_SCALARS = {str, int, float, bool, type(None)}
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _plain(value: object, path: str) -> object:

@@ -6,6 +6,7 @@
 Data is extended JSON, so what is written as an envelope is read back as the same message.
 """
 
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from harvest_lib.errors import MessageRefused
@@ -16,6 +17,7 @@ Content: TypeAlias = Literal["envelope", "data"]
 
 _OPS = {each.name.lower(): each for each in Op}
 _NAMES = {op: name for name, op in _OPS.items()}
+_OP_NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
 def encode(message: Message, content: Content) -> bytes:
@@ -29,8 +31,18 @@ def encode(message: Message, content: Content) -> bytes:
                 next_step="write envelopes (`content: envelope`), or drop such messages in a transform",
             )
         return data
-    head = dumps({"op": _NAMES[message.op], "timestamp": message.timestamp, "namespace": message.namespace})
-    return b'%b,"data":%b}' % (head[:-1], data)
+    return b'{"op":"%b","timestamp":%d,%b,"data":%b}' % (
+        _OP_NAMES[message.op],
+        message.timestamp,
+        _namespace(message.namespace),
+        data,
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _namespace(namespace: str) -> bytes:
+    """Return the part that says the namespace."""
+    return dumps({"namespace": namespace})[1:-1]
 
 
 def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> Message:
