@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harvest_lib.errors import LogUnwritable
 
-_NAME = re.compile(r"(\d{20})\.(\d+)\.(log|index)(\.new)?")
+_SEGMENT = re.compile(r"(\d{20})\.(\d+)\.(log|index)")
+_UNFINISHED = re.compile(r"(\d{20}\.\d+\.index|log\.json)\.new")
 _NEXT_STEPS = {
     errno.ENOSPC: "make room on the disk and start again: nothing that was acknowledged is lost",
     errno.EDQUOT: "raise the quota and start again: nothing that was acknowledged is lost",
@@ -30,14 +31,15 @@ def index_path(folder: Path, base: int, generation: int) -> Path:
     return folder / f"{base:020}.{generation}.index"
 
 
-def segment_files(folder: Path) -> dict[Path, tuple[int, int] | None]:
-    """Return all files of segments with base and generation, None for those that were never finished."""
-    found: dict[Path, tuple[int, int] | None] = {}
-    for path in folder.iterdir():
-        if matched := _NAME.fullmatch(path.name):
-            base, generation, _, unfinished = matched.groups()
-            found[path] = None if unfinished else (int(base), int(generation))
-    return found
+def segment_files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return all files of segments with base and generation."""
+    found = {path: _SEGMENT.fullmatch(path.name) for path in folder.iterdir()}
+    return {path: (int(matched[1]), int(matched[2])) for path, matched in found.items() if matched}
+
+
+def unfinished_files(folder: Path) -> list[Path]:
+    """Return what was to take the place of another file, and never did."""
+    return [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
 
 
 @contextmanager

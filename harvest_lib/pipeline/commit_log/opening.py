@@ -12,7 +12,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
-from harvest_lib.pipeline.commit_log.files import log_path, read_at, segment_files, write_all
+from harvest_lib.pipeline.commit_log.files import log_path, read_at, segment_files, unfinished_files, write_all
 from harvest_lib.pipeline.commit_log.index import Block, Kind, Record
 from harvest_lib.pipeline.commit_log.manifest import Closed, Manifest
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
@@ -113,11 +113,9 @@ def _whole(handle: int, records: list[Record], marked: int) -> int:
 def remove_leftovers(folder: Path, manifest: Manifest) -> None:
     """Remove what was being written when a process ended, and what had been replaced. Raises LogDamaged, OSError."""
     named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
-    for path, found in segment_files(folder).items():
-        if found is None:
-            path.unlink()
-            continue
-        base, generation = found
+    for path in unfinished_files(folder):
+        path.unlink()
+    for path, (base, generation) in segment_files(folder).items():
         log = log_path(folder, base, generation)
         if base > manifest.active and log.exists() and log.stat().st_size:
             raise LogDamaged(
