@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from support.power import Crash, Power
+from support.power import MEMORY, Crash, Power
 
 from harvest_lib.pipeline.commit_log import CommitLog, Entry, log, segment
 from harvest_lib.pipeline.offset_log import OffsetLog
@@ -38,7 +38,7 @@ class Logs(RuleBasedStateMachine):
     )
     def begin(self, seed, segment_bytes, block_bytes, sync_seconds):
         self.held = ExitStack()
-        root = Path(self.held.enter_context(tempfile.TemporaryDirectory()))
+        root = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=MEMORY)))
         self.power = self.held.enter_context(Power(root, random.Random(seed)).on())
         for module in (log, segment):
             self.held.enter_context(mock.patch.object(module, "BLOCK_BYTES", block_bytes))

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+MEMORY = next((folder for folder in [Path("/dev", "shm")] if folder.is_dir()), None)
+"""Where to put what is not to outlive a test that makes it anew a thousand times; None for where such things go."""
+
 
 class Crash(BaseException):
     """The process ends here: nobody may catch it and clean up."""

@@ -1,10 +1,12 @@
 """A process that ends, or power that goes, at any byte and at any call: the log is found as it was acknowledged."""
 
 import random
+import tempfile
 from itertools import count
+from pathlib import Path
 
 import pytest
-from support.power import Crash, Power
+from support.power import MEMORY, Crash, Power
 
 from harvest_lib.pipeline.commit_log import CommitLog, Entry
 from harvest_lib.pipeline.commit_log.files import index_path, log_path
@@ -18,8 +20,14 @@ ENDS = [0, 3, 6, 9, 12]
 
 
 @pytest.fixture
-def power(tmp_path):
-    with Power(tmp_path, random.Random(1)).on() as power:
+def root():
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def power(root):
+    with Power(root, random.Random(1)).on() as power:
         yield power
 
 
@@ -40,8 +48,8 @@ def written(folder, power):
 
 @pytest.mark.parametrize("torn", [0, 1], ids=["segment", "index"])
 @pytest.mark.parametrize("tail", [b"", b"\0" * 40, b"\xff" * 7], ids=["ends", "then zeros", "then other bytes"])
-def test_a_tail_torn_at_any_byte_is_cut_and_reported(tmp_path, power, torn, tail):
-    folder = tmp_path / "log"
+def test_a_tail_torn_at_any_byte_is_cut_and_reported(root, power, torn, tail):
+    folder = root / "log"
     paths, synced, whole = written(folder, power)
     for end in range(synced[torn], len(whole[torn]) + 1):
         for path, data in zip(paths, whole, strict=True):
@@ -65,8 +73,8 @@ def test_a_tail_torn_at_any_byte_is_cut_and_reported(tmp_path, power, torn, tail
         again.close()
 
 
-def test_a_tail_with_any_byte_changed_is_cut(tmp_path, power):
-    folder = tmp_path / "log"
+def test_a_tail_with_any_byte_changed_is_cut(root, power):
+    folder = root / "log"
     paths, synced, whole = written(folder, power)
     for torn in (0, 1):
         for at in range(synced[torn], len(whole[torn])):
@@ -82,31 +90,31 @@ def test_a_tail_with_any_byte_changed_is_cut(tmp_path, power):
                 assert log.repaired
 
 
-def test_a_killed_process_loses_nothing_it_appended(tmp_path, power):
-    written(tmp_path / "log", power)
-    with CommitLog.open(tmp_path / "log") as log:
+def test_a_killed_process_loses_nothing_it_appended(root, power):
+    written(root / "log", power)
+    with CommitLog.open(root / "log") as log:
         assert log.repaired == ()
         assert list(log.read(0)) == ENTRIES
 
 
-def test_what_a_look_sees_of_a_torn_log_is_whole(tmp_path, power):
-    paths, _, whole = written(tmp_path / "log", power)
+def test_what_a_look_sees_of_a_torn_log_is_whole(root, power):
+    paths, _, whole = written(root / "log", power)
     paths[0].write_bytes(whole[0][:-1])
-    view = CommitLog.look(tmp_path / "log")
+    view = CommitLog.look(root / "log")
     assert list(view.read(0)) == ENTRIES[:9]
     assert paths[0].read_bytes() == whole[0][:-1], "a look changes nothing"
 
 
-def test_after_a_failed_sync_the_tail_is_written_again(tmp_path, power):
+def test_after_a_failed_sync_the_tail_is_written_again(root, power):
     """What is read back may be in memory only: nobody would write it again, and the next sync would not know."""
-    _, synced, whole = written(tmp_path / "log", power)
+    _, synced, whole = written(root / "log", power)
     again = []
     power.pwrite, real = (
         lambda handle, data, at: again.append((at, bytes(data))) or real(handle, data, at),
         power.pwrite,
     )
     with power.on():
-        CommitLog.open(tmp_path / "log").close()
+        CommitLog.open(root / "log").close()
     for path_at in (0, 1):
         assert (synced[path_at], whole[path_at][synced[path_at] :]) in again
 
@@ -143,17 +151,17 @@ def reopened(log):
 
 @pytest.mark.parametrize("action", [appended, rolled, compacted, reopened])
 @pytest.mark.parametrize("how", ["power", "kill, then power"])
-def test_any_call_may_be_the_last(tmp_path, action, how):
+def test_any_call_may_be_the_last(root, action, how):
     """Each call of an action in turn, the power gone in several ways: synced is synced, and all fits together."""
     crashed = True
     for calls in count():
         if not crashed:
             break
         for seed in range(8):
-            root = tmp_path / f"{calls}-{seed}"
-            root.mkdir()
-            with Power(root, random.Random(f"{calls} {seed}")).on() as power:
-                log = CommitLog.open(root / "log", sync_seconds=1e9)
+            here = root / f"{calls}-{seed}"
+            here.mkdir()
+            with Power(here, random.Random(f"{calls} {seed}")).on() as power:
+                log = CommitLog.open(here / "log", sync_seconds=1e9)
                 for batch in BATCHES[:2]:
                     log.append(batch)
                 log.sync()
@@ -162,18 +170,18 @@ def test_any_call_may_be_the_last(tmp_path, action, how):
                     power.lose()
                 else:
                     power.kill()
-                log = CommitLog.open(root / "log", sync_seconds=1e9)
+                log = CommitLog.open(here / "log", sync_seconds=1e9)
                 known = {entry.offset for entry in log.read(0)}
                 assert known >= ({4, 5} if action is compacted else {0, 1, 2, 3, 4, 5})
                 log.append(BATCHES[3])
                 log.sync()
                 expected = list(log.read(0))
                 power.lose()
-                log = CommitLog.open(root / "log")
+                log = CommitLog.open(here / "log")
                 assert list(log.read(0)) == expected
                 assert [entry[1:] for entry in expected[-3:]] == BATCHES[3]
                 assert all(entry == ENTRIES[entry.offset] for entry in expected[:-3])
-                assert {path.name for path in (root / "log").iterdir()} == {
+                assert {path.name for path in (here / "log").iterdir()} == {
                     "lock",
                     "log.json",
                     *(path.name for segment in log._segments for path in (segment.path, segment.index)),

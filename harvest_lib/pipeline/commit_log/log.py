@@ -167,8 +167,10 @@ class CommitLog(LogView):
     def _take(self, packing: Packing) -> None:
         active = self._writer.segment
         room = self._segment_bytes - active.size_bytes
-        packed = packing.take(max(0, min(room, BLOCK_BYTES)))
-        if not packed.data:  # it is larger than a block, or than the room
+        packed = packing.take(min(room, self._writer.block_room))
+        if not packed.data:  # the block is full
+            packed = packing.take(min(room, BLOCK_BYTES))
+        if not packed.data:  # the segment is, or this one is larger than any block
             packed = packing.take(None)
             if len(packed.data) > room:
                 self.roll()
@@ -214,7 +216,7 @@ class CommitLog(LogView):
             )
         segments = freed = 0
         with self._compacting:
-            with self._lock:  # a segment may be about to be closed
+            with self._lock:
                 self._check()
                 closed = self._segments[:-1]
             newest: dict[bytes, int] = {}

@@ -122,6 +122,11 @@ class SegmentWriter:
             os.close(self._log)
             raise
 
+    @property
+    def block_room(self) -> int:
+        """Return how many bytes the last block has room for."""
+        return BLOCK_BYTES - self.segment.blocks[-1].length if self._grows else BLOCK_BYTES
+
     def write(self, packed: Packed) -> None:
         """Add entries. Raises OSError, and then nothing was added."""
         segment, data = self.segment, packed.data

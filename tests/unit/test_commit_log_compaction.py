@@ -1,0 +1,138 @@
+"""Compaction: what survives, that it happens at one moment, and that nobody has to wait for it."""
+
+import pytest
+from support.log_format import decode
+
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.commit_log.files import log_path
+from harvest_lib.pipeline.offset_log import OffsetLog
+
+OLD = "AABBAABBCACBAACBA"
+ACTIVE = "AABBAABBCAC"
+ENTRY_BYTES = 31
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "log"
+
+
+def appended(log, keys):
+    log.append([(number, 1, key.encode(), b"X") for number, key in enumerate(keys)])
+
+
+def found(log):
+    return [(entry.offset, entry.key.decode()) for entry in log.read(0)]
+
+
+def test_log_compaction(folder, tmp_path):
+    """The document's scenario: an old log of messages 0 to 16, an active one of 17 to 27, and a writer who is at 27."""
+    with CommitLog.open(folder, segment_bytes=len(OLD) * ENTRY_BYTES) as log:
+        appended(log, OLD + ACTIVE)
+        offsets = OffsetLog.open(tmp_path / "c0", sync_log=log.sync)
+        steps = [
+            ("A", 1),
+            ("A", 8),
+            ("B", 1),
+            ("C", 3),
+            ("A", 13),
+            ("B", 12),
+            ("C", 9),
+            ("A", 26),
+            ("B", 23),
+            ("C", 27),
+        ]
+        for key, offset in steps:
+            offsets.acknowledge(key.encode(), offset)
+            offsets.flush()
+        assert offsets.position == 28
+        log.compact(offsets.position)
+        offsets.compact()
+        assert found(log)[:3] == [(14, "C"), (15, "B"), (16, "A")]
+        assert found(log)[3:] == [(17 + number, key) for number, key in enumerate(ACTIVE)]
+        old = decode(log_path(folder, 0, 1).read_bytes())
+        assert [(entry["offset"], entry["key"]) for entry in old] == [(14, b"C"), (15, b"B"), (16, b"A")]
+        assert not log_path(folder, 0, 0).exists()
+        active = decode(log_path(folder, 17, 0).read_bytes())
+        assert [entry["offset"] for entry in active] == list(range(17, 28))
+        kept = [entry for path in sorted((tmp_path / "c0").glob("*.log")) for entry in decode(path.read_bytes())]
+        assert [(entry["key"], int.from_bytes(entry["data"], "big")) for entry in kept] == [
+            (b"A", 26),
+            (b"B", 23),
+            (b"C", 27),
+        ]
+        offsets.close()
+
+
+def test_the_active_segment_is_never_compacted(folder):
+    with CommitLog.open(folder) as log:
+        appended(log, OLD)
+        before = log_path(folder, 0, 0).stat()
+        assert log.compact(17).segments == 0
+        assert log_path(folder, 0, 0).stat() == before
+        assert len(found(log)) == 17
+
+
+@pytest.mark.parametrize("up_to", range(18))
+def test_what_a_writer_has_not_passed_stays(folder, up_to):
+    with CommitLog.open(folder) as log:
+        appended(log, OLD)
+        log.roll()
+        log.compact(up_to)
+        expected = [(at, key) for at, key in enumerate(OLD) if at >= up_to or at in {14, 15, 16}]
+        assert found(log) == expected
+    with CommitLog.open(folder) as log:
+        assert found(log) == expected
+        assert {key.decode(): entry.offset for key, entry in log.newest().items()} == {"C": 14, "B": 15, "A": 16}
+
+
+def test_over_several_segments_the_newest_of_each_key_is_kept_once(folder):
+    with CommitLog.open(folder, segment_bytes=3 * ENTRY_BYTES) as log:
+        appended(log, "ABCAACDAAAAA")
+        log.roll()
+        done = log.compact(12)
+        assert found(log) == [(1, "B"), (5, "C"), (6, "D"), (11, "A")]
+        assert done.freed_bytes == 8 * ENTRY_BYTES
+        assert len(list(folder.glob("*.log"))) == 5, "one of each segment with something left, and the active one"
+        appended(log, "BCD")
+        log.roll()
+        log.compact(15)
+        assert found(log) == [(11, "A"), (12, "B"), (13, "C"), (14, "D")]
+        assert len(list(folder.glob("*.log"))) == 3
+        assert log.begin == 11
+
+
+def test_what_is_compacted_already_is_not_written_again(folder):
+    with CommitLog.open(folder, segment_bytes=5 * ENTRY_BYTES) as log:
+        appended(log, OLD + ACTIVE)
+        assert log.compact(20).segments > 0
+        before = {path: path.stat().st_ino for path in folder.iterdir()}
+        again = log.compact(20)
+        assert (again.segments, again.freed_bytes) == (0, 0)
+        assert {path: path.stat().st_ino for path in folder.iterdir()} == before
+
+
+def test_many_blocks_are_compacted(folder, monkeypatch):
+    for module in ("segment", "log"):
+        monkeypatch.setattr(f"harvest_lib.pipeline.commit_log.{module}.BLOCK_BYTES", 100)
+    with CommitLog.open(folder) as log:
+        appended(log, OLD * 20)
+        log.roll()
+        for up_to in (50, 51, 52, 170, 339, 340):
+            log.compact(up_to)
+            keep = {337, 338, 339}
+            assert found(log) == [(at, key) for at, key in enumerate(OLD * 20) if at >= up_to or at in keep]
+            assert next(log.read(337, 338)).offset == 337
+        assert log.compact(340).segments == 0
+
+
+def test_who_reads_goes_on_reading(folder):
+    with CommitLog.open(folder, segment_bytes=5 * ENTRY_BYTES) as log:
+        appended(log, OLD + ACTIVE)
+        reading = log.read(0)
+        seen = [next(reading).offset for _ in range(7)]
+        log.compact(28)
+        seen += [entry.offset for entry in reading]
+        assert seen[:7] == list(range(7))
+        assert seen == sorted(set(seen))
+        assert set(seen) >= {offset for offset, _ in found(log)}
