@@ -153,26 +153,29 @@ class Packing:
         return chain([held], self._entries)
 
 
-def unpack(data: bytes, begin: int = 0) -> list[Entry]:
-    """Return the entries, those before offset `begin` left out. Raises Malformed where bytes are no entry."""
+def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
+    """Return the entries, those before offset `begin` left out.
+
+    Raises Malformed where bytes are no entry, or one that does not come after that before it and below offset `end`.
+    """
     entries: list[Entry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from
-    at, size, last = 0, len(data), -1
+    at, size, least = 0, len(data), 0
     while at < size:
         if size - at < FIXED_BYTES:
             raise Malformed(at, f"{size - at} bytes are too few for an entry")
         offset, message_bytes, timestamp, mode, key_bytes = head(data, at)
-        end = at + _BEFORE_MESSAGE_BYTES + message_bytes
+        after = at + _BEFORE_MESSAGE_BYTES + message_bytes
         key_end = at + _HEAD.size + key_bytes
-        if end > size or key_end + _LENGTH.size > end:
-            raise Malformed(at, f"its lengths lead to byte {max(end, key_end)} of {size}")
-        if end - key_end - _LENGTH.size != length(data, key_end)[0]:
+        if after > size or key_end + _LENGTH.size > after:
+            raise Malformed(at, f"its lengths lead to byte {max(after, key_end)} of {size}")
+        if after - key_end - _LENGTH.size != length(data, key_end)[0]:
             raise Malformed(at, "its lengths contradict each other")
-        if offset <= last:
-            raise Malformed(at, f"its offset {offset} comes after {last}")
+        if not least <= offset < end:
+            raise Malformed(at, f"its offset {offset} is none from {least} on below {end}")
         if offset >= begin:
-            add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : end]))
-        at, last = end, offset
+            add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after]))
+        at, least = after, offset + 1
     return entries
 
 

@@ -64,7 +64,7 @@ class Segment:
         if block.kind == Kind.PASSED_OVER:
             return []
         try:
-            return unpack(self.read_bytes(handle, block), begin)
+            return unpack(self.read_bytes(handle, block), begin, block.next)
         except Malformed as error:
             raise self.damaged(block.position + error.at, range(block.first, block.next), str(error)) from error
 
@@ -79,7 +79,7 @@ class Segment:
                 raise self.damaged(block.position + len(data), offsets, "the file ends there")
             at, why = block.position, f"the checksum of the {block.length} bytes from there is another"
             try:
-                unpack(data)
+                unpack(data, end=block.next)
             except Malformed as error:
                 at, why = at + error.at, f"no entry begins there: {error}"
             raise self.damaged(at, offsets, why)
