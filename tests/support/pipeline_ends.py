@@ -50,7 +50,7 @@ class PostgresSource:
 
     def reader(self, **options):
         side = reading("postgres")
-        return side.make(side.options(data_source=self.dsn, slot=self.slot, tables=["t"], **options))
+        return side.make(side.options(data_source=self.dsn, slot=self.slot, **{"tables": ["t"], **options}))
 
     def close(self):
         drop_slots(self.connection)

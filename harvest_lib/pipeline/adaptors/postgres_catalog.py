@@ -120,7 +120,14 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
     with refusals("to look at publications", "check the user's grants"):
+        absent = [each for each in namespaces if connection.execute(_TABLE, split(each)).fetchone() is None]
         row = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    if absent:
+        raise AdaptorError(
+            f"there is no table {', '.join('.'.join(split(each)) for each in absent)}",
+            evidence="named in `tables`; a view cannot be followed",
+            next_step="correct `tables`, or the database in `data_source`",
+        )
     if row is not None and not row[0]:
         raise AdaptorError(
             f"the publication {publication!r} leaves some changes out",
