@@ -6,6 +6,7 @@
 Data is extended JSON, so what is written as an envelope is read back as the same message.
 """
 
+import json
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -16,8 +17,7 @@ from harvest_lib.pipeline.message import Message, Op
 Content: TypeAlias = Literal["envelope", "data"]
 
 _OPS = {each.name.lower(): each for each in Op}
-_NAMES = {op: name for name, op in _OPS.items()}
-_OP_NAMES = {op: name.encode() for name, op in _OPS.items()}
+_NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
 def encode(message: Message, content: Content) -> bytes:
@@ -26,23 +26,22 @@ def encode(message: Message, content: Content) -> bytes:
     if content == "data":
         if message.op in {Op.DELETE, Op.COMMAND}:
             raise MessageRefused(
-                f"message {message.offset}, a {_NAMES[message.op]}, cannot be told from others by its data alone",
+                f"message {message.offset}, a {message.op.name.lower()}, cannot be told from others by its data alone",
                 evidence=f"namespace {message.namespace}, `content: data`",
                 next_step="write envelopes (`content: envelope`), or drop such messages in a transform",
             )
         return data
-    return b'{"op":"%b","timestamp":%d,%b,"data":%b}' % (
-        _OP_NAMES[message.op],
+    return b'{"op":"%b","timestamp":%d,"namespace":%b,"data":%b}' % (
+        _NAMES[message.op],
         message.timestamp,
-        _namespace(message.namespace),
+        _quoted(message.namespace),
         data,
     )
 
 
 @lru_cache(maxsize=1_000)
-def _namespace(namespace: str) -> bytes:
-    """Return the part that says the namespace."""
-    return dumps({"namespace": namespace})[1:-1]
+def _quoted(namespace: str) -> bytes:
+    return json.dumps(namespace).encode()
 
 
 def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> Message:

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException, Producer
 from harvest_lib.deadline import Deadline
 from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, TopicMissing
 from harvest_lib.kafka_client import (
+    REACH_TIMEOUT_SECONDS,
     KafkaProducer,
     KafkaProducerProvider,
     LastError,
@@ -39,6 +40,8 @@ from harvest_lib.record import is_legal_topic
 
 _WAIT_SECONDS = 0.1
 _ANY_PARTITION = -1
+_TOO_LARGE = "Message size too large"
+"""What a fatal error names as its reason; it has a code of its own."""
 _REFUSED = {
     ClientError.MSG_SIZE_TOO_LARGE,
     ClientError.INVALID_RECORD,
@@ -83,15 +86,20 @@ class KafkaWriter:
         deadline = Deadline(self._options.delivery_timeout_seconds)
         failures: list[tuple[Message, ClientError]] = []
         waiting = deque(records)
-        while waiting and not failures and not deadline.passed:
-            if self._produce(producer, waiting[0], failures):
-                waiting.popleft()
-            else:
-                producer.poll(_WAIT_SECONDS)
-        while not failures and len(producer) and not deadline.passed:
-            producer.flush(_WAIT_SECONDS)
+        try:
+            while waiting and not failures and not deadline.passed:
+                if self._produce(producer, waiting[0], failures):
+                    waiting.popleft()
+                else:
+                    producer.poll(_WAIT_SECONDS)
+            while not failures and len(producer) and not deadline.passed:
+                producer.flush(_WAIT_SECONDS)
+        except KafkaException as error:  # after one that broke the order no other is taken
+            raise self._failed([each.message for each in records], error.args[0]) from error
         if failures:
-            raise self._failed(*failures[0])
+            # One that is refused takes along those in its batch, and those behind it.
+            message, reason = next((each for each in failures if each[1].code() in _REFUSED), failures[0])
+            raise self._failed([message], reason)
         if waiting or len(producer):
             said = f"; {self._last.text}" if self._last.text else ""
             raise KafkaUnavailable(
@@ -113,7 +121,7 @@ class KafkaWriter:
         except BufferError:
             return False
         except KafkaException as error:
-            raise self._failed(record.message, error.args[0]) from error
+            raise self._failed([record.message], error.args[0]) from error
         return True
 
     def _record(self, message: Message) -> _Record:
@@ -156,7 +164,8 @@ class KafkaWriter:
 
     def _require(self, topic: str) -> None:
         settings, partitions = self._options.kafka, self._options.partitions
-        if topic in topic_partitions(settings):
+        seconds = min(REACH_TIMEOUT_SECONDS, self._options.delivery_timeout_seconds)
+        if topic in topic_partitions(settings, timeout_seconds=seconds):
             return
         if partitions is None:
             raise TopicMissing(
@@ -166,18 +175,19 @@ class KafkaWriter:
             )
         create_topic(settings, topic, partitions=partitions, config={})
 
-    def _failed(self, message: Message, error: ClientError) -> HarvestError:
-        if error.code() in _REFUSED:
+    def _failed(self, messages: Sequence[Message], error: ClientError) -> HarvestError:
+        first, last = messages[0].offset, messages[-1].offset
+        if error.code() in _REFUSED or (error.fatal() and _TOO_LARGE in error.str()):
+            which = f"message {first}" if first == last else f"one of {first} to {last}"
             return MessageRefused(
-                f"Kafka does not take message {message.offset}",
-                evidence=f"{error.str()}, namespace {message.namespace}",
-                next_step=f"look at it with `harvest pipeline show {message.offset}..{message.offset}`; raise the "
-                "topic's `max.message.bytes` and `message.max.bytes`, or acknowledge it without sending: "
-                "`harvest pipeline ack`",
+                f"Kafka does not take {which}",
+                evidence=f"{error.str()}, namespace {messages[0].namespace}",
+                next_step=f"look at it with `harvest pipeline show {first}..{last}`; raise `max.message.bytes` of the "
+                "topic and `message.max.bytes`, or acknowledge it without sending: `harvest pipeline ack`",
             )
         if error.code() in {ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC}:  # noqa: SLF001 - its name
             self._topics.clear()
-            return topic_missing(self._options.topic.replace(NAMESPACE, message.namespace), partitions=1)
+            return topic_missing(self._options.topic.replace(NAMESPACE, messages[0].namespace), partitions=1)
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
     def _make(self) -> KafkaProducer:

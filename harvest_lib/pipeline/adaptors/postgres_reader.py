@@ -66,7 +66,8 @@ class PostgresReader:
         self._stream: Replication | None = None
         self._system = ""
         self._said_at = 0.0
-        self._confirmed = ""
+        self._following = False
+        self._kept = self._confirmed = ""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         """See `Reader`."""
@@ -96,12 +97,8 @@ class PostgresReader:
     def kept(self, last: Mapping[str, Message]) -> None:
         """See `Reader`."""
         place = last.get(self._namespace)
-        if place is None or self._stream is None or place.data["lsn"] == self._confirmed:
-            return
-        if self._following:
-            with suppress(psycopg.Error):  # that the connection is lost shows when it is next read from
-                self._stream.confirm(place.data["lsn"])
-                self._confirmed = place.data["lsn"]
+        self._kept = place.data["lsn"] if place is not None else self._kept
+        self._confirm()
 
     def close(self) -> None:
         """See `Reader`."""
@@ -171,6 +168,14 @@ class PostgresReader:
             time.sleep(_WAIT_SECONDS)
             yield []
 
+    def _confirm(self) -> None:
+        """Tell the server what was kept, if it listens."""
+        if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
+            return
+        with suppress(psycopg.Error):  # that the connection is lost shows when it is next read from
+            self._stream.confirm(self._kept)
+            self._confirmed = self._kept
+
     # -- changes
 
     def _follow(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
@@ -215,7 +220,8 @@ class PostgresReader:
             if answer is not None:
                 break
             yield []
-        self._following, self._confirmed = True, lsn
+        self._following, self._confirmed = True, ""
+        self._confirm()
         yield from self._changes(stream, Changes(tables, base_type=self._base_type, fetch=self._fetch), lsn)
 
     def _changes(self, stream: Replication, changes: Changes, lsn: str) -> Iterator[Sequence[Message]]:
@@ -271,8 +277,6 @@ class PostgresReader:
         if self._connection is None or self._connection.closed:
             self._connection = connect(with_settings(self._conninfo, SETTINGS))
         return self._connection
-
-    _following = False
 
     def _leave(self) -> None:
         stream, self._stream, self._following = self._stream, None, False

@@ -50,7 +50,7 @@ class Replication:
         self._pgconn = self._connection.pgconn
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
-        self._kept = 0
+        self._kept = 0  # which the server takes for nothing
 
     def ask(self, command: str) -> None:
         """Send a command; `answer` returns what comes of it."""
@@ -80,7 +80,6 @@ class Replication:
 
     def follow(self, slot: str, publication: str, lsn: str) -> None:
         """Ask for all changes after a place; `answer` tells whether they come, `receive` returns them."""
-        self._kept = lsn_number(lsn)
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
         self.ask(f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn} (proto_version '1', publication_names {names})")
 

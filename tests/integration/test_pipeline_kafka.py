@@ -1,0 +1,294 @@
+"""The adaptors for Kafka and the outbox beyond the contract: keys, what is refused, positions that are lost."""
+
+import json
+import time
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions
+from support.outbox import read_topic
+from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect
+
+from harvest_lib.errors import (
+    AdaptorError,
+    CheckpointError,
+    KafkaUnavailable,
+    MessageRefused,
+    OutboxTableError,
+    PositionLost,
+    TopicMissing,
+)
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
+from harvest_lib.pipeline.adaptors import reading
+from harvest_lib.pipeline.message import Message, Op
+
+
+def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
+    return Message(op, 1_356_999_300_000, namespace, data, offset=offset)
+
+
+# -- Kafka, writing
+
+
+@pytest.fixture
+def write(bootstrap_servers):
+    writers = []
+
+    def written(*messages, **options):
+        writers.append(KafkaTarget(bootstrap_servers, "", "envelope").writer(**{"key": {}, **options}))
+        writers[-1].write(messages)
+
+    yield written
+    for each in writers:
+        each.close()
+
+
+def test_keys_name_the_row_and_the_namespace_where_a_topic_has_several(write, bootstrap_servers, make_topic):
+    topic = make_topic(partitions=4)
+    write(message(id=1, n="a"), message(namespace="u", x=1), topic=topic, key={"public.t": ["id"]})
+    keys = {json.dumps(json.loads(each.key)) for each in read_topic(bootstrap_servers, topic)}
+    assert keys == {'{"namespace": "public.t", "key": {"id": 1}}', '{"namespace": "u"}'}
+
+
+def test_a_table_in_order_by_key_and_deletes_as_tombstones(write, bootstrap_servers, make_topic):
+    topic = make_topic(partitions=4)
+    changes = [message(namespace=topic, id=n % 5, n=n) for n in range(100)]
+    write(*changes, message(Op.DELETE, namespace=topic, id=3), key={topic: ["id"]}, content="data")
+    found = read_topic(bootstrap_servers, topic)
+    for key in range(5):
+        of_key = [each for each in found if json.loads(each.key) == {"id": key}]
+        assert len({each.partition for each in of_key}) == 1
+        numbers = [json.loads(each.value)["n"] if each.value else None for each in of_key]
+        assert numbers == [*range(key, 100, 5), *([None] if key == 3 else [])]
+
+
+def test_a_topic_that_is_missing_is_told_or_made_if_that_is_wanted(write, bootstrap_servers, unique):
+    topic = unique("missing")
+    with pytest.raises(TopicMissing, match=f"{topic}.* does not exist"):
+        write(message(id=1), topic=topic)
+    write(message(id=1), topic=topic, partitions=2)
+    assert len(read_topic(bootstrap_servers, topic)) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "says"),
+    [
+        (message(note="x"), {"key": {"public.t": ["id"]}}, "message 7 has no key"),
+        (message(id=None), {"key": {"public.t": ["id"]}}, "message 7 has no key"),
+        (message(id=1), {"key": {"public.u": ["id"]}, "content": "data", "topic": "x{namespace}"}, "message 7 cannot"),
+        (message(namespace="a b", id=1), {"topic": "{namespace}"}, "no name that Kafka takes"),
+    ],
+)
+def test_what_kafka_cannot_take_is_refused_before_anything_is_sent(write, make_topic, bad, options, says):
+    topic = make_topic()
+    with pytest.raises(AdaptorError, match=says):
+        write(bad, **{"topic": topic, **options})
+
+
+def test_a_message_that_the_topic_is_too_small_for_is_named_and_the_writer_goes_on(bootstrap_servers, make_topic):
+    topic = make_topic(**{"max.message.bytes": 2_000})
+    writer = KafkaTarget(bootstrap_servers, topic, "envelope").writer(key={})
+    with pytest.raises(MessageRefused, match="message 8"):
+        writer.write([message(namespace=topic, offset=8, note="x" * 3_000)])
+    with pytest.raises(MessageRefused, match=r"message 9|one of 9 to 10"):
+        writer.write([message(namespace=topic, offset=9 + n, note="x" * (3_000 * n)) for n in range(2)])
+    with pytest.raises(MessageRefused, match="message 9"):
+        writer.write([message(namespace=topic, offset=9, note="x" * 3_000_000)])  # the client's own limit
+    writer.write([message(namespace=topic, offset=10, note="fits")])
+    writer.close()
+    assert [json.loads(each.value)["data"] for each in read_topic(bootstrap_servers, topic)] == [{"note": "fits"}]
+
+
+def test_brokers_that_are_away_are_told_in_time():
+    writer = KafkaTarget("127.0.0.1:9", "t", "envelope").writer(delivery_timeout="1s")
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable):
+        writer.write([message(namespace="t", id=1)])
+    writer.close()
+    assert time.monotonic() - began < 15
+
+
+# -- Kafka, reading
+
+
+@pytest.fixture
+def source(bootstrap_servers, make_topic):
+    return KafkaSource(bootstrap_servers, make_topic())
+
+
+@pytest.fixture
+def reader(source):
+    made = []
+
+    def make(**options):
+        made.append(source.reader(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_records_of_others_are_taken_as_they_are(source, reader):
+    producer = Producer({"bootstrap.servers": source.servers})
+    producer.produce(source.namespace, b"\xff", key="k", headers=[("h", b"v"), ("n", None)])
+    producer.produce(source.namespace, None, key=None)
+    producer.flush(20)
+    found, _ = collect(reader(content="record"), until=lambda found, _: len(found) == 2)
+    assert found[0].data == {
+        "key": "k",
+        "value": b"\xff",
+        "headers": [["h", "v"], ["n", None]],
+        "partition": 0,
+        "offset": 0,
+    }
+    assert found[1].data["value"] is None
+
+
+def test_rows_and_tombstones(source, reader):
+    producer = Producer({"bootstrap.servers": source.servers})
+    producer.produce(source.namespace, '{"id":1}', key='{"id":1}')
+    producer.produce(source.namespace, None, key='{"id":1}')
+    producer.flush(20)
+    found, _ = collect(reader(content="data"), until=lambda found, _: len(found) == 2)
+    assert [(each.op, each.data) for each in found] == [(Op.INSERT, {"id": 1}), (Op.DELETE, {"id": 1})]
+
+
+def test_a_record_that_is_no_message_is_named_by_its_offset(source, reader):
+    source.put(1)
+    producer = Producer({"bootstrap.servers": source.servers})
+    producer.produce(source.namespace, "secret")
+    producer.flush(20)
+    with pytest.raises(MessageRefused, match="partition 0, offset 1") as refused:
+        collect(reader(), until=lambda found, _: len(found) == 2)
+    assert "secret" not in str(refused.value)
+
+
+def test_from_the_end_only_what_is_written_later(source, reader):
+    source.put(1)
+    batches = reader(start="end").read({})
+    (place,) = next(batches)
+    assert place.data == {"offsets": {"0": 1}}
+    source.put(2)
+    assert next(batch for batch in batches if batch)[0].data["id"] == 2
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(source, reader, admin, monkeypatch):
+    monkeypatch.setattr(kafka_reader_module, "_LOOK_SECONDS", 0.2)
+    source.put(1)
+    batches = reader(start="end").read({})
+    next(batches)
+    admin.create_partitions([NewPartitions(source.namespace, 2)])[source.namespace].result(30)
+    envelope = json.dumps({"op": "insert", "timestamp": 1, "namespace": "t", "data": {"id": 9}})
+    producer = Producer({"bootstrap.servers": source.servers})
+    producer.list_topics(source.namespace, 10)
+    producer.produce(source.namespace, envelope, partition=1)
+    producer.flush(20)
+    deadline = time.monotonic() + 20
+    found = next(
+        batch for batch in batches if any(each.op is Op.INSERT for each in batch) or time.monotonic() > deadline
+    )
+    assert found[0].data == {"id": 9}
+
+
+@pytest.mark.parametrize(("offset", "says"), [(1, "no longer has"), (9, "made again")])
+def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, admin, offset, says):
+    source.put(1, 2, 3)
+    admin.delete_records([TopicPartition(source.namespace, 0, 2)])[TopicPartition(source.namespace, 0)].result(30)
+    place = Message(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
+    with pytest.raises(PositionLost, match=says):
+        next(reader().read({place.namespace: place}))
+
+
+def test_a_topic_that_is_not_there(bootstrap_servers, unique):
+    made = KafkaSource(bootstrap_servers, unique("nowhere")).reader()
+    with pytest.raises(TopicMissing):
+        next(made.read({}))
+    made.close()
+
+
+def test_it_joins_no_group(source, reader, bootstrap_servers):
+    source.put(1)
+    collect(reader(), until=lambda found, _: bool(found))
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "harvest-pipeline"})
+    (place,) = consumer.committed([TopicPartition(source.namespace, 0)], 10)
+    consumer.close()
+    assert place.offset < 0
+
+
+# -- the outbox
+
+
+@pytest.fixture
+def outbox_source(dsn):
+    made = OutboxSource(dsn)
+    yield made
+    made.close()
+
+
+def standing(source):
+    statement = "SELECT seen::text, checkpoint FROM outbox_subscriptions WHERE subscription = 'pipeline'"
+    return source.connection.execute(statement).fetchone()
+
+
+def test_retention_is_told_by_kept_and_never_before(outbox_source):
+    outbox_source.put(1, 2)
+    made = outbox_source.reader()
+    found, last = collect(made, until=lambda found, _: len(found) == 2)
+    assert found[0].data == {"id": found[0].data["id"], "key": "k", "value": "1", "headers": []}
+    assert standing(outbox_source)[1] is None
+    made.kept(last)
+    seen, checkpoint = standing(outbox_source)
+    assert checkpoint["position"] == last["outbox/pipeline"].data["position"]
+    assert seen == checkpoint["position"]["prev"]
+    made.close()
+
+
+def test_of_two_by_one_subscription_the_earlier_stops(outbox_source):
+    outbox_source.put(1)
+    first, second = outbox_source.reader(), outbox_source.reader()
+    _, last = collect(first, until=lambda found, _: bool(found))
+    next(second.read({}))
+    with pytest.raises(CheckpointError, match="another's by now"):
+        first.kept(last)
+    first.close()
+    second.close()
+
+
+def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: bool(found))
+    made.kept(last)
+    made.close()
+    raised = {"outbox/pipeline": last["outbox/pipeline"]._replace(data={**last["outbox/pipeline"].data, "number": 0})}
+    made = outbox_source.reader()
+    with pytest.raises(CheckpointError, match="not the one"):
+        next(made.read(raised))
+    made.close()
+
+
+def test_goharvests_table_is_refused(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        OutboxTable.parse("outbox").create(connection)
+    side = reading("outbox")
+    made = side.make(side.options(data_source=dsn, subscription="pipeline"))
+    with pytest.raises(OutboxTableError, match="goharvest's layout"):
+        next(made.read({}))
+    made.close()
+
+
+def test_while_the_database_is_away_it_is_waited_for(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    batches = made.read({})
+    next(batch for batch in batches if batch)
+    outbox_source.connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    outbox_source.put(2)
+    assert next(batch for batch in batches if batch)[0].data["value"] == "2"
+    made.close()
