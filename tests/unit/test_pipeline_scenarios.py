@@ -6,6 +6,7 @@ from support.pipelines import Script, Taking, declared, messages
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operator
 from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.pipeline.settings import CommitLogSettings
 
 KEYS = "AABBAABBCACBAACB"
 """Of the sixteen messages, at offsets 0 to 15."""
@@ -119,3 +120,22 @@ def test_operators_choices_mark_as_acknowledged_without_sending(tmp_path):
     Pipeline(declaration).run()
     assert c0.offsets == [15, 16, 17, 18, 19]
     assert reader.last[0]["A"].offset == 15
+
+
+def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(tmp_path):
+    """What every writer has passed is dropped from closed segments; the reader is still given its last messages."""
+    log = CommitLogSettings(segment_bytes=4096, compact_seconds=0.0)
+    given = [*messages("C"), *messages("AB" * 200, first=1)]
+    c0, reader = Taking(), Script(given, batch=50)
+    declaration = declared(tmp_path, reader, {"c0": c0}, log=log)
+    Pipeline(declaration).run()
+    before = operator.standing(declaration)
+    assert operator.compact(declaration).segments > 0
+    left = list(operator.messages(declaration, 0, before.end))
+    assert left[0] == given[0]._replace(offset=0), "the newest of C, though it is the oldest of all"
+    assert len(left) < len(given) / 4
+    assert operator.standing(declaration).end == before.end
+    again, c0.writes = Script([*given, *messages("AB", first=401)]), []
+    Pipeline(declared(tmp_path, again, {"c0": c0}, log=log)).run()
+    assert {name: each.offset for name, each in again.last[0].items()} == {"A": 399, "B": 400, "C": 0}
+    assert c0.offsets == [401, 402]
