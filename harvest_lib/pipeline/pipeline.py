@@ -55,6 +55,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._writers: Sequence[WriterThread] = ()
         self._reader: ReaderThread | None = None
+        self._compactor: threading.Thread | None = None
 
     def stop(self) -> None:
         """Ask it to stop and return at once. Safe to repeat, and from a signal handler."""
@@ -84,6 +85,8 @@ class Pipeline:
             finally:
                 left = self._shut_down()
                 logs.abandoned = bool(left)
+                if self._compactor is not None:
+                    self._compactor.join()
         self._enter(State.STOPPED)
         self._report(left)
 
@@ -113,17 +116,13 @@ class Pipeline:
             reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping
         )
         reader.start()
-        compactor = threading.Thread(target=self._compact, args=(logs,), name="compactor", daemon=True)
-        compactor.start()
-        try:
-            self._await(lambda: not reader.at_work or self._must_stop())
-            if reader.failure is None and not self._must_stop() and not self._stopping.is_set():
-                for writer in self._writers:
-                    writer.finish(None)
-                self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
-        finally:
-            self._stopping.set()
-            compactor.join()
+        self._compactor = threading.Thread(target=self._compact, args=(logs,), name="compactor", daemon=True)
+        self._compactor.start()
+        self._await(lambda: not reader.at_work or self._must_stop())
+        if reader.failure is None and not self._must_stop() and not self._stopping.is_set():
+            for writer in self._writers:
+                writer.finish(None)
+            self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
 
     def _shut_down(self) -> Sequence[str]:
         """End the reader, then the writers; return the names of those who did not end in time."""
