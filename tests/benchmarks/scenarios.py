@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tests.benchmarks import (
+    commit_log,
     consuming,
     curves,
     floors,
@@ -128,6 +129,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "sequencer": consuming.sequencer,
     "consumer": consuming.consumer,
     "pipeline": pipeline.pipeline,
+    "commit-log": commit_log.commit_log,
     "spark-sink": spark_sink.spark_sink,
     "take-over": _take_over,
     "hand-over": _hand_over,

@@ -120,14 +120,13 @@ class Packing:
         newest: dict[bytes, int] = {}
         first = offset = self._offset
         add, packers = parts.append, _packers
-        entry = None
+        timestamp, mode, key, value = 0, 0, b"", b""
         try:
-            for entry in self._rest():
-                timestamp, mode, key, value = entry
+            for timestamp, mode, key, value in self._rest():
                 key_bytes, value_bytes = len(key), len(value)
                 room -= FIXED_BYTES + key_bytes + value_bytes
                 if room < 0 and (most_bytes is not None or parts):
-                    self._held = entry
+                    self._held = timestamp, mode, key, value
                     break
                 message_bytes = _LENGTHS_BYTES + key_bytes + value_bytes
                 add(packers[key_bytes](offset, message_bytes, timestamp, mode, key_bytes, key, value_bytes))
@@ -135,7 +134,11 @@ class Packing:
                 newest[key] = offset
                 offset += 1
         except StructError as error:
-            raise _refused(entry, error) from error
+            raise EntryRefused(
+                "a message does not fit into the commit log's format",
+                evidence=f"timestamp {timestamp}, mode {mode}, key of {len(key)} bytes, data of {len(value)}: {error}",
+                next_step="a timestamp has 64 bits without sign, key and data 4 GiB together: correct it at its source",
+            ) from error
         self._offset = offset
         return Packed(b"".join(parts), first, offset, newest)
 
@@ -177,17 +180,6 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
             add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after]))
         at, least = after, offset + 1
     return entries
-
-
-def _refused(entry: Unnumbered | None, error: StructError) -> EntryRefused:
-    if entry is None:
-        return EntryRefused("an entry cannot be packed", evidence=str(error), next_step="report it")
-    timestamp, mode, key, value = entry
-    return EntryRefused(
-        "a message does not fit into the commit log's format",
-        evidence=f"timestamp {timestamp}, mode {mode}, key of {len(key)} bytes, data of {len(value)} bytes: {error}",
-        next_step="a timestamp has 64 bits without sign, key and data 4 GiB together: correct it at its source",
-    )
 
 
 def whole_entries(data: bytes) -> int:
