@@ -1,10 +1,16 @@
 """What every reader of a pipeline promises, asked of each adaptor that has one."""
 
 import pytest
-from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, PostgresSource, collect
+from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, PostgresSource, collect, own_database
 
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Op
+
+
+@pytest.fixture(scope="module")
+def dsn(stack):
+    with own_database(stack) as made:
+        yield made
 
 
 @pytest.fixture(params=["postgres", "outbox", "kafka", "json_lines", "parquet"])

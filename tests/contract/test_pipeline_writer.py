@@ -1,9 +1,15 @@
 """What every writer of a pipeline promises, asked of each adaptor that has one whose rows can be read back."""
 
 import pytest
-from support.pipeline_ends import FileTarget, KafkaTarget, PostgresTarget
+from support.pipeline_ends import FileTarget, KafkaTarget, PostgresTarget, own_database
 
 from harvest_lib.pipeline.message import Message, Op
+
+
+@pytest.fixture(scope="module")
+def dsn(stack):
+    with own_database(stack) as made:
+        yield made
 
 
 @pytest.fixture(params=["postgres", "kafka", "kafka data", "json_lines", "parquet"])

@@ -3,12 +3,11 @@
 import json
 import time
 
-import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from support.outbox import read_topic
-from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect
+from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect, own_database
 
 from harvest_lib.errors import (
     AdaptorError,
@@ -221,6 +220,12 @@ def test_it_joins_no_group(source, reader, bootstrap_servers):
 # -- the outbox
 
 
+@pytest.fixture(scope="module")
+def dsn(stack):
+    with own_database(stack) as made:
+        yield made
+
+
 @pytest.fixture
 def outbox_source(dsn):
     made = OutboxSource(dsn)
@@ -270,11 +275,10 @@ def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_s
     made.close()
 
 
-def test_goharvests_table_is_refused(dsn):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        OutboxTable.parse("outbox").create(connection)
+def test_goharvests_table_is_refused(outbox_source):
+    OutboxTable.parse("theirs").create(outbox_source.connection)
     side = reading("outbox")
-    made = side.make(side.options(data_source=dsn, subscription="pipeline"))
+    made = side.make(side.options(data_source=outbox_source.dsn, outbox_table="theirs", subscription="pipeline"))
     with pytest.raises(OutboxTableError, match="goharvest's layout"):
         next(made.read({}))
     made.close()

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.pipeline_ends import PostgresSource, collect, drop_slots
+from support.pipeline_ends import PostgresSource, collect, drop_slots, own_database
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused, PositionLost
@@ -29,6 +29,12 @@ VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'a
   NULL, '', NULL, NULL, '', '0044-03-15 BC', NULL, 'infinity', NULL, NULL, 'null', 'null', '{}', NULL, NULL, NULL,
   'empty', NULL)
 """
+
+
+@pytest.fixture(scope="module")
+def dsn(stack):
+    with own_database(stack) as made:
+        yield made
 
 
 @pytest.fixture
@@ -259,6 +265,9 @@ def test_a_large_transaction_comes_in_pieces_and_again_as_a_whole(source, reader
     source.put(*range(1, 51))
     piece = next(batch for batch in batches if batch)
     assert [each.op for each in piece] == [Op.INSERT] * 10
+    for _ in range(4):
+        assert [each.op for each in next(batches)] == [Op.INSERT] * 10
+    assert [each.op for each in next(batches)] == [Op.NOOP]  # where to go on is said as soon as its end has come
     first.close()
     last = {f"postgres/{source.slot}": Message(Op.NOOP, 1, "", place_of(source))}
     last["public.t"] = piece[-1]

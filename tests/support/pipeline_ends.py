@@ -1,11 +1,13 @@
 """Sources to read and destinations to write, one class for each adaptor, all with rows of `id` and `note`."""
 
 import json
-from contextlib import suppress
+import uuid
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka import Producer
+from psycopg.conninfo import make_conninfo
 from support.outbox import read_topic
 from support.waiting import eventually
 
@@ -53,8 +55,7 @@ class PostgresSource:
         return side.make(side.options(data_source=self.dsn, slot=self.slot, **{"tables": ["t"], **options}))
 
     def close(self):
-        drop_slots(self.connection)
-        self.connection.close()
+        empty(self.connection)
 
 
 class OutboxSource:
@@ -77,7 +78,7 @@ class OutboxSource:
         return side.make(side.options(data_source=self.dsn, subscription="pipeline", **options))
 
     def close(self):
-        self.connection.close()
+        empty(self.connection)
 
 
 class KafkaSource:
@@ -143,7 +144,7 @@ class PostgresTarget:
         return dict(self.connection.execute("SELECT id, note FROM t").fetchall())
 
     def close(self):
-        self.connection.close()
+        empty(self.connection)
 
 
 class KafkaTarget:
@@ -198,6 +199,25 @@ class FileTarget:
 
     def close(self):
         """Nothing is left."""
+
+
+@contextmanager
+def own_database(stack):
+    """A database for all tests of a file, which leave it empty: one for each of them takes longer than most tests."""
+    name = f"pipeline_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        yield make_conninfo(stack.dsn, dbname=name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def empty(connection):
+    """Take away all that a test has made."""
+    drop_slots(connection)
+    for (name,) in connection.execute("SELECT quote_ident(pubname) FROM pg_publication").fetchall():
+        connection.execute(f"DROP PUBLICATION {name}")
+    connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC")
+    connection.close()
 
 
 def drop_slots(connection):

@@ -15,7 +15,7 @@ _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s"
 
-_GRANT = "GRANT SELECT ON the table TO the user that the pipeline has"
+_GRANT = "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has"
 
 
 def copied(

@@ -227,8 +227,10 @@ class PostgresReader:
     def _changes(self, stream: Replication, changes: Changes, lsn: str) -> Iterator[Sequence[Message]]:
         batch: list[Message] = []
         said = lsn_number(lsn)
+        owes = False  # messages were sent down since it was last said where to go on
         while True:
-            received = stream.receive(0.0 if batch else _WAIT_SECONDS)
+            # A transaction that has begun to come comes at once: its end is waited for.
+            received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)
             match received:
                 case Change():
                     batch += changes.take(decode(received.payload))
@@ -239,8 +241,9 @@ class PostgresReader:
                         changes.end = max(changes.end, received.lsn)
                     if batch:
                         continue
-            if changes.end > said and (batch or boot_seconds() >= self._said_at + self._position_seconds):
-                said = changes.end
+            owes = owes or bool(batch)
+            if changes.end > said and (owes or boot_seconds() >= self._said_at + self._position_seconds):
+                said, owes = changes.end, False
                 batch.append(self._position(lsn_text(said)))
             yield batch
             batch = []
