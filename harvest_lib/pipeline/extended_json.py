@@ -17,8 +17,7 @@ Promises
 import base64
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -27,7 +26,9 @@ from typing import Any, NoReturn
 from harvest_lib.errors import MessageRefused
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SPECIAL = re.compile(rb'"\$')
+_SPECIAL, _SPECIAL_BYTES = '"$', b'"$'
+_TYPED = frozenset({datetime, Decimal, bytes})
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -52,27 +53,32 @@ def dumps(data: Mapping[str, Any]) -> bytes:
     if type(data) is Encoded:
         return data.encoded
     if type(data) is dict:
-        with suppress(TypeError, ValueError, RecursionError):
-            if _is_json(data):
-                found = _encode(data).encode()
-                if b'"$' not in found:
-                    return found
+        encode = _quickly if _TYPED.isdisjoint(map(type, data.values())) else _typed_ones
+        # What it does not know, a `$` of the user's own and half of a character take the slow way.
+        with suppress(TypeError, ValueError, RecursionError, MessageRefused):
+            found, count = encode(data)
+            if found.count(_SPECIAL) == count and _has_plain_keys(data):
+                return found.encode()
+    return _slowly(data)
+
+
+def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:
+    """Return what JSON alone has types for, and how often we wrote a `$` of ours."""
+    return _encode(data), 0
+
+
+def _typed_ones(data: Mapping[str, Any]) -> tuple[str, int]:
     count = 0
 
-    def special(value: object) -> object:
+    def typed(value: object) -> object:
         nonlocal count
         count += 1
         return _typed(value, "")
 
-    if type(data) is dict:
-        try:
-            text = json.dumps(data, default=special, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-            found = text.encode()
-        except (TypeError, ValueError, RecursionError, MessageRefused):
-            pass  # something that the encoder does not know: the slow way finds out what, and where
-        else:
-            if len(_SPECIAL.findall(found)) == count and _has_plain_keys(data):
-                return found  # no `$` but ours
+    return json.dumps(data, default=typed, allow_nan=False, ensure_ascii=False, separators=(",", ":")), count
+
+
+def _slowly(data: Mapping[str, Any]) -> bytes:
     if not isinstance(data, Mapping):
         raise _refused("", f"a {type(data).__name__}, not a mapping")
     try:
@@ -86,7 +92,7 @@ def loads(text: bytes | str) -> dict[str, Any]:
     """Return what `dumps` was given. Raises MessageRefused for what is not a JSON object."""
     try:
         raw = text.encode() if isinstance(text, str) else text
-        hook = _of_typed if _SPECIAL.search(raw) else None
+        hook = _of_typed if _SPECIAL_BYTES in raw else None
         data = json.loads(raw, object_hook=hook, parse_constant=_constant)
     except RecursionError:
         raise _refused("", "nested too deeply") from None
@@ -100,33 +106,17 @@ def loads(text: bytes | str) -> dict[str, Any]:
     return data
 
 
-def _is_json(value: dict[Any, Any] | Sequence[Any]) -> bool:
-    """Tell whether all keys are text, and all values of types that JSON has."""
-    if type(value) is dict:
+def _has_plain_keys(value: Any) -> bool:
+    """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
+    if isinstance(value, dict):
         for key in value:
             if type(key) is not str:
                 return False
-    for each in value.values() if type(value) is dict else value:
-        kind = type(each)
-        if kind not in _SCALARS and not (kind in _CONTAINERS and _is_json(each)):
-            return False
-    return True
-
-
-def _has_plain_keys(value: object) -> bool:
-    """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
-    if isinstance(value, dict):
-        return all(type(key) is str for key in value) and all(
-            _has_plain_keys(each) for each in value.values() if type(each) in _CONTAINERS
-        )
-    if isinstance(value, list | tuple):
-        return all(_has_plain_keys(each) for each in value if type(each) in _CONTAINERS)
-    return True
+        value = value.values()
+    return all(_has_plain_keys(each) for each in value if type(each) in _CONTAINERS)
 
 
 _CONTAINERS = {dict, list, tuple}
-_SCALARS = {str, int, float, bool, type(None)}
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _plain(value: object, path: str) -> object:
