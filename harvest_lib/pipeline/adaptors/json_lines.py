@@ -39,15 +39,21 @@ class JsonLinesWriter:
         self._path = path
         self._content = content
         self._files: dict[Path, BinaryIO] = {}
+        self._names: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
         """See `Writer`."""
-        lines: dict[Path, list[bytes]] = defaultdict(list)
+        lines: dict[str, list[bytes]] = defaultdict(list)
+        names, content = self._names, self._content
         for message in messages:
             if message.op is not Op.NOOP:
-                path = Path(self._path.replace(_NAMESPACE, file_name(message.namespace)))
-                lines[path].append(encode(message, self._content))
-        for path, encoded in lines.items():
+                namespace = message.namespace
+                name = names.get(namespace)
+                if name is None:
+                    name = names[namespace] = self._path.replace(_NAMESPACE, file_name(namespace))
+                lines[name].append(encode(message, content))
+        for name, encoded in lines.items():
+            path = Path(name)
             with system_errors("written", path):
                 self._append(path, b"\n".join(encoded) + b"\n")
 
