@@ -19,7 +19,7 @@ from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.diagram import drawn, explained
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.tuning import tune_interpreter
+from harvest_lib.tuning import tune_collector
 
 app = typer.Typer(
     name="pipeline",
@@ -46,7 +46,7 @@ def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level 
     Example:  harvest pipeline run -f flights.yaml
     """
     configure_logging(log_format, log_level)
-    tune_interpreter()
+    tune_collector()
     _run(Pipeline(load(file)))
 
 
