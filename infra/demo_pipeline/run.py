@@ -47,7 +47,7 @@ _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM fli
 class Plan:
     """How large a run is. `copy_kills` of the kills come while the table is copied."""
 
-    rows: int = 50_000
+    rows: int = 30_000
     changes: int = 5_000
     kills: int = 10
     copy_kills: int = 2
@@ -99,7 +99,7 @@ def declared(folder: Path, place: Place, slot: str) -> str:
             "folder": str(folder / "pipeline"),
             "commit_log": {"segment_size": "4MB", "compact_every": "2s"},
             "flush_offsets": "200ms",
-            "most_ahead": 500,
+            "most_ahead": 250,
             "reader": {
                 "adaptor": "postgres",
                 "data_source": place.dsn,
