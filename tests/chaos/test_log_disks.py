@@ -104,21 +104,26 @@ from pathlib import Path
 from harvest_lib.pipeline.commit_log import CommitLog
 if os.getuid() == 0:
     os.setuid(65534)
-try:
-    CommitLog.open(Path(sys.argv[1]))
-except Exception as error:
-    print(type(error).__name__, error)
+for how in (CommitLog.open, CommitLog.look):
+    try:
+        how(Path(sys.argv[1]))
+    except Exception as error:
+        print(type(error).__name__, error)
 """
 
 
 def test_no_rights_to_write_are_named():
     """As another user, for root may always write."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o555)
+        CommitLog.open(Path(folder) / "log").close()
+        (Path(folder) / "log" / "log.json").chmod(0)
+        for each in (folder, f"{folder}/log"):
+            Path(each).chmod(0o555)
         command = [sys.executable, "-c", AS_ANOTHER_USER, f"{folder}/log"]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said.startswith("LogUnwritable cannot open the log")
-    assert f"{folder}/log: Permission denied" in said
+    assert f"{folder}/log/lock: Permission denied" in said
+    assert f"LogError the log cannot be read\n  evidence: {folder}/log/log.json: Permission denied" in said
     assert "give the user this runs as the right to write there" in said
 
 

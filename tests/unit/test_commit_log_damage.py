@@ -1,5 +1,7 @@
 """What is not as it was written is found, named by file and byte, and never read; an operator may go on without it."""
 
+import errno
+import os
 import random
 
 import pytest
@@ -100,6 +102,19 @@ def test_a_file_that_is_too_short_is_named(folder, base, left):
         assert raised.value.byte == max(left, 8 * ENTRY_BYTES) or left < 8 * ENTRY_BYTES
         assert log.append([(1, 1, b"k0", b"more")]) == range(36, 37)
         assert offsets(log, 36) == [36]
+
+
+def test_a_disk_that_cannot_read_is_named(folder, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with CommitLog.open(folder) as log:
+        monkeypatch.setattr(os, "pread", fails)
+        with pytest.raises(LogDamaged, match="Input/output error") as raised:
+            list(log.read(5))
+        assert (raised.value.path, raised.value.byte) == (log_path(folder, 0, 0), 4 * ENTRY_BYTES)
+        monkeypatch.undo()
+        assert offsets(log, 24) == list(range(24, 36))
 
 
 def test_a_missing_segment_is_named(folder):

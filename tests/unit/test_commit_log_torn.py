@@ -97,6 +97,16 @@ def test_a_killed_process_loses_nothing_it_appended(root, power):
         assert list(log.read(0)) == ENTRIES
 
 
+def test_what_was_found_after_a_kill_is_on_the_disk_from_then_on(root, power):
+    """Others act on it: a writer sends it, and its offsets are kept."""
+    written(root / "log", power)
+    log = CommitLog.open(root / "log")
+    assert log.synced == 12
+    power.lose()
+    with CommitLog.open(root / "log") as log:
+        assert list(log.read(0)) == ENTRIES
+
+
 def test_what_a_look_sees_of_a_torn_log_is_whole(root, power):
     paths, _, whole = written(root / "log", power)
     paths[0].write_bytes(whole[0][:-1])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
+from harvest_lib.errors import LogDamaged, LogError, LogInUse, LogTooNew
 from harvest_lib.pipeline.commit_log.files import replace
 
 VERSION = 1
@@ -44,12 +44,18 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return what it says, None where there is no log. Raises LogTooNew, LogDamaged."""
+    """Return what it says, None where there is no log. Raises LogError: too new, damaged, unreadable."""
     path = folder / _NAME
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise LogError(
+            "the log cannot be read",
+            evidence=f"{path}: {error.strerror}",
+            next_step="give the user this runs as the right to read it, and look after the disk",
+        ) from error
     try:
         found = json.loads(text)
         version = int(found["version"])

@@ -53,11 +53,12 @@ class Segment:
         return self.blocks[at] if at < len(self.blocks) else None
 
     def open(self) -> int:
-        """Return a handle to read its entries from. Raises LogDamaged when the file is not there."""
+        """Return a handle to read its entries from. Raises LogDamaged when the file cannot be read."""
         try:
             return os.open(self.path, os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise self.damaged(0, range(self.base, self.end), "the file is missing") from error
+        except OSError as error:
+            why = "the file is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+            raise self.damaged(0, range(self.base, self.end), why) from error
 
     def read(self, handle: int, block: Block, begin: int = 0) -> list[Entry]:
         """Return a block's entries, from that offset on. Raises LogDamaged."""
@@ -73,7 +74,10 @@ class Segment:
         if block.kind == Kind.LOST:
             raise self.lost(block)
         offsets = range(block.first, block.next)
-        data = read_at(handle, block.length, block.position)
+        try:
+            data = read_at(handle, block.length, block.position)
+        except OSError as error:
+            raise self.damaged(block.position, offsets, str(error.strerror)) from error
         if crc32(data) != block.checksum:
             if len(data) < block.length:
                 raise self.damaged(block.position + len(data), offsets, "the file ends there")

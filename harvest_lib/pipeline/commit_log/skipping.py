@@ -94,14 +94,14 @@ def _instead(handle: int, block: Block) -> Iterator[Block]:
 
 def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
     """Return a block of what begins there, if it fits."""
-    data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
-    size = whole_entries(data)
-    if size > len(data):  # one large entry
-        data = read_at(handle, size, at) if at + size <= lost.end else b""
-    data = data[:size]
     try:
+        data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
+        size = whole_entries(data)
+        if size > len(data):  # one large entry
+            data = read_at(handle, size, at) if at + size <= lost.end else b""
+        data = data[:size]
         entries = unpack(data)
-    except Malformed:
+    except (Malformed, OSError):
         return None
     if not entries or entries[0].offset < offset or entries[-1].offset >= lost.next:
         return None
