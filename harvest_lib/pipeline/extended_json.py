@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from harvest_lib.errors import MessageRefused
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SPECIAL, _SPECIAL_BYTES = '"$', b'"$'
+_SPECIAL = '"$'
 _TYPED = frozenset({datetime, Decimal, bytes})
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -91,9 +91,8 @@ def _slowly(data: Mapping[str, Any]) -> bytes:
 def loads(text: bytes | str) -> dict[str, Any]:
     """Return what `dumps` was given. Raises MessageRefused for what is not a JSON object."""
     try:
-        raw = text.encode() if isinstance(text, str) else text
-        hook = _of_typed if _SPECIAL_BYTES in raw else None
-        data = json.loads(raw, object_hook=hook, parse_constant=_constant)
+        read = text if isinstance(text, str) else text.decode()
+        data = (_decode_typed if _SPECIAL in read else _decode)(read)
     except RecursionError:
         raise _refused("", "nested too deeply") from None
     except ValueError as error:
@@ -195,6 +194,10 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "$numberLong": _whole,
     "$binary": _binary,
 }
+
+
+_decode = json.JSONDecoder(parse_constant=_constant).decode
+_decode_typed = json.JSONDecoder(object_hook=_of_typed, parse_constant=_constant).decode
 
 
 def _refused(path: str, what: str) -> MessageRefused:
