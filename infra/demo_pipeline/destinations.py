@@ -1,6 +1,5 @@
 """What came of it: each destination as rows by id, row for row beside the source, and how often messages came."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -77,25 +76,28 @@ def _apply(rows: dict[int, Row], op: str, key: int, row: Row) -> None:
 
 
 def _records(bootstrap_servers: str, topic: str) -> list[bytes]:
-    """Return the values of all records of a topic, each partition in order."""
+    """Return the values of all records of a topic, those of each partition in order."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap_servers, "group.id": f"look-{uuid4().hex[:8]}", "enable.auto.commit": False}
     )
     values: list[bytes] = []
     try:
-        for partition in consumer.list_topics(topic, _READ_SECONDS).topics[topic].partitions:
+        left = 0
+        partitions = consumer.list_topics(topic, _READ_SECONDS).topics[topic].partitions
+        for partition in partitions:
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), _READ_SECONDS)
-            consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-            place = 0
-            while place < end:
-                batch = consumer.consume(min(5_000, end - place), _READ_SECONDS)  # waits for so many
-                if not batch:
-                    raise StackError("Kafka does not hand out its records", next_step="read the broker's log")
-                for record in batch:
-                    if (error := record.error()) is not None:
-                        raise StackError("a topic cannot be read", evidence=error.str(), next_step="run it again")
-                    value, place = record.value(), (record.offset() or 0) + 1
-                    values.append(value if isinstance(value, bytes) else json.dumps(value).encode())
+            left += end
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        while left:
+            batch = consumer.consume(min(1_000, left), _READ_SECONDS)  # waits for so many
+            if not batch:
+                raise StackError("Kafka does not hand out its records", next_step="read the broker's log")
+            left -= len(batch)
+            for record in batch:
+                if (error := record.error()) is not None:
+                    raise StackError("a topic cannot be read", evidence=error.str(), next_step="run it again")
+                value = record.value()
+                values.append(value if isinstance(value, bytes) else b"")
     finally:
         consumer.close()
     return values
