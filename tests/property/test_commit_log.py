@@ -219,7 +219,7 @@ class Logs(RuleBasedStateMachine):
 
 
 def test_nothing_synced_is_lost_and_nothing_torn_is_read():
-    run_state_machine_as_test(Logs, settings=settings(max_examples=400, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(Logs, settings=settings(max_examples=1_000, stateful_step_count=12, deadline=None))
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import LogDamaged, LogError, LogInUse, LogTooNew, OffsetBeyondLog
-from harvest_lib.pipeline.commit_log import CommitLog, Entry
+from harvest_lib.pipeline.commit_log import CommitLog, Entry, manifest
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES
 
 ENTRY_BYTES = 29
@@ -152,6 +152,18 @@ def test_one_who_looks_goes_on_when_segments_are_compacted_meanwhile(folder):
         assert list(view.read(0)) == list(log.read(0))
 
 
+def test_one_who_looks_just_as_segments_are_replaced_looks_again(folder, monkeypatch):
+    with CommitLog.open(folder) as log:
+        log.append(entries(4))
+        read, before = manifest.read, manifest.read(folder)
+        log.roll()
+        log.compact(4)
+        answers = [before]
+        monkeypatch.setattr(manifest, "read", lambda folder: answers.pop() if answers else read(folder))
+        assert [entry.offset for entry in CommitLog.look(folder).read(0)] == [2, 3]
+        assert answers == []
+
+
 def test_looking_where_there_is_no_log_says_so(tmp_path):
     with pytest.raises(LogError, match="there is no commit log"):
         CommitLog.look(tmp_path)
@@ -288,6 +300,30 @@ def test_an_old_list_of_segments_is_refused_and_nothing_it_does_not_know_is_remo
     with pytest.raises(LogDamaged, match="there are messages it does not know of"):
         CommitLog.open(folder)
     assert set(folder.iterdir()) == before
+
+
+def test_an_old_list_of_segments_costs_no_segment_that_was_compacted_since(folder):
+    with CommitLog.open(folder, segment_bytes=200) as log:
+        log.append(entries(20))
+        old = (folder / "log.json").read_bytes()
+        log.compact(10)
+        expected, new = list(log.read(0)), (folder / "log.json").read_bytes()
+    (folder / "log.json").write_bytes(old)
+    with CommitLog.open(folder) as log, pytest.raises(LogDamaged, match="the file is missing"):
+        list(log.read(0))
+    (folder / "log.json").write_bytes(new)
+    with CommitLog.open(folder) as log:
+        assert list(log.read(0)) == expected
+
+
+def test_a_log_that_could_not_be_opened_is_let_go(folder):
+    CommitLog.open(folder).close()
+    content = (folder / "log.json").read_bytes()
+    (folder / "log.json").write_bytes(b"")
+    with pytest.raises(LogDamaged):
+        CommitLog.open(folder)
+    (folder / "log.json").write_bytes(content)
+    CommitLog.open(folder).close()
 
 
 def test_files_of_others_are_left_alone(folder):

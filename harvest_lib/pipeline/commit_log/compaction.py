@@ -72,14 +72,13 @@ def _write(
     newest: dict[bytes, int],
     above: Iterable[tuple[bytes, Block]],
 ) -> None:
-    writer, end = SegmentWriter(compacted), compacted.end
+    writer = SegmentWriter(compacted)
     try:
         for entries in left:
             writer.write(Packed(pack(entries), entries[0].offset, entries[-1].offset + 1, {}))
         for data, block in above:
             writer.copy(data, block)
         writer.note(newest)
-        compacted.end = end  # what was left out at the end is still behind it
         writer.sync()
     finally:
         writer.close()
