@@ -6,20 +6,22 @@ import resource
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.machine import require
 
 from harvest_lib.errors import LogUnwritable
-from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.commit_log import CommitLog, files
 from harvest_lib.pipeline.offset_log import OffsetLog
 from infra.chaos.disk import Disk
 from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 
 
-@pytest.fixture
-def disk(tmp_path):
+@contextmanager
+def a_disk(tmp_path):
+    """Have one in `disk`. No fixture: pytest's threads must not begin in there."""
     require(mounts_lacking(), "mount")
     with own_mounts():
         yield Disk(tmp_path / "disk")
@@ -34,74 +36,77 @@ def values(log):
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 30, 15_000], ids=["one segment", "several"])
-def test_a_full_disk_stops_the_log_and_it_goes_on_when_there_is_room(tmp_path, disk, segment_bytes):
-    folder = tmp_path / "disk" / "log"
-    log = CommitLog.open(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
-    offsets = OffsetLog.open(tmp_path / "disk" / "offsets", sync_log=log.sync)
-    kept = []
-    for number in range(5):
-        log.append(batch(number))
-        kept += [entry[3] for entry in batch(number)]
-    offsets.acknowledge(b"A", 14)
-    offsets.flush()
-    disk.fill()
-    for _ in range(3):
-        with pytest.raises(LogUnwritable, match="No space left") as raised:
-            log.append(batch(6, size=100_000))
-        assert "make room" in raised.value.next_step
-        assert values(log)[: len(kept)] == kept
-    assert log.end == log.synced == 15
-    offsets.acknowledge(b"A", 15)
-    view = CommitLog.look(folder)
-    assert values(view) == kept
-    disk.empty()
-    assert log.append(batch(7)) == range(15, 18)
-    kept += [entry[3] for entry in batch(7)]
-    offsets.flush()
-    offsets.close()
-    log.close()
-    with CommitLog.open(folder) as log:
-        assert log.repaired == ()
-        assert values(log) == kept
-    offsets = OffsetLog.open(tmp_path / "disk" / "offsets")
-    assert offsets.position == 16
-    offsets.close()
-
-
-def test_a_log_on_a_full_disk_is_opened_and_read(tmp_path, disk):
-    folder = tmp_path / "disk" / "log"
-    with CommitLog.open(folder, segment_bytes=15_000) as log:
+def test_a_full_disk_stops_the_log_and_it_goes_on_when_there_is_room(tmp_path, segment_bytes):
+    with a_disk(tmp_path) as disk:
+        folder = tmp_path / "disk" / "log"
+        log = CommitLog.open(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
+        offsets = OffsetLog.open(tmp_path / "disk" / "offsets", sync_log=log.sync)
+        kept = []
         for number in range(5):
             log.append(batch(number))
-        kept = values(log)
-    disk.fill()
-    with CommitLog.open(folder, segment_bytes=15_000) as log:
-        assert values(log) == kept
-        with pytest.raises(LogUnwritable, match="cannot compact the log"):
-            log.compact(7)
-        assert values(log) == kept
+            kept += [entry[3] for entry in batch(number)]
+        offsets.acknowledge(b"A", 14)
+        offsets.flush()
+        disk.fill()
+        for _ in range(3):
+            with pytest.raises(LogUnwritable, match="No space left") as raised:
+                log.append(batch(6, size=100_000))
+            assert "make room" in raised.value.next_step
+            assert values(log)[: len(kept)] == kept
+        assert log.end == log.synced == 15
+        offsets.acknowledge(b"A", 15)
+        view = CommitLog.look(folder)
+        assert values(view) == kept
         disk.empty()
-        log.compact(7)
-        assert values(log) == kept[7:]
+        assert log.append(batch(7)) == range(15, 18)
+        kept += [entry[3] for entry in batch(7)]
+        offsets.flush()
+        offsets.close()
+        log.close()
+        with CommitLog.open(folder) as log:
+            assert log.repaired == ()
+            assert values(log) == kept
+        offsets = OffsetLog.open(tmp_path / "disk" / "offsets")
+        assert offsets.position == 16
+        offsets.close()
 
 
-def test_a_folder_that_may_only_be_read_is_refused_and_can_be_looked_at(tmp_path, disk):
-    folder = tmp_path / "disk" / "log"
-    with CommitLog.open(folder) as log:
-        log.append(batch(1))
-    run("mount", "-o", "remount,ro", str(tmp_path / "disk"))
-    with pytest.raises(LogUnwritable, match="Read-only file system") as raised:
-        CommitLog.open(folder)
-    assert "mount the disk for writing" in raised.value.next_step
-    with pytest.raises(LogUnwritable, match="Read-only file system"):
-        CommitLog.open(tmp_path / "disk" / "another")
-    assert len(values(CommitLog.look(folder))) == 3
+def test_a_log_on_a_full_disk_is_opened_and_read(tmp_path):
+    with a_disk(tmp_path) as disk:
+        folder = tmp_path / "disk" / "log"
+        with CommitLog.open(folder, segment_bytes=15_000) as log:
+            for number in range(5):
+                log.append(batch(number))
+            kept = values(log)
+        disk.fill()
+        with CommitLog.open(folder, segment_bytes=15_000) as log:
+            assert values(log) == kept
+            with pytest.raises(LogUnwritable, match="cannot compact the log"):
+                log.compact(7)
+            assert values(log) == kept
+            disk.empty()
+            log.compact(7)
+            assert values(log) == kept[7:]
+
+
+def test_a_folder_that_may_only_be_read_is_refused_and_can_be_looked_at(tmp_path):
+    with a_disk(tmp_path):
+        folder = tmp_path / "disk" / "log"
+        with CommitLog.open(folder) as log:
+            log.append(batch(1))
+        run("mount", "-o", "remount,ro", str(tmp_path / "disk"))
+        with pytest.raises(LogUnwritable, match="Read-only file system") as raised:
+            CommitLog.open(folder)
+        assert "mount the disk for writing" in raised.value.next_step
+        with pytest.raises(LogUnwritable, match="Read-only file system"):
+            CommitLog.open(tmp_path / "disk" / "another")
+        assert len(values(CommitLog.look(folder))) == 3
 
 
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.commit_log import CommitLog, files
 if os.getuid() == 0:
     os.setuid(65534)
 for how in (CommitLog.open, CommitLog.look):
@@ -146,6 +151,26 @@ def test_a_write_that_ends_at_any_byte_leaves_whole_entries(tmp_path, room):
         kept = values(log)
     with CommitLog.open(tmp_path / "log") as log:
         assert (log.repaired, values(log)) == ((), kept)
+
+
+def test_after_segments_were_named_and_nobody_knows_whether_for_good_nothing_is_added(tmp_path, monkeypatch):
+    """The old segment would be added to, and what is added there not be found again."""
+
+    def fails(folder):
+        raise OSError(5, "Input/output error")
+
+    log = CommitLog.open(tmp_path / "log")
+    log.append(batch(1))
+    monkeypatch.setattr(files, "sync_folder", fails)  # the one after log.json was replaced
+    with pytest.raises(LogUnwritable, match="Input/output error"):
+        log.roll()
+    with pytest.raises(LogUnwritable, match="it failed before"):
+        log.append(batch(2))
+    monkeypatch.undo()
+    log.close()
+    with CommitLog.open(tmp_path / "log") as log:
+        assert log.end == 3
+        assert log.append(batch(2)) == range(3, 6)
 
 
 def test_after_a_failed_sync_nothing_is_promised_any_more(tmp_path, monkeypatch):

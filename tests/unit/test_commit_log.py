@@ -152,6 +152,16 @@ def test_one_who_looks_goes_on_when_segments_are_compacted_meanwhile(folder):
         assert list(view.read(0)) == list(log.read(0))
 
 
+def test_the_newest_are_found_by_one_who_looked_before_they_were_compacted(folder):
+    with CommitLog.open(folder) as log:
+        log.append(entries(4))
+        view = CommitLog.look(folder)
+        log.append(entries(4))
+        log.roll()
+        log.compact(8)
+        assert {key: entry.offset for key, entry in view.newest().items()} == {b"A": 6, b"B": 7}
+
+
 def test_one_who_looks_just_as_segments_are_replaced_looks_again(folder, monkeypatch):
     with CommitLog.open(folder) as log:
         log.append(entries(4))

@@ -211,6 +211,16 @@ def test_what_is_newest_after_a_skip_is_what_is_left(folder):
         assert {key: entry.offset for key, entry in log.newest().items()} == expected
 
 
+def test_what_is_newest_and_damaged_is_not_forgotten_when_other_damage_is_skipped(folder):
+    change(log_path(folder, 24, 0), 0)
+    change(log_path(folder, 24, 0), 9 * ENTRY_BYTES)
+    with CommitLog.open(folder) as log:
+        assert log.skip(24).given_up == range(24, 28)
+        with pytest.raises(LogDamaged) as raised:
+            log.newest()
+        assert raised.value.offsets == range(32, 36)
+
+
 def test_what_fits_together_in_a_segment_without_index_is_taken_up_to_what_does_not(folder):
     index_path(folder, 12, 0).unlink()
     change(log_path(folder, 12, 0), 6 * ENTRY_BYTES + 11, to=0xFF)

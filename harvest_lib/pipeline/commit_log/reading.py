@@ -64,13 +64,17 @@ class LogView:
     def newest(self) -> Mapping[bytes, Entry]:
         """Return the newest entry of each key. Raises LogDamaged where it cannot be known."""
         with self._lock:
-            offsets: dict[bytes, int] = {}
-            for segment in self._segments:
-                for block in segment.blocks:
-                    if block.kind == Kind.LOST:
-                        raise segment.lost(block)
-                offsets.update(segment.newest)
-            return {key: next(self._read(offset, offset + 1)) for key, offset in offsets.items()}
+            for _ in range(_LOOKS):
+                offsets: dict[bytes, int] = {}
+                for segment in self._segments:
+                    for block in segment.blocks:
+                        if block.kind == Kind.LOST:
+                            raise segment.lost(block)
+                    offsets.update(segment.newest)
+                found = {key: entry for key, offset in offsets.items() for entry in self._read(offset, offset + 1)}
+                if len(found) == len(offsets):  # or another process compacted them away, for newer ones
+                    return found
+        raise _too_fast(self.folder)
 
     def _read(self, at: int, end: int) -> Iterator[Entry]:
         handle, opened = -1, None
@@ -131,8 +135,12 @@ def _look(folder: Path) -> tuple[Segment, ...]:
         before, found = found, manifest.read(folder)
         if before == found:
             return segments
+    if found is not None:
+        raise _too_fast(folder)
     raise LogError(
-        "there is no commit log" if found is None else "the log changes too fast to be looked at",
-        evidence=str(folder),
-        next_step="give the folder of a pipeline that has run",
+        "there is no commit log", evidence=str(folder), next_step="give the folder of a pipeline that has run"
     )
+
+
+def _too_fast(folder: Path) -> LogError:
+    return LogError("the log changes too fast to be looked at", evidence=str(folder), next_step="look again")
