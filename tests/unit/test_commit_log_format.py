@@ -128,6 +128,27 @@ def test_part_of_an_entry_is_none(entries, data):
     assert raised.value.at == len(packed) - last
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(slice(8, 12), 4 + 1 + 4 + 5), (slice(8, 12), 4 + 1 + 4 + 3), (slice(21, 25), 2), (slice(26, 30), 3)],
+    ids=["message too long", "message too short", "key too long", "data too short"],
+)
+def test_lengths_that_do_not_fit_together_are_no_entry(field, value):
+    packed = bytearray(pack([Entry(7, 1, 0, b"A", b"data"), Entry(8, 1, 0, b"A", b"data")]))
+    packed[field] = value.to_bytes(4, "big")
+    with pytest.raises(Malformed) as raised:
+        unpack(bytes(packed))
+    assert raised.value.at == 0
+
+
+@pytest.mark.parametrize(("offsets", "at"), [((7, 7), 1), ((7, 6), 1), ((10, 11), 0), ((9, 10), 1)])
+def test_offsets_rise_and_stay_below_the_end(offsets, at):
+    packed = [pack([Entry(offset, 1, 0, b"A", b"data")]) for offset in offsets]
+    with pytest.raises(Malformed, match="its offset") as raised:
+        unpack(b"".join(packed), end=10)
+    assert raised.value.at == at * len(packed[0])
+
+
 @given(data=st.binary(max_size=200))
 def test_bytes_that_are_no_entries_never_pass(data):
     try:
