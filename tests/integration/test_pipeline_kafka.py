@@ -22,6 +22,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
 from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.source import Selection
+from harvest_lib.subscriptions import Subscriptions
 
 
 def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
@@ -272,6 +274,27 @@ def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_s
     made = outbox_source.reader()
     with pytest.raises(CheckpointError, match="not the one"):
         next(made.read(raised))
+    made.close()
+
+
+def test_one_that_is_rewound_goes_on_from_there(outbox_source):
+    outbox_source.put(1, 2)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: len(found) == 2)
+    made.kept(last)
+    made.close()
+    table = OutboxTable.parse("outbox")
+    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
+    subscriptions.rewind("pipeline", to="beginning")
+    made = outbox_source.reader()
+    batches = made.read(last)
+    again = next(batch for batch in batches if batch)
+    rewound = standing(outbox_source)
+    made.kept(last)  # of before: it says nothing any more
+    assert standing(outbox_source) == rewound
+    made.kept({each.namespace: each for each in again})
+    assert [each.data["value"] for each in again[:-1]] == ["1", "2"]
+    assert standing(outbox_source)[1]["number"] == again[-1].data["number"]
     made.close()
 
 

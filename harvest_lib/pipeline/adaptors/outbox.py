@@ -62,6 +62,7 @@ class OutboxReader:
         self._namespace = f"outbox/{options.subscription}"
         self._source: SnapshotSource | None = None
         self._checkpoints: Checkpoints | None = None
+        self._generation = -1
         self._saved = 0
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
@@ -73,7 +74,7 @@ class OutboxReader:
             standing = self._newer(standing, before.data)
         position = source.open(standing.position)
         number, delivered = standing.number, standing.delivered
-        generation = standing.generation
+        generation = self._generation = standing.generation
         pause = _SHORTEST_PAUSE_SECONDS
         waits = False
         while True:
@@ -102,8 +103,10 @@ class OutboxReader:
     def kept(self, last: Mapping[str, Message]) -> None:
         """See `Reader`. Raises CheckpointError if another reads by the subscription, or it was moved."""
         place = last.get(self._namespace)
-        if place is None or self._source is None or self._checkpoints is None or place.data["number"] <= self._saved:
+        if place is None or self._source is None or self._checkpoints is None:
             return
+        if place.data["generation"] != self._generation or place.data["number"] <= self._saved:
+            return  # of before the subscription was rewound, or said already
         seen, holds = self._source.seen(place.data["position"])
         try:
             is_saved = self._checkpoints.save(_checkpoint(place.data, seen=seen, holds=holds))
