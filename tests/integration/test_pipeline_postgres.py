@@ -313,7 +313,7 @@ def test_no_publication_and_no_tables(reader):
 
 
 def test_a_publication_that_leaves_changes_out(source, reader):
-    source.connection.execute("CREATE PUBLICATION partial FOR TABLE t WITH (publish = 'insert')")
+    source.connection.execute("CREATE PUBLICATION partial FOR TABLE t WITH (publish = 'insert, update, delete')")
     error = refused(reader(publication="partial"))
     assert "leaves some changes out" in error.cause
     source.connection.execute(error.next_step)

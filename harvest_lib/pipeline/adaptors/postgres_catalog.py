@@ -21,7 +21,7 @@ SELECT current_setting('wal_level'), rolreplication OR rolsuper, quote_ident(rol
 FROM pg_roles WHERE rolname = current_user
 """
 
-_PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete FROM pg_publication WHERE pubname = %s"
+_PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
 
 # As JSON, since the columns differ by version: row filters and lists of columns are there from 15 on.
 _PUBLISHED = "SELECT to_jsonb(t) FROM pg_publication_tables AS t WHERE pubname = %s ORDER BY schemaname, tablename"
@@ -131,7 +131,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
     if row is not None and not row[0]:
         raise AdaptorError(
             f"the publication {publication!r} leaves some changes out",
-            evidence="its `publish` lacks insert, update or delete",
+            evidence="its `publish` lacks insert, update, delete or truncate",
             next_step=_spelled(
                 sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')").format(name)
             ),
