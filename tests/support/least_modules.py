@@ -41,6 +41,7 @@ IN_POSTGRES_ALONE = {
 _CONSUMER = "its subject is a consumer; those run under what is printed for them in test_consume_privileges"
 _DAGSTER = "Dagster's runs keep a table of their own beside the outbox, which is the owner's work"
 _PART = "its subject is one part, and no harvester runs"
+_PIPELINE = "its subject is the ends of a pipeline, and no harvester runs"
 _SERVERS = "its subject is the servers of the stack or the way to them, and no harvester runs"
 _SINK = "its subject is a writer: Spark, or a table that it writes to"
 _SPARK_AUDIT = "its subject is the audit by Spark, which keeps a schema of its own: the owner's work"
@@ -49,6 +50,8 @@ EXEMPT = {
     "contract/test_delivery": _PART,
     "contract/test_leadership": _PART,
     "contract/test_paged_source": _PART,
+    "contract/test_pipeline_reader": _PIPELINE,
+    "contract/test_pipeline_writer": _PIPELINE,
     "contract/test_source": _PART,
     "integration/test_abandon": _PART,
     "integration/test_airflow_dags": "its subject is Airflow, and the server that it asks stands in for Dagster",
@@ -65,6 +68,7 @@ EXEMPT = {
     "integration/test_consume_privileges": "its subject is a consumer, always under what is printed for it",
     "integration/test_consume_recovery_log": _CONSUMER,
     "integration/test_consume_shard": _CONSUMER,
+    "integration/test_consume_shard_trouble": _CONSUMER,
     "integration/test_consume_sqlite": _CONSUMER,
     "integration/test_consume_sqlite_shard": _CONSUMER,
     "integration/test_consume_sqlite_statements": _CONSUMER,
@@ -94,6 +98,8 @@ EXEMPT = {
     "integration/test_outbox_sink_streams": _SINK,
     "integration/test_paged_plans": _PART,
     "integration/test_parked": "its subject is people who resolve parked records, who are best the owner",
+    "integration/test_pipeline_kafka": _PIPELINE,
+    "integration/test_pipeline_postgres": _PIPELINE,
     "integration/test_platform_up": _SERVERS,
     "integration/test_pooler": _SERVERS,
     "integration/test_pump": "its subject is a writer, and no harvester runs",
