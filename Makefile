@@ -21,7 +21,7 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 EXTRAS := --extra local --extra spark --extra quality --extra parquet --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
-.PHONY: help setup demo demo-consume demo-pipeline test test-long test-least test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline test test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 	@$(BIN)/python -m infra.demo_pipeline
 
 test: lint audit  ## lint, types, layers, audit and the tests, on WORKERS=2 workers
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer
@@ -49,6 +49,9 @@ test-long: setup  ## the tests that take longer
 
 test-least: setup  ## tests whose subject is a harvester, limited to exactly what `harvest grants` prints
 	@TEST_LEAST_PRIVILEGE=1 $(BIN)/python -m pytest -m "not e2e" tests/integration tests/contract
+
+coverage: setup  ## which lines the tests reach, as they run by `make test`
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 test-e2e: setup  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways
 	@sh infra/browser.sh

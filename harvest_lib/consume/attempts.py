@@ -38,6 +38,11 @@ class Attempts:
         """Tell whether anything did that is not kept yet."""
         return bool(self._failures)
 
+    @property
+    def is_watching(self) -> bool:
+        """Tell whether it matters which message it is that fails."""
+        return self.one_at_a_time or self.has_failed
+
     def spent(self, offset: int) -> str | None:
         """Return why a message is to be set aside, None if it may be tried (again). Asked as it is about to be."""
         if offset not in self._failures:

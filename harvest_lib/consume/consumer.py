@@ -21,10 +21,11 @@ from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.message_id import Clock, new_producer_id
 from harvest_lib.consume.publisher import Publisher
 from harvest_lib.consume.reader import Isolation, read_committed
-from harvest_lib.consume.shard import Fenced, Shard, ShardLimits
+from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
 from harvest_lib.deadline import Deadline, boot_seconds

@@ -17,17 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from harvest_lib.consume.attempts import Attempts, Refused
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.message_id import CLOCKS_PER_SECOND, clock_at
 from harvest_lib.consume.publisher import Publisher, PublishRefused
 from harvest_lib.consume.reader import NOTHING_READY
 from harvest_lib.consume.sequencer import Message, Sequencer
 from harvest_lib.consume.store import Store
-from harvest_lib.consume.transaction import Application, Transaction
+from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import KafkaError
 
@@ -41,22 +41,6 @@ _NOT_OPEN = "the function ended the transaction, or went on after a statement of
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
 """Returns what is committed from where a sequencer stands on, an empty group where nothing is ready."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLimits:
-    """How long transactions are, and how much is held."""
-
-    max_txn_duration_seconds: float = 1.0
-    """A transaction ends after so long, although more is ready."""
-    min_txn_duration_seconds: float = 0.0
-    """Before, it does not end, although nothing is ready."""
-    ring: int = 8_192
-    """How many pending messages are held; what does not fit is read again."""
-    prune_after_seconds: float = 86_400.0
-    """A producer is forgotten of which nothing was seen for so long before the newest message."""
-    max_attempts: int = 5
-    """How often a message may fail before it is set aside; the pauses between grow from 0.05 to 5 s."""
 
 
 class Fenced(Exception):
@@ -159,8 +143,31 @@ class Shard:
         self._flush()
 
     def _take(self, group: Iterable[Message]) -> None:
-        """Take in what one acknowledgement commits. After each message only if need be, else at the end, is looked
-        whether the transaction still stands."""
+        """Take in what one acknowledgement commits."""
+        application, attempts = self._application, self._attempts
+        is_whole = isinstance(group, list) and len(group) > 1  # not what is read again, of any length
+        if is_whole and isinstance(application, GroupApplication) and not attempts.is_watching:
+            self._take_at_once(application, cast("list[Message]", group))
+        else:
+            self._take_in_turn(group)
+
+    def _take_at_once(self, application: GroupApplication, group: list[Message]) -> None:
+        opened = self._open = self._open or self._begin()
+        opened.about = None
+        try:
+            application.consume_messages(opened.transaction, group)
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self._refused(error, None, is_anyones=True) from error
+        if not self._store.is_open:
+            raise Refused(_NOT_OPEN, is_anyones=True)
+        opened.taken += len(group)
+        opened.last = group[-1].offset
+
+    def _take_in_turn(self, group: Iterable[Message]) -> None:
+        """Call for each message. After each only if need be, else at the end, is looked whether the transaction still
+        stands."""
         consume_message, opened = self._application.consume_message, self._open
         is_careful, may_be_spent = self._attempts.one_at_a_time, self._attempts.has_failed
         taken, until_look, offset = 0, 0, None

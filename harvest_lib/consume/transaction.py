@@ -1,8 +1,8 @@
 """The user's side of a consumer: the functions that take messages in, and what they change the world with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.sequencer import Message
@@ -31,4 +31,17 @@ class Application(Protocol):
 
     def finalize_txn(self, transaction: Transaction) -> None:
         """Do what is left to do before the transaction is kept."""
+        ...
+
+
+@runtime_checkable
+class GroupApplication(Application, Protocol):
+    """An application that also takes in many messages by one call, which costs less where little is done with each.
+
+    `consume_message` is called all the same: for what stands for itself, what is read again from the log, and whenever
+    something was refused, to find out which message it was.
+    """
+
+    def consume_messages(self, transaction: Transaction, messages: Sequence[Message]) -> None:
+        """Take in messages that one acknowledgement commits, in their order: at most as many as the ring holds."""
         ...

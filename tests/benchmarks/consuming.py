@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -94,7 +94,7 @@ def _log(messages: int) -> Iterator[Message]:
 
 
 def consumer(servers: Servers, size: "Size") -> Iterator[Result]:
-    """Count a topic's messages, with the promises and without, in turn."""
+    """Count a topic's messages, with the promises, one by one and by the group, and without, in turn."""
     with _taking_turns_as_consumers_do():
         yield from _consumed(servers, size)
 
@@ -117,13 +117,16 @@ def _consumed(servers: Servers, size: "Size") -> Iterator[Result]:
     admin.create_topics([NewTopic(topic, _PARTITIONS)])[topic].result(30)
     create_tables(servers.dsn)
     _publish(servers, topic, messages)
-    rates, floors = [], []
+    rates: dict[str, list[float]] = {"consumer": [], "consumer-groups": []}
+    floors = []
     for _ in range(size.rounds):
         floors.append(_bare(servers, topic, messages))
-        rates.append(_counted(servers, topic, messages))
-    ratio = median(rate / floor for rate, floor in zip(rates, floors, strict=True))
-    yield at_least("consumer", median(rates), "/s", floor=median(floors), ratio=ratio, target=0.5)
-    yield _at_least("consumer-rate", median(rates), _CONSUMED_PER_SECOND)
+        rates["consumer"].append(_counted(_Counting(), servers, topic, messages))
+        rates["consumer-groups"].append(_counted(_CountingGroups(), servers, topic, messages))
+    for name, found in rates.items():
+        ratio = median(rate / floor for rate, floor in zip(found, floors, strict=True))
+        yield at_least(name, median(found), "/s", floor=median(floors), ratio=ratio, target=0.5)
+    yield _at_least("consumer-rate", median(rates["consumer"]), _CONSUMED_PER_SECOND)
 
 
 def _publish(servers: Servers, topic: str, messages: int) -> None:
@@ -139,7 +142,7 @@ def _publish(servers: Servers, topic: str, messages: int) -> None:
 
 
 class _Counting:
-    """Counts messages by key, and notes when the first came."""
+    """Counts messages by key, one at a time, and notes when the first came."""
 
     def __init__(self) -> None:
         self.began = 0.0
@@ -148,12 +151,26 @@ class _Counting:
         try:
             counts = transaction.memory["by_key"]
         except KeyError:
-            self.began = self.began or time.perf_counter()
-            counts = transaction.memory["by_key"] = Counter()
+            counts = self._begin(transaction)
         counts[message.record.key()] += 1
+
+    def _begin(self, transaction: Transaction) -> "Counter[bytes]":
+        self.began = self.began or time.perf_counter()
+        counts: Counter[bytes] = Counter()
+        transaction.memory["by_key"] = counts
+        return counts
 
     def finalize_txn(self, transaction: Transaction) -> None:
         _upsert(transaction.state, transaction.memory["by_key"])
+
+
+class _CountingGroups(_Counting):
+    """Counts all that an acknowledgement commits by one call, in the floor's own loop."""
+
+    def consume_messages(self, transaction: Transaction, messages: Sequence[Message]) -> None:
+        counts = transaction.memory.get("by_key") or self._begin(transaction)
+        for message in messages:
+            counts[message.record.key()] += 1
 
 
 def _upsert(connection: psycopg.Connection[tuple[object, ...]], counts: "Counter[bytes]") -> None:
@@ -161,9 +178,9 @@ def _upsert(connection: psycopg.Connection[tuple[object, ...]], counts: "Counter
     connection.execute(_COUNT, ([key.decode() for key in keys], [counts[key] for key in keys]))
 
 
-def _counted(servers: Servers, topic: str, messages: int) -> float:
+def _counted(application: _Counting, servers: Servers, topic: str, messages: int) -> float:
     """Return messages per second through a consumer of one process."""
-    application, stopping = _Counting(), threading.Event()
+    stopping = threading.Event()
     taking = Consumer(
         application,
         name=f"counts-{uuid4().hex[:8]}",

@@ -75,8 +75,11 @@ WAYS = {
     "mark_barrier": ("mark", "barrier", "marks"),
 }
 
+ALIKE = {"snapshot_pipelined", "mark_pipelined", "mark_sequenced"}
+"""Their steps are those of others, in another order."""
+
 CASES = [
-    pytest.param(way, step, nth, id=f"{way}-{step}", marks=[long] if way == "mark_pipelined" else [])
+    pytest.param(way, step, nth, id=f"{way}-{step}", marks=[long] if way in ALIKE else [])
     for way, (_, _, steps_of) in WAYS.items()
     for step, nth in STEPS[steps_of].items()
 ]
