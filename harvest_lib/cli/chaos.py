@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import time
 from dataclasses import asdict
 from enum import StrEnum
@@ -103,6 +104,7 @@ def chaos(
     if idle := [name for name in names if not any(map(known[name].fits, ways))]:
         raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
     turns = _part("infra.chaos.turns").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # writers' connections are cut on purpose
     outcomes: list[Any] = []
     for number, each in enumerate(ways):
         left_seconds = max(0.0, seconds - sum(outcome.fire_seconds for outcome in outcomes))
