@@ -42,6 +42,7 @@ from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import Harvest
 from harvest_lib.provenance import HEADER_NAME, unpack
 from harvest_lib.source import Batch, MarkPages, MarkSource, Source
+from harvest_lib.stores import IntentStore
 from infra.chaos.clock import OffClock, clock_of
 
 OWN = (".neli", ".checkpoint")
@@ -204,8 +205,9 @@ class RecordedStore:
     def __init__(self, recorder: Recorder, store: Any, shard: int) -> None:
         self._recorder, self._store, self._shard = recorder, store, shard
         self._leader = ""
+        self._told: Stored | None = None
         self.offered: Stored | None = None
-        """What the transaction that is open carries."""
+        """What the lap carries that is about to be committed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -220,7 +222,8 @@ class RecordedStore:
         return offer
 
     def save(self, checkpoint: Stored) -> bool:
-        if self._store.kept_in != "postgres":
+        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its lap
+        if was_kept or self._store.kept_in != "postgres":
             return bool(self._store.save(checkpoint))
         self.tell(checkpoint, "invoke")
         saved: bool = self._store.save(checkpoint)
@@ -229,6 +232,8 @@ class RecordedStore:
 
     def tell(self, checkpoint: Stored, how: EventType) -> None:
         """Write a checkpoint down."""
+        if how == "ok":
+            self._told = checkpoint
         self._recorder.tell(
             Checkpoint,
             how,
@@ -254,17 +259,19 @@ class RecordedLaps:
         self._recorder.sending = str(leader_id)
         return self._laps.begin(leader_id)
 
-    def _kept(self, keep: Keep) -> Keep:
-        """Have it told when a checkpoint is kept that makes its lap seen."""
+    def _kept(self, keep: Keep, store: RecordedStore, checkpoint: Stored) -> Keep:
+        """Have it told when a checkpoint is kept, which makes its lap seen."""
 
         def kept(intents: Sequence[Intent]) -> bool:
             said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
             self._recorder.tell(Transaction, "invoke", **said)
+            store.tell(checkpoint, "invoke")
             try:
                 is_kept = keep(intents)
             except DatabaseUnavailable:
                 self._recorder.tell(Transaction, "info", **said)
                 raise
+            store.tell(checkpoint, "ok" if is_kept else "fail")
             self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
             return is_kept
 
@@ -273,10 +280,13 @@ class RecordedLaps:
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
         store = self._store()
         stored = store.offered if checkpoint is not None else None
-        if stored is not None:
-            store.tell(stored, "invoke")
-        outcome = self._laps.commit(self._kept(checkpoint) if callable(checkpoint) else checkpoint, may_send)
-        if stored is not None and isinstance(outcome, Committed):
+        if stored is None:
+            return self._laps.commit(checkpoint, may_send)
+        if callable(checkpoint):
+            return self._laps.commit(self._kept(checkpoint, store, stored), may_send)
+        store.tell(stored, "invoke")
+        outcome = self._laps.commit(checkpoint, may_send)
+        if isinstance(outcome, Committed):
             store.tell(stored, "ok")
         return outcome
 
