@@ -1,11 +1,21 @@
-"""Ports on 127.0.0.1: chosen once, then kept for as long as nobody else takes them."""
+"""Ports on 127.0.0.1: chosen once, then kept for as long as nobody else takes them.
+
+They lie below those that the system gives to outgoing connections. A server binds its port seconds after it was chosen,
+and on a busy machine any client could have it by then.
+"""
 
 import json
+import secrets
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 from infra.local.state import write_private
+
+_LOWEST = 20_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_EPHEMERAL = 32_768  # Linux's default
+_TRIES = 100
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
@@ -14,8 +24,7 @@ def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
     ports: dict[str, int] = {}
     with ExitStack() as held:  # all held until the last is known, or one could be given out twice
         for name in names:
-            listener = _bind(known.get(name, 0)) or _bind(0)
-            assert listener is not None  # noqa: S101 - port 0 is always to be had
+            listener = (_bind(known[name]) if name in known else None) or _bind_another()
             ports[name] = held.enter_context(listener).getsockname()[1]
     if ports != known:
         write_private(file, json.dumps(ports))
@@ -29,6 +38,17 @@ def accepts(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _bind_another() -> socket.socket:
+    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else _FIRST_EPHEMERAL
+    for _ in range(_TRIES if end > _LOWEST else 0):
+        listener = _bind(_LOWEST + secrets.randbelow(end - _LOWEST))
+        if listener is not None:
+            return listener
+    listener = _bind(0)
+    assert listener is not None  # noqa: S101 - port 0 is always to be had
+    return listener
 
 
 def _bind(port: int) -> socket.socket | None:

@@ -97,6 +97,14 @@ def test_ports_are_kept_while_free(tmp_path):
     assert second["two"] == first["two"]
 
 
+def test_ports_are_none_that_a_client_could_get_before_the_server_is_up(tmp_path):
+    with socket.socket() as client:
+        client.bind(("127.0.0.1", 0))  # as the system does for who connects
+        ephemeral = client.getsockname()[1]
+    names = [str(number) for number in range(50)]
+    assert max(keep_ports(tmp_path / "ports.json", names).values()) < min(ephemeral, 32_768)
+
+
 def test_a_description_counts_only_while_its_process_lives(tmp_path):
     started = process_started(os.getpid())
     assert started
