@@ -57,7 +57,7 @@ class ReaderThread:
         try:
             self._reader = self._open()
             self._reading.run(self._reader, self._stopping)
-        except Exception as error:  # noqa: BLE001 - reported by the pipeline
+        except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
             _log.error("reader_failed", extra={"reason": str(error)})
             self.failure = stopped_by(error, "the reader failed")
         finally:

@@ -3,7 +3,7 @@
 from harvest_lib.errors import HarvestError, PipelineError
 
 
-def stopped_by(error: Exception, otherwise: str) -> HarvestError:
+def stopped_by(error: BaseException, otherwise: str) -> HarvestError:
     """Return an error of ours as it is; any other, of an adaptor say, with what to do about it."""
     if isinstance(error, HarvestError):
         return error

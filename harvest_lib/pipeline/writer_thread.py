@@ -74,7 +74,7 @@ class WriterThread:
     def _try(self, step: Callable[[], None], otherwise: str) -> None:
         try:
             step()
-        except Exception as error:  # noqa: BLE001 - reported by the pipeline
+        except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
             writing = self.writing
             _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": str(error)})
             self.failure = self.failure or stopped_by(error, otherwise)

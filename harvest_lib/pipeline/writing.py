@@ -148,7 +148,9 @@ class Writing:
     def _write(self, writer: Writer, messages: Sequence[Message]) -> None:
         try:
             writer.write(messages)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # one that ends its thread would end the writer unnoticed
             first, last = messages[0].offset, messages[-1].offset
             what = f"offset {first}" if first == last else f"offsets {first} to {last}"
             reason = error.cause if isinstance(error, HarvestError) else f"{type(error).__name__}: {error}"

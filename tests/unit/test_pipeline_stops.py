@@ -1,5 +1,6 @@
 """How a pipeline ends: told to, by a failure, by policy; and what it leaves to go on from."""
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -157,6 +158,46 @@ def test_a_transform_that_raises_stops_the_pipeline_after_what_came_before(tmp_p
         with pytest.raises(PipelineError, match=r"(?s)offset 2.*raised KeyError: 'tailnum'.*ack 2 --without-sending"):
             Pipeline(declared(tmp_path, reader, {"c0": c0}, settings=settings)).run()
     assert c0.offsets == [0, 1]
+
+
+def exiting(message):
+    sys.exit("no more")
+
+
+def test_a_transform_that_exits_is_one_that_raises(tmp_path):
+    c0 = Taking()
+    settings = {"c0": {"transforms": [("exiting", exiting)]}}
+    with pytest.raises(PipelineError, match=r"(?s)offset 0.*raised SystemExit: no more"):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0}, settings=settings)).run()
+    settings["c0"]["on_transform_error"] = "park"
+    Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0}, settings=settings)).run()
+    assert [line["offset"] for line in parked(tmp_path, "c0")] == [0, 1]
+
+
+def test_a_writer_that_exits_did_not_take_what_it_was_given(tmp_path):
+    c0 = Taking()
+    c0.refuses, c0.failing = lambda batch: True, SystemExit("no more")
+    with pytest.raises(PipelineError, match=r"(?s)did not take.*SystemExit: no more"):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+    with pytest.raises(PipelineError, match="did not take offset 0"):
+        list(operator.step(declared(tmp_path, Script(), {"c0": c0})))
+
+
+def test_a_reader_that_exits_has_failed_and_not_ended(tmp_path):
+    class Exiting(Script):
+        def read(self, _last):
+            yield messages("AA")
+            sys.exit(0)
+
+    with pytest.raises(PipelineError, match=r"(?s)the reader failed.*SystemExit: 0"):
+        Pipeline(declared(tmp_path, Exiting(), {"c0": Taking()})).run()
+
+
+def test_a_writer_that_exits_while_it_connects_has_failed(tmp_path):
+    declaration = declared(tmp_path, Script(messages("AA")), {"c0": Taking()})
+    broken = replace(declaration, writers=[replace(declaration.writers[0], open=lambda: sys.exit(0))])
+    with pytest.raises(PipelineError, match=r"(?s)writer `c0` failed.*SystemExit: 0"):
+        Pipeline(broken).run()
 
 
 def test_by_policy_what_a_transform_fails_at_is_parked(tmp_path):

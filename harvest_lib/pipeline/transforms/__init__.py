@@ -38,7 +38,9 @@ def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Me
     for name, transform in transforms:
         try:
             result = transform(message)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # one that ends its thread would end the writer unnoticed
             raise TransformFailed(name, f"raised {type(error).__name__}: {error}") from error
         if result is None:
             return None
