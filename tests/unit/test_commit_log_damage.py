@@ -240,6 +240,21 @@ def test_what_is_whole_is_not_skipped(folder, offset):
     assert {path: path.read_bytes() for path in folder.glob("0*")} == before
 
 
+def test_compaction_drops_nothing_that_no_index_vouches_for(folder):
+    """It may be the newest of its key: nobody knows what keys there are."""
+    index_path(folder, 12, 0).unlink()
+    before = {path.name for path in folder.iterdir()}
+    with CommitLog.open(folder) as log:
+        log.roll()
+        with pytest.raises(LogDamaged, match="nothing vouches") as raised:
+            log.compact(36)
+        assert raised.value.offsets == range(12, 24)
+        assert {path.name for path in folder.iterdir()} >= before
+        log.skip(12)
+        log.compact(36)
+        assert offsets(log) == [33, 34, 35]
+
+
 def test_compaction_drops_nothing_for_a_newest_entry_that_is_damaged(folder):
     change(log_path(folder, 12, 0), 11 * ENTRY_BYTES)
     before = {path.name for path in folder.iterdir()}

@@ -15,7 +15,7 @@ from harvest_lib.pipeline.commit_log.entry import Packing, Unnumbered
 from harvest_lib.pipeline.commit_log.files import make_folder, segment_files, sync_folder, writing
 from harvest_lib.pipeline.commit_log.manifest import Closed, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
-from harvest_lib.pipeline.commit_log.reading import LogView, look
+from harvest_lib.pipeline.commit_log.reading import LogView, look, newest_of
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
 from harvest_lib.pipeline.commit_log.skipping import Skipped
 
@@ -219,9 +219,7 @@ class CommitLog(LogView):
             with self._lock:
                 self._check()
                 closed = self._segments[:-1]
-            newest: dict[bytes, int] = {}
-            for segment in closed:
-                newest.update(segment.newest)
+            newest = newest_of(closed)
             for offset in newest.values():
                 next(self._read(offset, offset + 1))
             kept = sorted(newest.values())

@@ -3,7 +3,7 @@
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -65,12 +65,7 @@ class LogView:
         """Return the newest entry of each key. Raises LogDamaged where it cannot be known."""
         with self._lock:
             for _ in range(_LOOKS):
-                offsets: dict[bytes, int] = {}
-                for segment in self._segments:
-                    for block in segment.blocks:
-                        if block.kind == Kind.LOST:
-                            raise segment.lost(block)
-                    offsets.update(segment.newest)
+                offsets = newest_of(self._segments)
                 found = {key: entry for key, offset in offsets.items() for entry in self._read(offset, offset + 1)}
                 if len(found) == len(offsets):  # or another process compacted them away, for newer ones
                     return found
@@ -112,6 +107,17 @@ class LogView:
         """Tell whether a segment is part of the log now."""
         self._segments = _look(self.folder)
         return any(each.path == segment.path for each in self._segments)
+
+
+def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
+    """Return the last offset of each key. Raises LogDamaged where it cannot be known: an index is damaged."""
+    offsets: dict[bytes, int] = {}
+    for segment in segments:
+        for block in segment.blocks:
+            if block.kind == Kind.LOST:
+                raise segment.lost(block)
+        offsets.update(segment.newest)
+    return offsets
 
 
 def look(folder: Path) -> LogView:
