@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -113,8 +114,46 @@ def test_a_disk_that_cannot_read_is_named(folder, monkeypatch):
         with pytest.raises(LogDamaged, match="Input/output error") as raised:
             list(log.read(5))
         assert (raised.value.path, raised.value.byte) == (log_path(folder, 0, 0), 4 * ENTRY_BYTES)
+        log.append([(1, 1, b"k0", b"not synced")])
+        with pytest.raises(LogError, match="Input/output error"):
+            CommitLog.look(folder)
         monkeypatch.undo()
-        assert offsets(log, 24) == list(range(24, 36))
+        assert offsets(log, 24) == list(range(24, 37))
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
+def test_a_file_that_may_not_be_opened_is_not_damaged_and_costs_no_message(folder, monkeypatch, error):
+    real = os.open
+
+    def refuses(path, *arguments, **more):
+        if str(path) == str(log_path(folder, 12, 0)):
+            raise OSError(error, os.strerror(error), str(path))
+        return real(path, *arguments, **more)
+
+    with CommitLog.open(folder) as log:
+        monkeypatch.setattr(os, "open", refuses)
+        for call in (lambda: list(log.read(12)), lambda: log.skip(12), lambda: log.compact(36)):
+            with pytest.raises(LogError, match=os.strerror(error)) as raised:
+                call()
+            assert not isinstance(raised.value, LogDamaged)
+            assert str(log_path(folder, 12, 0)) in raised.value.evidence
+        monkeypatch.undo()
+        assert offsets(log) == list(range(36))
+
+
+def test_an_index_that_may_not_be_read_is_not_taken_for_lost(folder, monkeypatch):
+    real = Path.read_bytes
+
+    def refuses(path):
+        if path.suffix == ".index":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    for how in (CommitLog.open, CommitLog.look):
+        with pytest.raises(LogError, match=r"(?s)cannot be read.*\.index: Permission denied") as raised:
+            how(folder)
+        assert not isinstance(raised.value, LogDamaged)
 
 
 def test_a_missing_segment_is_named(folder):

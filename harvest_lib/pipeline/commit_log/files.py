@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from harvest_lib.errors import LogUnwritable
+from harvest_lib.errors import LogError, LogUnwritable
 
 _SEGMENT = re.compile(r"(\d{20})\.(\d+)\.(log|index)")
 _UNFINISHED = re.compile(r"(\d{20}\.\d+\.index|log\.json)\.new")
@@ -53,6 +53,15 @@ def writing(what: Path, doing: str) -> Iterator[None]:
             evidence=f"{error.filename or what}: {error.strerror}",
             next_step=_NEXT_STEPS.get(error.errno or 0, "look after the disk, then start again"),
         ) from error
+
+
+def unreadable(path: Path, error: OSError) -> LogError:
+    """Return the error that says that a file cannot be read as it is."""
+    return LogError(
+        "the log cannot be read",
+        evidence=f"{path}: {error.strerror}",
+        next_step="give the user this runs as the right to read it, and look after the disk",
+    )
 
 
 def write_all(handle: int, data: bytes, at: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from harvest_lib.errors import LogDamaged, LogError, LogInUse, LogTooNew
-from harvest_lib.pipeline.commit_log.files import replace
+from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
+from harvest_lib.pipeline.commit_log.files import replace, unreadable
 
 VERSION = 1
 _NAME = "log.json"
@@ -51,11 +51,7 @@ def read(folder: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LogError(
-            "the log cannot be read",
-            evidence=f"{path}: {error.strerror}",
-            next_step="give the user this runs as the right to read it, and look after the disk",
-        ) from error
+        raise unreadable(path, error) from error
     try:
         found = json.loads(text)
         version = int(found["version"])

@@ -12,7 +12,14 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
-from harvest_lib.pipeline.commit_log.files import log_path, read_at, segment_files, unfinished_files, write_all
+from harvest_lib.pipeline.commit_log.files import (
+    log_path,
+    read_at,
+    segment_files,
+    unfinished_files,
+    unreadable,
+    write_all,
+)
 from harvest_lib.pipeline.commit_log.index import Block, Kind, Record
 from harvest_lib.pipeline.commit_log.manifest import Closed, Manifest
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
@@ -34,13 +41,9 @@ class Cut:
 
 
 def closed_segment(folder: Path, closed: Closed) -> Segment:
-    """Return a segment that nothing is added to. What is damaged of it shows when it is read."""
+    """Return a segment that nothing is added to. What is damaged of it shows when it is read. Raises LogError."""
     segment = Segment(folder, closed.base, closed.generation, end=closed.end)
-    try:
-        data = segment.index.read_bytes()
-    except FileNotFoundError:
-        data = b""
-    described = index.describe(index.decode(data), closed.base)
+    described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
     if (known := segment.size_bytes) < closed.size_bytes:
         after = segment.blocks[-1].next if segment.blocks else closed.base
@@ -62,12 +65,9 @@ class Found:
 
 
 def active_segment(folder: Path, base: int) -> Found:
-    """Return the segment that is added to, without what is torn of it. Raises LogDamaged."""
+    """Return the segment that is added to, without what is torn of it. Raises LogError."""
     segment = Segment(folder, base, 0, end=base)
-    try:
-        records = index.decode(segment.index.read_bytes())
-    except FileNotFoundError:
-        records = []
+    records = _records_of(segment)
     marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == Kind.MARK), None)
     if marked is None:
         raise LogDamaged(
@@ -90,6 +90,16 @@ def active_segment(folder: Path, base: int) -> Found:
         synced_bytes=described.synced,
         synced_index_bytes=records[marked].end,
     )
+
+
+def _records_of(segment: Segment) -> list[Record]:
+    """Return what its index says, nothing where that is missing. Raises LogError where it may not be read."""
+    try:
+        return index.decode(segment.index.read_bytes())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(segment.index, error) from error
 
 
 def _whole(handle: int, records: list[Record], marked: int) -> int:

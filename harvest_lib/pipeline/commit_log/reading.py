@@ -10,6 +10,7 @@ from pathlib import Path
 from harvest_lib.errors import LogDamaged, LogError, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import manifest
 from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.files import unreadable
 from harvest_lib.pipeline.commit_log.index import Block, Kind
 from harvest_lib.pipeline.commit_log.opening import active_segment, closed_segment
 from harvest_lib.pipeline.commit_log.segment import Segment
@@ -138,6 +139,8 @@ def _look(folder: Path) -> tuple[Segment, ...]:
             if before == found:
                 raise
             continue
+        except OSError as error:
+            raise unreadable(folder, error) from error
         before, found = found, manifest.read(folder)
         if before == found:
             return segments

@@ -17,7 +17,7 @@ from zlib import crc32
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
 from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, Packed, unpack
-from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at, write_all
+from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at, unreadable, write_all
 from harvest_lib.pipeline.commit_log.index import Block, Kind
 
 BLOCK_BYTES = 1 << 17
@@ -53,12 +53,17 @@ class Segment:
         return self.blocks[at] if at < len(self.blocks) else None
 
     def open(self) -> int:
-        """Return a handle to read its entries from. Raises LogDamaged when the file cannot be read."""
+        """Return a handle to read its entries from.
+
+        Raises LogDamaged when the file is missing, LogError when it may not be opened: that can be mended, and is no
+        reason to give its messages up.
+        """
         try:
             return os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise self.damaged(0, range(self.base, self.end), "the file is missing") from error
         except OSError as error:
-            why = "the file is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
-            raise self.damaged(0, range(self.base, self.end), why) from error
+            raise unreadable(self.path, error) from error
 
     def read(self, handle: int, block: Block, begin: int = 0) -> list[Entry]:
         """Return a block's entries, from that offset on. Raises LogDamaged."""
