@@ -28,8 +28,8 @@ def commit_folder(folder: Path) -> Path:
     return folder / "commit"
 
 
-def offsets_folder(folder: Path, writer: str) -> Path:
-    """Return where a writer's offsets are."""
+def offsets_folder(folder: Path, writer: str = "") -> Path:
+    """Return where a writer's offsets are, or those of all of them."""
     return folder / "offsets" / writer
 
 
@@ -56,7 +56,7 @@ class OpenLogs:
             file = parked(self._declaration.folder, declared.name)
             file.path.parent.mkdir(exist_ok=True)
             park = file.add
-        writing = Writing(
+        return Writing(
             declared.name,
             log=self.log,
             offsets=self.offsets[declared.name],
@@ -64,10 +64,6 @@ class OpenLogs:
             batch_messages=declared.settings.batch_messages,
             flush_seconds=self._declaration.settings.flush_seconds,
         )
-        if writing.position > writing.flushed:
-            missing = {"writer": declared.name, "before": writing.position}
-            _log.warning("compacted_before_writer_began", extra=missing)
-        return writing
 
 
 @contextmanager

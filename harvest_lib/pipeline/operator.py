@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog, Compacted, Skipped
+from harvest_lib.pipeline.compacting import undeclared
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
 from harvest_lib.pipeline.entries import message_of
 from harvest_lib.pipeline.message import Message
@@ -77,7 +78,7 @@ def step(declaration: Declaration, writer: str | None = None) -> Sequence[Steppe
             writing, end = logs.writing(each), logs.log.end
             try:
                 with closing(each.open()) as opened_writer:
-                    sent = next(writing.resume(opened_writer, end), None)
+                    sent = next((each for each in writing.resume(opened_writer, end) if each is not None), None)
             finally:
                 writing.flush()
             done.append(
@@ -111,7 +112,8 @@ def compact(declaration: Declaration) -> Compacted:
     with opened(declaration) as logs:
         for offsets in logs.offsets.values():
             offsets.compact()
-        return logs.log.compact(min(logs.writing(each).position for each in declaration.writers))
+        positions = [logs.writing(each).position for each in declaration.writers]
+        return logs.log.compact(min([*positions, *undeclared(declaration).values()]))
 
 
 def skip_damage(declaration: Declaration, offset: int) -> Skipped:

@@ -15,12 +15,13 @@ stops alone: the log then keeps what that one has not acknowledged, and the next
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from enum import Enum
 
 from harvest_lib.deadline import Deadline
 from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.pipeline.compacting import Compactor
 from harvest_lib.pipeline.declaration import Declaration
+from harvest_lib.pipeline.flushing import Flusher
 from harvest_lib.pipeline.opened import OpenLogs, opened
 from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.reading import Reading
@@ -52,42 +53,37 @@ class Pipeline:
         self._settings = declaration.settings
         self._stops_all = {each.name for each in declaration.writers if each.settings.on_error == "stop"}
         self._changed = threading.Condition()
+        self._told = False
         self._stopping = threading.Event()
         self._writers: Sequence[WriterThread] = ()
         self._reader: ReaderThread | None = None
-        self._compactor: threading.Thread | None = None
+        self._flusher: Flusher | None = None
+        self._compactor: Compactor | None = None
 
     def stop(self) -> None:
-        """Ask it to stop and return at once. Safe to repeat, and from a signal handler."""
-        self._stopping.set()
+        """Ask it to stop and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
+        self._told = True
 
     def run(self, *, resume_only: bool = False) -> None:
         """Run until told to stop, or until a reader that ends has ended and all is written.
 
         With `resume_only` the reader never starts. Raises PipelineError, or another HarvestError that stopped it.
         """
-        declared = self._declaration
         left: Sequence[str] = ()
-        with ExitStack() as closing:
-            logs = closing.enter_context(opened(declared))
-            self._writers = [
-                WriterThread(
-                    logs.writing(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping
-                )
-                for each in declared.writers
-            ]
-            self._enter(State.RESUMING)
-            try:
-                for writer in self._writers:
-                    writer.start()
-                if self._resumed() and not resume_only:
-                    self._flow(logs)
-            finally:
-                left = self._shut_down()
-                logs.abandoned = bool(left)
-                if self._compactor is not None:
-                    self._compactor.join()
-        self._enter(State.STOPPED)
+        try:
+            with opened(self._declaration) as logs:
+                try:
+                    self._start(logs)
+                    if self._resumed() and not resume_only:
+                        self._flow(logs)
+                finally:
+                    left = self._shut_down()
+                    logs.abandoned = bool(left)
+        except HarvestError:
+            self._report(left)  # that the logs could not be closed does not hide what stopped it
+            raise
+        finally:
+            self._enter(State.STOPPED)
         self._report(left)
 
     # -- the states
@@ -96,10 +92,24 @@ class Pipeline:
         self.state = state
         _log.info(f"pipeline_{state.value}", extra={"pipeline": self._declaration.name})
 
+    def _start(self, logs: OpenLogs) -> None:
+        """Have writers resume."""
+        self._writers = [
+            WriterThread(logs.writing(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping)
+            for each in self._declaration.writers
+        ]
+        writings = [each.writing for each in self._writers]
+        flush_seconds = self._settings.flush_seconds
+        self._flusher = Flusher(logs.log, writings, flush_seconds=flush_seconds, changed=self._changed)
+        self._enter(State.RESUMING)
+        self._flusher.start()
+        for writer in self._writers:
+            writer.start()
+
     def _resumed(self) -> bool:
         """Wait until all writers stand at the log's end; False if one fails, or if told to stop."""
         self._await(lambda: all(each.resumed for each in self._writers) or self._some_failed())
-        return all(each.resumed for each in self._writers) and not self._some_failed() and not self._stopping.is_set()
+        return all(each.resumed for each in self._writers) and not self._some_failed() and not self._told
 
     def _flow(self, logs: OpenLogs) -> None:
         """Have the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
@@ -108,7 +118,7 @@ class Pipeline:
             logs.log,
             changed=self._changed,
             slowest=self._slowest,
-            flushed=lambda: min(each.writing.flushed for each in self._writers),
+            flushed=self._flushed,
             most_ahead=self._settings.most_ahead,
             recent=logs.recent,
         )
@@ -116,10 +126,10 @@ class Pipeline:
             reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping
         )
         reader.start()
-        self._compactor = threading.Thread(target=self._compact, args=(logs,), name="compactor", daemon=True)
+        self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed)
         self._compactor.start()
         self._await(lambda: not reader.at_work or self._must_stop())
-        if reader.failure is None and not self._must_stop() and not self._stopping.is_set():
+        if reader.failure is None and not self._must_stop() and not self._told:
             for writer in self._writers:
                 writer.finish(None)
             self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
@@ -130,21 +140,24 @@ class Pipeline:
         self._enter(State.STOPPING)
         seconds, left = self._settings.shutdown_seconds, []
         whole, for_bulks = Deadline(seconds), Deadline(seconds * _WRITERS_PART)
+        if self._compactor is not None:
+            self._compactor.stop()
         if self._reader is not None and not self._reader.join(for_bulks.remaining_seconds):
             left.append("the reader")
         for writer in self._writers:
             writer.finish(for_bulks)
         left += [f"writer `{each.writing.name}`" for each in self._writers if not each.join(whole.remaining_seconds)]
+        if self._flusher is not None:
+            self._flusher.stop()
         if self._reader is not None and "the reader" not in left:
             self._reader.close()
         return left
 
     def _report(self, left: Sequence[str]) -> None:
         """Raise what stopped the pipeline, if anything did."""
-        failures = [] if self._reader is None else [self._reader.failure]
-        for failure in [*failures, *(each.failure for each in self._writers)]:
-            if failure is not None:
-                raise failure
+        for each in (self._reader, *self._writers, self._flusher):
+            if each is not None and each.failure is not None:
+                raise each.failure
         if left:
             raise PipelineError(
                 f"{' and '.join(left)} did not end in time",
@@ -154,31 +167,26 @@ class Pipeline:
 
     # -- what they ask of each other
 
+    def _folder_failed(self) -> bool:
+        return self._flusher is not None and self._flusher.failure is not None
+
     def _some_failed(self) -> bool:
-        return any(each.failure is not None for each in self._writers)
+        return self._folder_failed() or any(each.failure is not None for each in self._writers)
 
     def _must_stop(self) -> bool:
         failed = {each.writing.name for each in self._writers if each.failure is not None}
-        return bool(failed & self._stops_all) or len(failed) == len(self._writers)
+        return self._folder_failed() or bool(failed & self._stops_all) or len(failed) == len(self._writers)
 
     def _slowest(self) -> int | None:
         return min((each.writing.position for each in self._writers if each.at_work), default=None)
 
+    def _flushed(self) -> int:
+        return min(each.writing.flushed for each in self._writers)
+
     def _await(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds, or until told to stop. Short waits let Python run signal handlers."""
-        while not self._stopping.is_set():
+        while not self._told:
             with self._changed:
                 if condition():
                     return
                 self._changed.wait(_TICK_SECONDS)
-
-    def _compact(self, logs: OpenLogs) -> None:
-        """Compact what all writers have passed, now and then. What keeps it from that is no reason to stop."""
-        every = self._settings.commit_log.compact_seconds
-        while every and not self._stopping.wait(every):
-            try:
-                compacted = logs.log.compact(min(each.writing.flushed for each in self._writers))
-            except (HarvestError, OSError) as error:
-                _log.warning("commit_log_not_compacted", extra={"reason": str(error)})
-            else:
-                _log.debug("commit_log_compacted", extra={"what": str(compacted)})

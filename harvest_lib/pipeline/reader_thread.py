@@ -50,8 +50,10 @@ class ReaderThread:
                 self._reading.tell(self._reader)
         except Exception as error:  # noqa: BLE001 - it will be told again; all that was to be kept is
             _log.warning("reader_not_told", extra={"reason": str(error)})
-        finally:
+        try:
             self._reader.close()
+        except Exception as error:  # noqa: BLE001 - it hides nothing of what stopped the pipeline
+            _log.warning("reader_not_closed", extra={"reason": str(error)})
 
     def _run(self) -> None:
         try:

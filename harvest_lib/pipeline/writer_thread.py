@@ -87,14 +87,16 @@ class WriterThread:
     def _resume(self, writer: Writer) -> bool:
         """Send what lies before the log's end, a message at a time; False if told to stop meanwhile."""
         end, sent = self._log.end, 0
-        for _ in self.writing.resume(writer, end):
-            sent += 1
+        for message in self.writing.resume(writer, end):
+            sent += message is not None
             self.writing.flush_if_due()
             if self._stopping.is_set():
                 return False
         self.writing.flush()
         if sent:
             _log.info("writer_resumed", extra={"writer": self.writing.name, "messages": sent, "at": end})
+        if self.writing.missed:
+            _log.warning("not_in_the_log", extra={"writer": self.writing.name, "messages": self.writing.missed})
         with self._changed:
             self.resumed = True
             self._changed.notify_all()

@@ -7,6 +7,7 @@ Promises
   before it is written, and counts.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -22,7 +23,7 @@ from harvest_lib.pipeline.transforms import TransformFailed
 
 
 class Writing:
-    """Used by one thread; `position` and `flushed` may be read by others."""
+    """Used by one thread; others may read `position` and `flushed`, and flush."""
 
     def __init__(
         self,
@@ -48,20 +49,25 @@ class Writing:
         """The first offset that is not acknowledged."""
         self.flushed = offsets.position
         """All before it would still be acknowledged after a kill."""
+        self.missed = self.position - offsets.position
+        """How many offsets were compacted away, or given up, before this writer came to them; known once it resumed."""
         self._flushed_at = clock()
+        self._flushing = threading.Lock()
 
-    def resume(self, writer: Writer, end: int) -> Iterator[Message]:
-        """Write what there is before `end`, one message at a time; yield each once it was taken.
+    def resume(self, writer: Writer, end: int) -> Iterator[Message | None]:
+        """Write what there is before `end`, one message at a time.
 
-        Raises PipelineError, and stands at the message that was not taken.
+        Yields each once it was taken, and None for what the writer does not get. Raises PipelineError, and stands at
+        the message that was not taken.
         """
         for entry in self._log.read(self.position, end):
+            self.missed += entry.offset - self.position
             message = self._message(entry)
             if message is not None:
                 self._write(writer, [message])
             self._acknowledge([entry])
-            if message is not None:
-                yield message
+            yield message
+        self.missed += max(0, end - self.position)
         self.position = max(self.position, end)
 
     def bulk(self, writer: Writer, end: int) -> None:
@@ -109,10 +115,11 @@ class Writing:
 
     def flush(self) -> None:
         """Have what was acknowledged stay so, whatever happens."""
-        position = self.position
-        self._offsets.flush()  # which has the log on the disk before
-        self.flushed = position
-        self._flushed_at = self._clock()
+        with self._flushing:
+            position = self.position
+            self._offsets.flush()  # which has the log on the disk before
+            self.flushed = position
+            self._flushed_at = self._clock()
 
     def flush_if_due(self) -> None:
         """Flush what was acknowledged an interval ago."""

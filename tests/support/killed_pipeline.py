@@ -140,12 +140,13 @@ def _note(file: Path, line: str) -> None:
 
 def _child(kill_at: int, folder: Path) -> None:
     events = Events(kill_at)
-    flush = Writing.flush
+    flush, one_at_a_time = Writing.flush, threading.Lock()
 
     def noted_flush(self: Writing) -> None:
         events.happened()
-        flush(self)
-        _note(folder / self.name, f"F {self.flushed}\n")
+        with one_at_a_time:
+            flush(self)
+            _note(folder / self.name, f"F {self.flushed}\n")
         events.happened()
 
     Writing.flush = noted_flush

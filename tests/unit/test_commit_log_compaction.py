@@ -126,6 +126,30 @@ def test_many_blocks_are_compacted(folder, monkeypatch):
         assert log.compact(340).segments == 0
 
 
+@pytest.mark.parametrize("up_to", [10, 28])
+def test_a_compaction_that_is_not_to_go_on_changes_nothing_by_halves(folder, monkeypatch, up_to):
+    for module in ("segment", "log"):
+        monkeypatch.setattr(f"harvest_lib.pipeline.commit_log.{module}.BLOCK_BYTES", 2 * ENTRY_BYTES)
+    with CommitLog.open(folder, segment_bytes=9 * ENTRY_BYTES) as log:
+        appended(log, OLD + ACTIVE)
+        log.roll()
+        every = found(log)
+        for asked in range(100):
+            answers = iter([True] * asked)
+            log.compact(up_to, going_on=lambda answers=answers: next(answers, False))
+            left = found(log)
+            assert set(left) <= set(every)
+            assert set(left) >= {each for each in every if each[0] >= up_to}
+            assert {path.name for path in folder.glob("0*")} == {
+                path.name for each in log._segments for path in (each.path, each.index)
+            }
+            if next(answers, None):
+                break
+        kept = {max(at for at, key in every if key == each) for each in "ABC"}
+        assert left == [each for each in every if each[0] >= up_to or each[0] in kept]
+    assert asked > 5
+
+
 def test_who_reads_goes_on_reading(folder):
     with CommitLog.open(folder, segment_bytes=5 * ENTRY_BYTES) as log:
         appended(log, OLD + ACTIVE)

@@ -4,15 +4,19 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.pipelines import Running, Script, Taking, declared, message, messages
 from support.waiting import eventually
 
-from harvest_lib.errors import PipelineError
+from harvest_lib.errors import LogUnwritable, PipelineError
 from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.flushing import Flusher
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.pipeline.opened import parked
+from harvest_lib.pipeline.offset_log import OffsetLog
+from harvest_lib.pipeline.opened import opened, parked
 from harvest_lib.pipeline.pipeline import Pipeline, State
 
 
@@ -29,6 +33,102 @@ def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
     assert running.failure is None
     assert slow.offsets == fast.offsets == list(range(100))
     assert all(each.behind == 0 for each in operator.standing(declaration).writers)
+
+
+def test_asking_to_stop_takes_no_lock():
+    """A signal's handler asks, and what it interrupts may hold any."""
+    pipeline = Pipeline(declared(Path("unused"), Script(), {}))
+    asking = threading.Thread(target=pipeline.stop, daemon=True)
+    with pipeline._stopping._cond, pipeline._changed:
+        asking.start()
+        asking.join(5)
+        assert not asking.is_alive()
+
+
+class AtSecond(Taking):
+    """Takes a bulk, and waits at the second."""
+
+    def write(self, batch):
+        super().write(batch)
+        self.gate.clear()
+
+
+def test_what_was_acknowledged_is_flushed_in_time_while_a_bulk_takes_long(tmp_path):
+    slow = Taking()
+    slow.refuses = lambda batch: slow.gate.wait(30) and False if batch[0].offset else slow.gate.clear()
+    settings = {"slow": {"batch_messages": 10}}
+    declaration = declared(
+        tmp_path, Script(messages("A" * 20), batch=20, ends=False), {"slow": slow}, settings=settings
+    )
+    running = Running(declaration)
+    eventually(lambda: operator.standing(declaration).writers[0].position == 10)
+    assert slow.offsets == list(range(10)), "it is at the second bulk"
+    slow.gate.set()
+    running.stop()
+    assert running.failure is None
+
+
+def test_offsets_that_cannot_be_flushed_stop_the_pipeline_while_a_bulk_takes_long(tmp_path, monkeypatch):
+    slow, reader = AtSecond(), Script(messages("A" * 20), batch=20, ends=False)
+    settings = {"slow": {"batch_messages": 10, "on_error": "stop_writer"}}
+    running = Running(declared(tmp_path, reader, {"slow": slow}, settings=settings, flush=0.5))
+    eventually(lambda: len(slow.offsets) == 10)
+
+    def full(self):
+        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
+
+    monkeypatch.setattr(OffsetLog, "flush", full)
+    eventually(lambda: running.pipeline.state is State.STOPPING)
+    slow.gate.set()
+    running.wait()
+    assert isinstance(running.failure, LogUnwritable)
+
+
+def test_what_was_appended_is_synced_in_time_while_a_source_says_nothing(tmp_path):
+    with CommitLog.open(tmp_path / "log", sync_seconds=0.05) as log:
+        flusher = Flusher(log, [], flush_seconds=0.05, changed=threading.Condition())
+        flusher.start()
+        log.append([(1, 1, b"A", b"{}")])
+        assert log.synced == 0
+        eventually(lambda: log.synced == 1)
+        flusher.stop()
+
+
+def test_a_reader_that_cannot_be_closed_hides_no_failure(tmp_path):
+    class Unclosable(Script):
+        def close(self):
+            raise ConnectionError("the source is gone")
+
+    c0 = Taking()
+    Pipeline(declared(tmp_path, Unclosable(messages("AA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Unclosable(messages("AAAA")), {"c0": c0})).run()
+
+
+def test_logs_that_cannot_be_closed_hide_no_failure(tmp_path, monkeypatch):
+    def fails(self):
+        close(self)
+        raise LogUnwritable("cannot have the log on the disk", evidence="EIO", next_step="look after the disk")
+
+    close = OffsetLog.close
+    monkeypatch.setattr(OffsetLog, "close", fails)
+    c0 = Taking()
+    with pytest.raises(LogUnwritable):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
+
+
+def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
+    """So it can be told to stop between any two of the log's messages."""
+    declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
+    Pipeline(declaration).run()
+    new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})
+    with opened(new) as logs:
+        steps = list(logs.writing(new.writers[0]).resume(Taking(), logs.log.end))
+    assert [each and each.offset for each in steps] == [None, None, 2, None]
 
 
 def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -20,17 +20,21 @@ class Compacted:
     freed_bytes: int
 
 
-def smaller(segment: Segment, up_to: int, kept: Sequence[int]) -> Segment | None:
+class Stopped(Exception):
+    """It is not to go on."""
+
+
+def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> Segment | None:
     """Write what is left of a segment without the entries below `up_to` that are not among those kept, ascending.
 
     Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
-    nothing to leave out. Raises LogDamaged, OSError; then nothing is left behind.
+    nothing to leave out. Raises LogDamaged, OSError, and Stopped once `going_on` says no; then nothing is left behind.
     """
     with ExitStack() as held:
         left: list[list[Entry]] = []
         less, handle = False, -1
         below = [block for block in segment.blocks if block.first < up_to]
-        for block in below:
+        for block in _while(going_on, below):
             if block.kind == Kind.PASSED_OVER or (block.next <= up_to and not _has_any(kept, block)):
                 less = True
                 continue
@@ -51,12 +55,20 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int]) -> Segment | None
                 handle = segment.open()
                 held.callback(os.close, handle)
             newest = {key: at for key, at in segment.newest.items() if at >= up_to or _has(kept, at)}
+            copied = ((segment.read_bytes(handle, each), each) for each in _while(going_on, above))
             try:
-                _write(compacted, left, newest, ((segment.read_bytes(handle, each), each) for each in above))
+                _write(compacted, left, newest, copied)
             except BaseException:
                 remove(compacted)
                 raise
         return compacted
+
+
+def _while(going_on: Callable[[], bool], blocks: Iterable[Block]) -> Iterator[Block]:
+    for block in blocks:
+        if not going_on():
+            raise Stopped
+        yield block
 
 
 def remove(segment: Segment) -> None:

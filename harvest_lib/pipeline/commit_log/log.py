@@ -202,11 +202,12 @@ class CommitLog(LogView):
 
     # -- taking away
 
-    def compact(self, up_to: int) -> Compacted:
+    def compact(self, up_to: int, *, going_on: Callable[[], bool] = lambda: True) -> Compacted:
         """Drop from closed segments what is before an offset and not the newest of its key in any of them.
 
         Offsets stay as they are, and who reads goes on reading. The newest of each key is read first: nothing is
-        dropped for one that is damaged. Raises LogDamaged, LogUnwritable; the segments done by then are compacted.
+        dropped for one that is damaged. It ends early once `going_on` says no. Raises LogDamaged, LogUnwritable; the
+        segments done by then are compacted.
         """
         if up_to > self.end:
             raise OffsetBeyondLog(
@@ -227,7 +228,10 @@ class CommitLog(LogView):
                 if segment.base >= up_to:
                     break
                 with writing(self.folder, "compact the log"):
-                    compacted = compaction.smaller(segment, up_to, kept)
+                    try:
+                        compacted = compaction.smaller(segment, up_to, kept, going_on)
+                    except compaction.Stopped:
+                        break
                     if compacted is not None:
                         self._exchange(segment, compacted)
                         segments, freed = segments + 1, freed + segment.size_bytes - compacted.size_bytes
