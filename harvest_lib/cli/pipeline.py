@@ -18,6 +18,7 @@ from harvest_lib.pipeline import extended_json, operator
 from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.diagram import drawn, explained
 from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.opened import offsets_folder
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.tuning import tune_collector
 
@@ -78,8 +79,10 @@ def status(file: _File, as_json: Json = False) -> None:
         | {"parked": each.parked}
         for each in standing.writers
     ]
+    undeclared = [{"writer": name, "next": position} for name, position in standing.undeclared.items()]
     if as_json:
-        typer.echo(json.dumps({"begin": standing.begin, "end": standing.end, "writers": writers}))
+        shown = {"begin": standing.begin, "end": standing.end, "writers": writers, "undeclared": undeclared}
+        typer.echo(json.dumps(shown))
         return
     table = Table("writer", "adaptor", "next", "behind", "parked")
     for each in writers:
@@ -87,7 +90,13 @@ def status(file: _File, as_json: Json = False) -> None:
         table.add_row(*map(Text, texts))
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"commit log: offsets {standing.begin:,} to {standing.end:,}, that one excluded")
+    last = "is empty" if standing.begin == standing.end else f"has offsets {standing.begin:,} to {standing.end - 1:,}"
+    console.print(f"the commit log {last}; the next message gets {standing.end:,}")
+    for name, position in standing.undeclared.items():
+        kept = (
+            f"{printable(name)} is not declared: the log is kept for it from {position:,} on; to give that up, remove"
+        )
+        console.print(Text(f"{kept} {printable(str(offsets_folder(declaration.folder, name)))}"))
 
 
 @app.command()
@@ -134,9 +143,15 @@ def show(
     found = _RANGE.fullmatch(offsets)
     if found is None:
         raise typer.BadParameter("write the first offset and the last, as in 9..15", param_hint="X..Y")
-    first = int(found[1])
-    for message in operator.messages(load(file), first, int(found[2] or first)):
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first:
+        raise typer.BadParameter(f"the first offset comes first: {last}..{first}", param_hint="X..Y")
+    shown = 0
+    for message in operator.messages(load(file), first, last):
         typer.echo(json.dumps(_as_json(message)) if as_json else _line(message, with_data=True))
+        shown += 1
+    if not shown:
+        typer.echo("none of these is in the log any more: they were compacted away, or given up", err=True)
 
 
 @app.command()
@@ -180,7 +195,9 @@ def compact(file: _File) -> None:
 
     Example:  harvest pipeline compact -f flights.yaml
     """
-    typer.echo(str(operator.compact(load(file))))
+    compacted = operator.compact(load(file))
+    segments = f"{compacted.segments:,} segment{'' if compacted.segments == 1 else 's'}"
+    typer.echo(f"{segments} of the commit log compacted, {compacted.freed_bytes:,} bytes freed; offsets compacted")
 
 
 def _run(pipeline: Pipeline, *, resume_only: bool = False) -> None:

@@ -13,6 +13,7 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.offset_log import flushed_position
 from harvest_lib.pipeline.opened import offsets_folder
+from harvest_lib.pipeline.stopped import in_a_line
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,6 @@ class Compactor:
                 up_to = min([self._flushed(), *undeclared(self._declaration).values()])
                 compacted = self._log.compact(up_to, going_on=lambda: not self._ended.is_set())
             except (HarvestError, OSError) as error:
-                _log.warning("commit_log_not_compacted", extra={"reason": str(error)})
+                _log.warning("commit_log_not_compacted", extra={"reason": in_a_line(error)})
             else:
                 _log.debug("commit_log_compacted", extra={"what": str(compacted)})

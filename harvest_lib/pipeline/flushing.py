@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stopped import stopped_by
+from harvest_lib.pipeline.stopped import in_a_line, stopped_by
 from harvest_lib.pipeline.writing import Writing
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Flusher:
                 for writing in self._writings:
                     writing.flush_if_due()
         except BaseException as error:  # noqa: BLE001 - reported by the pipeline
-            _log.error("flush_failed", extra={"reason": str(error)})
+            _log.error("flush_failed", extra={"reason": in_a_line(error)})
             with self._changed:
                 self.failure = stopped_by(error, "the pipeline's folder failed")
                 self._changed.notify_all()

@@ -4,7 +4,7 @@ Looking takes no lock, so it may be done while the pipeline runs. All else opens
 refused while one has it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -37,6 +37,8 @@ class Standing:
     begin: int
     end: int
     writers: Sequence[WriterStanding]
+    undeclared: Mapping[str, int]
+    """The positions of writers that have offsets and are not declared: the log is kept for them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +55,37 @@ def standing(declaration: Declaration) -> Standing:
     """Return where a pipeline stands."""
     folder = declaration.folder
     if not CommitLog.is_there(commit_folder(folder)):
-        return Standing(begin=0, end=0, writers=[_stands(declaration, each, 0) for each in declaration.writers])
-    log = CommitLog.look(commit_folder(folder))
-    begin, end = log.begin, log.end
-    return Standing(begin=begin, end=end, writers=[_stands(declaration, each, end) for each in declaration.writers])
+        begin = end = 0
+    else:
+        log = CommitLog.look(commit_folder(folder))
+        begin, end = log.begin, log.end
+    writers = [_stands(declaration, each, end) for each in declaration.writers]
+    return Standing(begin=begin, end=end, writers=writers, undeclared=undeclared(declaration))
 
 
 def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
-    """Yield the messages from one offset to another, both included, as the reader sent them down."""
+    """Yield the messages from one offset to another, both included, as the reader sent them down.
+
+    What was compacted away is missing. Raises PipelineError where the log ends before the first.
+    """
     _require_log(declaration)
-    for entry in CommitLog.look(commit_folder(declaration.folder)).read(first, last + 1):
+    log = CommitLog.look(commit_folder(declaration.folder))
+    if first >= log.end:
+        raise PipelineError(
+            f"the log has no offset {first} yet",
+            evidence=f"the next message gets offset {log.end}",
+            next_step=f"give offsets from {log.begin} on, below {log.end}" if log.begin < log.end else "run it first",
+        )
+    for entry in log.read(first, last + 1):
         yield message_of(entry)
 
 
-def step(declaration: Declaration, writer: str | None = None) -> Sequence[Stepped]:
-    """Send each writer that is behind, or the one named, its next message.
+def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
+    """Send each writer that is behind, or the one named, its next message, as what became of the one before is taken.
 
-    Raises PipelineError where it is not taken; those before it in the declaration have had theirs.
+    Raises PipelineError where it is not taken.
     """
     _require_log(declaration)
-    done = []
     with opened(declaration) as logs:
         for each in _chosen(declaration, writer):
             writing, end = logs.writing(each), logs.log.end
@@ -81,10 +94,8 @@ def step(declaration: Declaration, writer: str | None = None) -> Sequence[Steppe
                     sent = next((each for each in writing.resume(opened_writer, end) if each is not None), None)
             finally:
                 writing.flush()
-            done.append(
-                Stepped(writer=each.name, sent=sent, position=writing.position, behind=max(0, end - writing.position))
-            )
-    return done
+            behind = max(0, end - writing.position)
+            yield Stepped(writer=each.name, sent=sent, position=writing.position, behind=behind)
 
 
 def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> Writing:

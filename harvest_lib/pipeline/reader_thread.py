@@ -7,7 +7,7 @@ from collections.abc import Callable
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.reading import Reading
-from harvest_lib.pipeline.stopped import stopped_by
+from harvest_lib.pipeline.stopped import in_a_line, stopped_by
 
 _log = logging.getLogger(__name__)
 
@@ -49,18 +49,18 @@ class ReaderThread:
             if self.failure is None:
                 self._reading.tell(self._reader)
         except Exception as error:  # noqa: BLE001 - it will be told again; all that was to be kept is
-            _log.warning("reader_not_told", extra={"reason": str(error)})
+            _log.warning("reader_not_told", extra={"reason": in_a_line(error)})
         try:
             self._reader.close()
         except Exception as error:  # noqa: BLE001 - it hides nothing of what stopped the pipeline
-            _log.warning("reader_not_closed", extra={"reason": str(error)})
+            _log.warning("reader_not_closed", extra={"reason": in_a_line(error)})
 
     def _run(self) -> None:
         try:
             self._reader = self._open()
             self._reading.run(self._reader, self._stopping)
         except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
-            _log.error("reader_failed", extra={"reason": str(error)})
+            _log.error("reader_failed", extra={"reason": in_a_line(error)})
             self.failure = stopped_by(error, "the reader failed")
         finally:
             with self._changed:

@@ -7,9 +7,8 @@ Promises
 
 from collections.abc import Callable, Sequence
 
-from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.entries import NOOP, message_of, op_of
+from harvest_lib.pipeline.entries import is_noop, message_of
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.recent import Recent
@@ -18,10 +17,6 @@ from harvest_lib.pipeline.transforms.loading import is_ready
 
 Park = Callable[[Message, str], None]
 """Sets a message aside for good, with the reason."""
-
-
-class Unreadable(Exception):
-    """An entry holds no message."""
 
 
 class Routing:
@@ -48,16 +43,13 @@ class Routing:
         wanted = self._wanted.get(entry.key)
         if wanted is None:
             wanted = self._wanted[entry.key] = self._namespace.matches(entry.key.decode(errors="replace"))
-        return wanted and op_of(entry) is not NOOP
+        return wanted and not is_noop(entry)
 
     def message(self, entry: Entry) -> Message | None:
         """Return what the writer gets of an entry. Raises TransformFailed, and Unreadable."""
         if not self.wants(entry):
             return None
-        try:
-            message = (self._recent.get(entry.offset) if self._recent is not None else None) or message_of(entry)
-        except (ValueError, HarvestError) as error:
-            raise Unreadable(str(error)) from error
+        message = (self._recent.get(entry.offset) if self._recent is not None else None) or message_of(entry)
         if not self._transforms:
             return message
         try:

@@ -1,6 +1,13 @@
-"""What is told of an error that stopped a pipeline."""
+"""What is told of an error that stopped a pipeline, and what is noted of it in a line."""
 
 from harvest_lib.errors import HarvestError, PipelineError
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return what went wrong and how that is known: what to do about it is told where a person reads."""
+    if isinstance(error, HarvestError):
+        return "; ".join(filter(None, [error.cause, error.evidence]))
+    return f"{type(error).__name__}: {error}"
 
 
 def stopped_by(error: BaseException, otherwise: str) -> HarvestError:
@@ -9,7 +16,7 @@ def stopped_by(error: BaseException, otherwise: str) -> HarvestError:
         return error
     told = PipelineError(
         otherwise,
-        evidence=f"{type(error).__name__}: {error}",
+        evidence=in_a_line(error),
         next_step="mend that, and run it again: nothing that was acknowledged is lost, and it resumes where it stood",
     )
     told.__cause__ = error

@@ -12,7 +12,7 @@ from harvest_lib.deadline import Deadline
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stopped import stopped_by
+from harvest_lib.pipeline.stopped import in_a_line, stopped_by
 from harvest_lib.pipeline.writing import Writing
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,9 @@ class WriterThread:
             step()
         except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
             writing = self.writing
-            _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": str(error)})
+            _log.error(
+                "writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": in_a_line(error)}
+            )
             self.failure = self.failure or stopped_by(error, otherwise)
 
     def _write(self) -> None:

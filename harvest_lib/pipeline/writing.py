@@ -16,9 +16,11 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.entries import Unreadable
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.pipeline.routing import Routing, Unreadable
+from harvest_lib.pipeline.routing import Routing
+from harvest_lib.pipeline.stopped import in_a_line
 from harvest_lib.pipeline.transforms import TransformFailed
 
 
@@ -103,13 +105,14 @@ class Writing:
             raise PipelineError(
                 f"writer `{self.name}` waits for no message at offset {offset}",
                 evidence=f"it stands at {self.position}, and the next offset of the log is {self._log.end}",
-                next_step="look where it stands with `harvest pipeline status`",
+                next_step="look where it stands with `harvest pipeline status -f FILE`",
             )
         if found.offset != offset:
             raise PipelineError(
                 f"the next message for writer `{self.name}` is not the one at offset {offset}",
                 evidence=f"it is the one at offset {found.offset}",
-                next_step="send that one with `harvest pipeline resume --step`, or acknowledge it first",
+                next_step=f"send that one with `harvest pipeline resume --step --writer {self.name} -f FILE`, or "
+                "acknowledge it first",
             )
         self._acknowledge([found])
 
@@ -137,7 +140,7 @@ class Writing:
                 f"a transform of writer `{self.name}` failed at offset {entry.offset}: {error.name}",
                 evidence=f"it {error.reason}",
                 next_step="correct the transform and run the pipeline again; or `on_transform_error: park`; or "
-                f"`harvest pipeline ack {entry.offset} --without-sending --writer {self.name}`",
+                f"`harvest pipeline ack {entry.offset} --without-sending --writer {self.name} -f FILE`",
             ) from error
         except OSError as error:
             raise PipelineError(
@@ -148,8 +151,9 @@ class Writing:
         except Unreadable as error:
             raise PipelineError(
                 f"writer `{self.name}` cannot be sent offset {entry.offset}: it holds no message",
-                evidence=str(error),
-                next_step=f"`harvest pipeline ack {entry.offset} --without-sending --writer {self.name}` goes past it",
+                evidence=error.evidence,
+                next_step=f"{error.next_step}; or go past it: `harvest pipeline ack {entry.offset} --without-sending "
+                f"--writer {self.name} -f FILE`",
             ) from error
 
     def _write(self, writer: Writer, messages: Sequence[Message]) -> None:
@@ -160,14 +164,12 @@ class Writing:
         except BaseException as error:  # one that ends its thread would end the writer unnoticed
             first, last = messages[0].offset, messages[-1].offset
             what = f"offset {first}" if first == last else f"offsets {first} to {last}"
-            reason = error.cause if isinstance(error, HarvestError) else f"{type(error).__name__}: {error}"
-            evidence = "; ".join(filter(None, [reason, getattr(error, "evidence", "")]))
             advice = f"{error.next_step}; then run it again, " if isinstance(error, HarvestError) else "run it again: "
             raise PipelineError(
                 f"writer `{self.name}` did not take {what}",
-                evidence=evidence,
+                evidence=in_a_line(error),
                 next_step=f"{advice}it goes on one message at a time; look at them with `harvest pipeline show "
-                f"{first}..{last}`",
+                f"{first}..{last} -f FILE`",
             ) from error
 
     def _acknowledge(self, entries: Sequence[Entry]) -> None:

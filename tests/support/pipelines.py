@@ -117,7 +117,7 @@ class Running:
     def __init__(self, declaration, **how):
         self.pipeline = Pipeline(declaration)
         self.failure = None
-        self._thread = threading.Thread(target=self._run, kwargs=how)
+        self._thread = threading.Thread(target=self._run, kwargs=how, daemon=True)
         self._thread.start()
 
     def _run(self, **how):

@@ -129,6 +129,7 @@ def test_looking_is_possible_while_it_runs_and_nothing_else(harvest, place):
         (["ack", "1"], "--without-sending"),
         (["ack", "-1", "--without-sending"], "-1"),
         (["show", "9-15"], "9..15"),
+        (["show", "15..9"], "first"),
         (["resume", "--writer", "plain"], "--step"),
     ],
 )
@@ -136,6 +137,30 @@ def test_what_is_off_on_the_command_line_is_told(place, arguments, message):
     done = CliRunner().invoke(app, ["pipeline", *arguments, "-f", str(place / "flights.yaml")])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_what_was_done_is_told_in_words(harvest, place):
+    assert "the commit log is empty; the next message gets 0" in harvest("status")
+    harvest("run", raises=PipelineError)
+    end = json.loads(harvest("status", "--json"))["end"]
+    assert f"the commit log has offsets 0 to {end - 1}; the next message gets {end}" in harvest("status")
+    assert harvest("compact") == "0 segments of the commit log compacted, 0 bytes freed; offsets compacted\n"
+    with pytest.raises(AssertionError, match=r"plain: nothing to send; next is offset \d+, 0 behind"):
+        harvest("resume", "--step")  # the first writer's outcome is told, though the second's is an error
+    (place / "flights.yaml").write_text(DECLARED.format(folder=place, follow="false").partition("  checked:")[0])
+    assert "checked is not declared: the log is kept for it from 3 on" in " ".join(harvest("status").split())
+    assert json.loads(harvest("status", "--json"))["undeclared"] == [{"writer": "checked", "next": 3}]
+
+
+def test_offsets_that_are_gone_or_never_were_are_told(harvest, place):
+    (place / "checks_of_this_test.py").write_text("def whole(message):\n    return message\n")
+    (place / "in.jsonl").write_text("".join(json.dumps({"id": number}) + "\n" for number in range(200)))
+    harvest("run")
+    assert re.match(r"[1-9] segments of the commit log compacted, [1-9],\d{3} bytes freed", harvest("compact"))
+    assert "they were compacted away" in harvest("show", "0..3")
+    told = harvest("show", "5000", raises=PipelineError)
+    assert "the log has no offset 5000 yet" in told
+    assert "the next message gets offset 20" in told
 
 
 def test_what_cannot_be_is_told(harvest):

@@ -11,6 +11,8 @@ from support.waiting import eventually
 
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew, LogUnwritable, OffsetBeyondLog, PipelineError
 from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.entries import packed
 from harvest_lib.pipeline.opened import commit_folder, offsets_folder
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
@@ -80,7 +82,11 @@ def test_one_process_at_a_time_has_a_pipeline(tmp_path):
     running = Running(declared(tmp_path, Script(messages("AA"), ends=False), {"c0": c0}))
     eventually(lambda: c0.offsets)
     declaration = declared(tmp_path, Script(), {"c0": Taking()})
-    for call in (Pipeline(declaration).run, lambda: operator.step(declaration), lambda: operator.compact(declaration)):
+    for call in (
+        Pipeline(declaration).run,
+        lambda: list(operator.step(declaration)),
+        lambda: operator.compact(declaration),
+    ):
         with pytest.raises(LogInUse):
             call()
     assert operator.standing(declaration).end == 2
@@ -110,6 +116,23 @@ def test_damage_is_named_with_file_and_byte_and_an_operator_may_skip_it(tmp_path
     assert offset in skipped.given_up
     Pipeline(declaration).run()
     assert stuck.offsets == [each for each in range(total) if each not in skipped.given_up]
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "why"), [(0b11101, b"{}", "mode byte 29"), (1, b"[]", "list"), (1, b"{", "not extended JSON")]
+)
+def test_an_entry_that_holds_no_message_is_told_and_may_be_acknowledged_unsent(tmp_path, mode, data, why):
+    with CommitLog.open(commit_folder(tmp_path)) as log:
+        log.append([(1, mode, b"A", data), *packed([message("A", 1)])])
+    reader, c0 = Script(messages("AAA")), Taking()
+    declaration = declared(tmp_path, reader, {"c0": c0})
+    with pytest.raises(PipelineError, match=rf"(?s)offset 0: it holds no message.*{why}.*ack 0 --without-sending"):
+        Pipeline(declaration).run()
+    with pytest.raises(PipelineError, match=rf"(?s)offset 0 of the log holds no message.*{why}"):
+        list(operator.messages(declaration, 0, 1))
+    operator.acknowledge(declaration, 0)
+    Pipeline(declaration).run()
+    assert c0.offsets == [1, 2]
 
 
 def test_a_log_of_a_later_version_is_left_alone(tmp_path):

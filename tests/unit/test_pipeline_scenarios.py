@@ -93,7 +93,7 @@ def test_operators_choices_view_messages_from_one_offset_to_another(tmp_path):
 def test_operators_choices_process_one_at_a_time(tmp_path):
     declaration, reader, c0 = stuck_at_14(tmp_path)
     with pytest.raises(PipelineError, match="offset 14"):
-        operator.step(declaration)
+        list(operator.step(declaration))
     c0.refuses, c0.writes = (lambda batch: False), []
     for offset, behind in ((14, 1), (15, 0)):
         (done,) = operator.step(declaration)

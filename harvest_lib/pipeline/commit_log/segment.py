@@ -108,7 +108,7 @@ class Segment:
             offsets=offsets,
             evidence=why,
             next_step="bring the file back from a copy and start again; or give these messages up with "
-            f"`harvest pipeline skip {offsets.start}`, after which the log goes on at {offsets.stop}",
+            f"`harvest pipeline skip {offsets.start} -f FILE`, after which the log goes on at {offsets.stop}",
         )
 
 
