@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.commit_log.files import make_folder
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.parked import Parked
@@ -53,9 +54,7 @@ class OpenLogs:
         """Return where a writer stands. Raises OffsetBeyondLog."""
         park = None
         if declared.settings.on_transform_error == "park":
-            file = parked(self._declaration.folder, declared.name)
-            file.path.parent.mkdir(exist_ok=True)
-            park = file.add
+            park = parked(self._declaration.folder, declared.name).add
         return Writing(
             declared.name,
             log=self.log,
@@ -72,7 +71,8 @@ def opened(declaration: Declaration) -> Iterator[OpenLogs]:
     folder, settings = declaration.folder, declaration.settings
     with ExitStack() as closing:
         try:
-            (folder / "offsets").mkdir(parents=True, exist_ok=True)
+            for each in (folder, offsets_folder(folder), parked(folder, "").path.parent):
+                make_folder(each)
             log = CommitLog.open(
                 commit_folder(folder),
                 segment_bytes=settings.commit_log.segment_bytes,

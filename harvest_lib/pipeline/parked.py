@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.pipeline import extended_json
+from harvest_lib.pipeline.commit_log.files import read_at, sync_folder, write_all
 from harvest_lib.pipeline.message import Message
 
 
@@ -30,19 +31,24 @@ class Parked:
             "reason": reason,
             "data": extended_json.dumps(message.data).decode(),
         }
-        text = json.dumps(line, ensure_ascii=False) + "\n"
-        if self._is_torn():
-            text = "\n" + text  # what a full disk or a kill cut short is no part of this line
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        text = json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            if size and read_at(handle, 1, size - 1) != b"\n":
+                text = b"\n" + text  # what a full disk or a kill cut short is no part of this line
+            write_all(handle, text, size)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if not size:
+            sync_folder(self.path.parent)  # a new file's name has to be on the disk, too
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield what is parked, in order, each offset once."""
         seen: set[int] = set()
         try:
-            lines = self.path.read_text(encoding="utf-8").split("\n")
+            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return
         for line in lines:
@@ -53,11 +59,3 @@ class Parked:
             if isinstance(found, dict) and found.get("offset") not in seen:
                 seen.add(found["offset"])
                 yield found
-
-    def _is_torn(self) -> bool:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(-1, os.SEEK_END)
-                return file.read(1) != b"\n"
-        except OSError:  # there is none, or it is empty
-            return False
