@@ -92,6 +92,8 @@ def status(file: _File, as_json: Json = False) -> None:
     console.print(table)
     last = "is empty" if standing.begin == standing.end else f"has offsets {standing.begin:,} to {standing.end - 1:,}"
     console.print(f"the commit log {last}; the next message gets {standing.end:,}")
+    for name in (stands.name for stands in standing.writers if stands.position > standing.end):
+        console.print(f"{name} has acknowledged more than the log has: this is not the log of its offsets")
     for name, position in standing.undeclared.items():
         kept = (
             f"{printable(name)} is not declared: the log is kept for it from {position:,} on; to give that up, remove"

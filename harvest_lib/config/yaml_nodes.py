@@ -17,7 +17,7 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        failure = ("does not exist", "give the path of a YAML file such as goharvest's reaper.yaml")
+        failure = ("does not exist", "give the path of a YAML file that is there")
     except IsADirectoryError:
         failure = ("is a folder", "give the path of a file in it")
     except OSError as error:

@@ -71,8 +71,8 @@ def opened(declaration: Declaration) -> Iterator[OpenLogs]:
     folder, settings = declaration.folder, declaration.settings
     with ExitStack() as closing:
         try:
-            for each in (folder, offsets_folder(folder), parked(folder, "").path.parent):
-                make_folder(each)
+            for needed in (folder, offsets_folder(folder), parked(folder, "").path.parent):
+                make_folder(needed)
             log = CommitLog.open(
                 commit_folder(folder),
                 segment_bytes=settings.commit_log.segment_bytes,

@@ -82,8 +82,7 @@ class Pipeline:
         except HarvestError:
             self._report(left)  # that the logs could not be closed does not hide what stopped it
             raise
-        finally:
-            self._enter(State.STOPPED)
+        self._enter(State.STOPPED)
         self._report(left)
 
     # -- the states

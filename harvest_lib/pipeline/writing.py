@@ -165,11 +165,12 @@ class Writing:
             first, last = messages[0].offset, messages[-1].offset
             what = f"offset {first}" if first == last else f"offsets {first} to {last}"
             advice = f"{error.next_step}; then run it again, " if isinstance(error, HarvestError) else "run it again: "
+            shown = f"{first}" if first == last else f"{first}..{last}"
             raise PipelineError(
                 f"writer `{self.name}` did not take {what}",
                 evidence=in_a_line(error),
-                next_step=f"{advice}it goes on one message at a time; look at them with `harvest pipeline show "
-                f"{first}..{last} -f FILE`",
+                next_step=f"{advice}it goes on one message at a time; `harvest pipeline show {shown} -f FILE` "
+                "shows what it was given",
             ) from error
 
     def _acknowledge(self, entries: Sequence[Entry]) -> None:

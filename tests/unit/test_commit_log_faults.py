@@ -95,6 +95,12 @@ class Model:
     def compact(self):
         self.log.compact(self.flushed + 1)
 
+    def files(self):
+        return {path.name for path in self.log.folder.glob("0*")}
+
+    def named(self):
+        return {path.name for each in self.log._segments for path in (each.path, each.index)}
+
     def holds(self):
         found = {entry.offset: entry for entry in self.log.read(0)}
         newest = {entry.key: entry for entry in self.entries}
@@ -117,11 +123,14 @@ def test_any_call_may_fail(error, lasting, only):
                     with suppress(LogUnwritable):
                         getattr(model, step)()
                     model.holds()
+                    if only in {"pwrite", "fdatasync", "open"}:
+                        assert model.files() == model.named(), "what was not finished takes no room"
                 fault.over = True
                 for log in (model.offsets, model.log):
                     with suppress(LogUnwritable):
                         log.close()
             model.log = CommitLog.open(Path(folder) / "log")
+            assert model.log.repaired == () or (lasting and only != "fdatasync"), "what failed left nothing behind"
             model.holds()
             offsets = OffsetLog.open(Path(folder) / "offsets", sync_log=model.log.sync)
             assert model.flushed <= offsets.position - 1 <= model.acknowledged

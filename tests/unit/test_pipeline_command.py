@@ -158,6 +158,9 @@ def test_offsets_that_are_gone_or_never_were_are_told(harvest, place):
     harvest("run")
     assert re.match(r"[1-9] segments of the commit log compacted, [1-9],\d{3} bytes freed", harvest("compact"))
     assert "they were compacted away" in harvest("show", "0..3")
+    (place / "folder" / "commit").rename(place / "lost")
+    assert "plain has acknowledged more than the log has" in harvest("status")
+    (place / "lost").rename(place / "folder" / "commit")
     told = harvest("show", "5000", raises=PipelineError)
     assert "the log has no offset 5000 yet" in told
     assert "the next message gets offset 20" in told
