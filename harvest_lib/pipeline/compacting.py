@@ -13,6 +13,7 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.offset_log import flushed_position
 from harvest_lib.pipeline.opened import offsets_folder
+from harvest_lib.pipeline.settings import name_complaint
 from harvest_lib.pipeline.stopped import in_a_line
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,8 @@ def undeclared(declaration: Declaration) -> Mapping[str, int]:
     """Return where writers stand that have offsets in the folder, and are not declared, by their names."""
     folder, declared = offsets_folder(declaration.folder), {each.name for each in declaration.writers}
     found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.exists() else []
-    return {name: flushed_position(folder / name) for name in found if name not in declared}
+    others = [name for name in found if name not in declared and not name_complaint(name)]
+    return {name: flushed_position(folder / name) for name in others if CommitLog.is_there(folder / name)}
 
 
 class Compactor:

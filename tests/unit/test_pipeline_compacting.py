@@ -33,6 +33,9 @@ def left_out(tmp_path):
         ).run()
     declaration = declared(tmp_path, Script(GIVEN, batch=50), {"c0": c0}, log=log)
     Pipeline(declaration).run()
+    for name in ("lost+found", "empty"):
+        offsets_folder(tmp_path, name).mkdir()
+    offsets_folder(tmp_path, "notes").touch()
     assert undeclared(declaration) == {"stuck": STUCK_AT}
     return declaration
 
