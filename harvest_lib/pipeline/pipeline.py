@@ -128,7 +128,7 @@ class Pipeline:
         self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed)
         self._compactor.start()
         self._await(lambda: not reader.at_work or self._must_stop())
-        if reader.failure is None and not self._must_stop() and not self._told:
+        if reader.failure is None and not self._must_stop():
             for writer in self._writers:
                 writer.finish(None)
             self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())

@@ -165,6 +165,18 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
     assert all(len(write) == 1 for write in again.writes), "resumed one at a time"
 
 
+def test_where_a_reader_ends_by_itself_nobody_is_in_a_hurry(tmp_path):
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.03)
+            super().write(batch)
+
+    slow, settings = Slow(), {"slow": {"batch_messages": 1}}
+    reader = Script(messages("A" * 30), batch=30)
+    Pipeline(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.2, settings=settings)).run()
+    assert slow.offsets == list(range(30))
+
+
 def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tmp_path):
     bad, good = Taking(), Taking()
     bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
