@@ -69,6 +69,7 @@ def test_a_pipeline_that_runs_compacts_by_itself_up_to_what_a_writer_lacks_that_
     eventually(lambda: len(list(operator.messages(declaration, 0, len(GIVEN)))) < len(GIVEN))
     running.stop()
     assert running.failure is None
+    assert not {"compactor", "flusher"} & {each.name for each in threading.enumerate()}
     left = [each.offset for each in operator.messages(declaration, 0, len(GIVEN))]
     assert left == [0, *range(STUCK_AT, len(GIVEN))]
 

@@ -1,10 +1,13 @@
 """The worked scenarios of Transporter's design, by their names, with the offsets, keys and outcomes of its pictures."""
 
 import pytest
-from support.pipelines import Script, Taking, declared, messages
+from support.pipelines import Running, Script, Taking, declared, messages
+from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operator
+from harvest_lib.pipeline.entries import packed
+from harvest_lib.pipeline.opened import opened
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -32,6 +35,31 @@ def test_normal_operation_with_an_offset_for_each_writer(tmp_path):
     again = Taking()
     Pipeline(declared(tmp_path, Script(), {"c0": again, "c1": again}, settings=settings)).run()
     assert not again.writes, "what was not for a writer counts as acknowledged"
+
+
+def test_normal_operation_terminated_and_restarted(tmp_path):
+    """The log has offsets 0 to 15, c0 stands at 12 and c1 at 13: 13 to 15 are sent to c0 again and 14 to 15 to c1, one
+    message at a time, and the reader waits until both stand at 15."""
+    reader, c0, c1 = Script(messages(KEYS + "AB"), batch=2), Taking(), Taking()
+    declaration = declared(tmp_path, reader, {"c0": c0, "c1": c1})
+    with opened(declaration) as logs:
+        logs.log.append(packed(messages(KEYS)))
+        for name, steps in {"c0": [1, 4, 6, 4, 7, 10, 12], "c1": [4, 5, 7, 13]}.items():
+            for step in steps:
+                logs.offsets[name].acknowledge(KEYS[step].encode(), step)
+                logs.offsets[name].flush()
+    standing = operator.standing(declaration)
+    assert (standing.end, [each.position for each in standing.writers]) == (16, [13, 14])
+    c1.gate.clear()
+    running = Running(declaration)
+    eventually(lambda: c0.offsets == [13, 14, 15])
+    assert not reader.last, "c1 does not stand there"
+    c1.gate.set()
+    running.wait()
+    assert running.failure is None
+    assert [[each.offset for each in write] for write in c0.writes] == [[13], [14], [15], [16, 17]]
+    assert [[each.offset for each in write] for write in c1.writes] == [[14], [15], [16, 17]]
+    assert {name: each.offset for name, each in reader.last[0].items()} == {"A": 13, "B": 15, "C": 14}
 
 
 def failed_bulk(folder, *, upto=9, until=16, bad=lambda offset: offset >= 9):
