@@ -19,6 +19,7 @@ from typing import Self
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log.log import CommitLog
+from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView
 
 _OFFSET = Struct(">Q")
@@ -76,6 +77,11 @@ class OffsetLog:
     def position(self) -> int:
         """Return the offset after the highest that was acknowledged: the next message this writer gets."""
         return self._position
+
+    @property
+    def repaired(self) -> tuple[Cut, ...]:
+        """Return what was cut off its own end when it was opened, because it was not written whole."""
+        return self._log.repaired
 
     @property
     def by_namespace(self) -> Mapping[bytes, int]:

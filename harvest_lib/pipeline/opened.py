@@ -92,8 +92,9 @@ def opened(declaration: Declaration) -> Iterator[OpenLogs]:
                 evidence=f"{error.filename or folder}: {error.strerror}",
                 next_step="check who owns it, how it is mounted, and whether there is room; or choose another `folder`",
             ) from error
-        if log.repaired:
-            _log.warning("commit_log_repaired", extra={"what": str(log.repaired)})
+        for cut in (*log.repaired, *(each for offset_log in offsets.values() for each in offset_log.repaired)):
+            found = {"file": str(cut.path), "byte": cut.byte, "cut_bytes": cut.size_bytes, "goes_on_at": cut.offset}
+            _log.warning("log_repaired", extra=found)
         try:
             yield logs
         finally:

@@ -1,6 +1,7 @@
 """A full disk, and a folder that may only be read: the pipeline stops with a clear error, and goes on afterwards."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -116,6 +117,22 @@ def test_damage_is_named_with_file_and_byte_and_an_operator_may_skip_it(tmp_path
     assert offset in skipped.given_up
     Pipeline(declaration).run()
     assert stuck.offsets == [each for each in range(total) if each not in skipped.given_up]
+
+
+def test_what_is_cut_off_torn_files_is_told(tmp_path, caplog):
+    Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": Taking()})).run()
+    torn = [next(folder.glob("*.log")) for folder in (commit_folder(tmp_path), offsets_folder(tmp_path, "c0"))]
+    sizes = [file.stat().st_size for file in torn]
+    for file in torn:
+        with file.open("ab") as segment:
+            segment.write(b"half an entry")
+    with caplog.at_level(logging.WARNING):
+        Pipeline(declared(tmp_path, Script(), {"c0": Taking()})).run()
+    told = [each for each in caplog.records if each.message == "log_repaired"]
+    assert [(each.file, each.byte, each.cut_bytes) for each in told] == [
+        (str(file), size, 13) for file, size in zip(torn, sizes, strict=True)
+    ]
+    assert told[0].goes_on_at == 4
 
 
 @pytest.mark.parametrize(
