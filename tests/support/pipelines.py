@@ -32,6 +32,8 @@ class Script:
         self.last: list[Mapping[str, Message]] = []
         self.kept_at: list[Mapping[str, Message]] = []
         self.closed = 0
+        self.asked = 0
+        """How often it had nothing to say."""
 
     def read(self, last):
         self.last.append(dict(last))
@@ -44,6 +46,7 @@ class Script:
             elif self.ends:
                 return
             else:
+                self.asked += 1
                 time.sleep(0.005)
                 yield []
 

@@ -200,10 +200,32 @@ def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     assert running.pipeline.state is State.RUNNING
     running.stop()
     assert "writer `bad`" in str(running.failure), "its failure is told in the end"
-    assert max((each["A"].offset for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
+    assert max((each["A"].data["n"] for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
     bad.refuses = lambda batch: False
     Pipeline(declared(tmp_path, Script(), {"bad": bad, "good": good})).run()
     assert bad.offsets == list(range(100))
+
+
+def test_where_each_writer_was_to_stop_alone_and_all_have_the_pipeline_ends(tmp_path):
+    one, other = Taking(), Taking()
+    one.refuses = other.refuses = lambda batch: any(each.data["n"] == 7 for each in batch)
+    settings = {"one": {"on_error": "stop_writer"}, "other": {"on_error": "stop_writer"}}
+    reader = Script(messages("A" * 10), ends=False)
+    running = Running(declared(tmp_path, reader, {"one": one, "other": other}, settings=settings))
+    running.wait()
+    assert "writer `one` did not take" in str(running.failure)
+
+
+def test_the_reader_hears_of_nothing_that_a_kill_would_have_sent_again(tmp_path):
+    """A writer has acknowledged it, and its offsets are not on the disk."""
+    c0, reader = Taking(), Script(messages("A" * 20), ends=False)
+    running = Running(declared(tmp_path, reader, {"c0": c0}, flush=30.0))
+    eventually(lambda: len(c0.offsets) == 20)
+    asked = reader.asked
+    eventually(lambda: reader.asked > asked + 10)
+    assert not any(reader.kept_at)
+    running.stop()
+    assert reader.kept_at[-1]["A"].data["n"] == 19
 
 
 def test_no_reader_starts_while_one_writer_cannot_resume_whatever_the_policy(tmp_path):
