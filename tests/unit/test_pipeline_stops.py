@@ -165,6 +165,29 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
     assert all(len(write) == 1 for write in again.writes), "resumed one at a time"
 
 
+def test_a_resume_ends_between_two_messages(tmp_path):
+    c0 = Taking()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("A" * 300), batch=300), {"c0": c0})).run()
+
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.01)
+            super().write(batch)
+
+    slow, reader = Slow(), Script()
+    running = Running(declared(tmp_path, reader, {"c0": slow}))
+    eventually(lambda: len(slow.offsets) > 3)
+    running.stop()
+    assert running.failure is None
+    assert len(slow.offsets) < 300
+    assert not reader.last
+    c0.refuses = lambda batch: False
+    Pipeline(declared(tmp_path, Script(), {"c0": c0})).run()
+    assert slow.offsets + c0.offsets == list(range(300)), "all it sent is acknowledged"
+
+
 def test_where_a_reader_ends_by_itself_nobody_is_in_a_hurry(tmp_path):
     class Slow(Taking):
         def write(self, batch):
@@ -193,7 +216,8 @@ def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tm
 def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     bad, good, reader = Taking(), Taking(), Script(messages("A" * 100), ends=False)
     bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
-    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings={"bad": {"on_error": "stop_writer"}})
+    settings = {"bad": {"on_error": "stop_writer"}}
+    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings, most_ahead=20)
     running = Running(declaration)
     eventually(lambda: len(good.offsets) == 100)
     eventually(lambda: bad.closed)
