@@ -13,6 +13,8 @@ from harvest_lib.pipeline.writing import Writing
 
 _log = logging.getLogger(__name__)
 
+_PART = 5
+"""What is due is that much of an interval late at most."""
 _LONGEST_TICK_SECONDS = 0.2
 _SHORTEST_TICK_SECONDS = 0.02
 
@@ -26,7 +28,7 @@ class Flusher:
         self.failure: HarvestError | None = None
         self._log = log
         self._writings = writings
-        self._tick_seconds = min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, flush_seconds))
+        self._tick_seconds = min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, flush_seconds / _PART))
         self._changed = changed
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)

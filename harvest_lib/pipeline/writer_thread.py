@@ -1,6 +1,6 @@
 """The thread of one writer: resume, then bulk, until it is told that nothing more comes and stands at the log's end.
 
-What it acknowledged is flushed at its interval, and at its end, whatever ended it.
+What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `flushing` does.
 """
 
 import logging
@@ -91,7 +91,6 @@ class WriterThread:
         end, sent = self._log.end, 0
         for message in self.writing.resume(writer, end):
             sent += message is not None
-            self.writing.flush_if_due()
             if self._stopping.is_set():
                 return False
         self.writing.flush()
@@ -119,4 +118,3 @@ class WriterThread:
                         if self._nothing_comes:
                             return
                         self._changed.wait(_TICK_SECONDS)
-            self.writing.flush_if_due()

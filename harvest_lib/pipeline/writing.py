@@ -47,11 +47,11 @@ class Writing:
         self._flush_seconds = flush_seconds
         self._clock = clock
         offsets.check(log.end)
-        self.position = max(offsets.position, log.begin)
+        self.position = offsets.position
         """The first offset that is not acknowledged."""
         self.flushed = offsets.position
         """All before it would still be acknowledged after a kill."""
-        self.missed = self.position - offsets.position
+        self.missed = 0
         """How many offsets were compacted away, or given up, before this writer came to them; known once it resumed."""
         self._flushed_at = clock()
         self._flushing = threading.Lock()
@@ -63,7 +63,7 @@ class Writing:
         the message that was not taken.
         """
         for entry in self._log.read(self.position, end):
-            self.missed += entry.offset - self.position
+            self.missed += entry.offset - self.position  # offsets are left out where some were compacted, or given up
             message = self._message(entry)
             if message is not None:
                 self._write(writer, [message])
@@ -89,8 +89,6 @@ class Writing:
             self._write(writer, messages)
         if entries:
             self._acknowledge(entries)
-        elif failure is None:
-            self.position = max(self.position, end)  # nothing is left of what was there
         if failure is not None:
             raise failure
 

@@ -121,6 +121,32 @@ def test_logs_that_cannot_be_closed_hide_no_failure(tmp_path, monkeypatch):
         Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
 
 
+def test_offsets_that_cannot_be_flushed_hide_no_failure(tmp_path, monkeypatch):
+    def full(self):
+        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
+
+    c0 = Taking()
+    c0.refuses = lambda batch: monkeypatch.setattr(OffsetLog, "flush", full) or True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+
+
+def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(tmp_path):
+    class Looking(Script):
+        def read(self, last):
+            self.found = operator.standing(declaration).writers[0].position
+            return super().read(last)
+
+    c0, reader = Taking(), Looking()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: False
+    declaration = declared(tmp_path, reader, {"c0": c0}, flush=30.0)
+    Pipeline(declaration).run()
+    assert reader.found == 4
+
+
 def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
     """So it can be told to stop between any two of the log's messages."""
     declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
@@ -154,7 +180,7 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
 
     slow, reader = Slow(), Script(messages("A" * 200), batch=200, ends=False)
     settings = {"slow": {"batch_messages": 1}}
-    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.5, settings=settings))
+    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=1.0, settings=settings))
     eventually(lambda: slow.writes)
     running.stop()
     assert running.failure is None
