@@ -63,7 +63,6 @@ class Reading:
                         self._last[message.namespace] = message
                     with self._changed:
                         self._changed.notify_all()
-                self._log.sync_if_due()
                 self.tell(reader)
                 self._wait(reader, stopping)
                 if stopping.is_set():
@@ -93,5 +92,4 @@ class Reading:
                 return
             with self._changed:
                 self._changed.wait(_TICK_SECONDS)
-            self._log.sync_if_due()
             self.tell(reader)
