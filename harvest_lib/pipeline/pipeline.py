@@ -150,6 +150,8 @@ class Pipeline:
             self._flusher.stop()
         if self._reader is not None and "the reader" not in left:
             self._reader.close()
+        for name in left:
+            _log.warning("did_not_end_in_time", extra={"who": name, "given_seconds": seconds})
         return left
 
     def _report(self, left: Sequence[str]) -> None:

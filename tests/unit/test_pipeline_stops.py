@@ -239,6 +239,20 @@ def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tm
     assert reader.closed == bad.closed == good.closed == 1
 
 
+def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_at_any_stop(tmp_path, caplog):
+    bad, hanging = Taking(), Taking()
+    bad.refuses = lambda batch: True
+    hanging.gate.clear()
+    declaration = declared(tmp_path, Script(messages("AA")), {"bad": bad, "hanging": hanging}, shutdown_seconds=0.5)
+    running = Running(declaration)
+    running.wait(10)
+    assert "writer `bad` did not take offset" in str(running.failure)
+    assert [each.who for each in caplog.records if each.message == "did_not_end_in_time"] == ["writer `hanging`"]
+    hanging.gate.set()
+    eventually(lambda: not any(each.name == "writer hanging" for each in threading.enumerate()))
+    assert [each.position for each in operator.standing(declaration).writers] == [0, 0], "it is sent again"
+
+
 def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     bad, good, reader = Taking(), Taking(), Script(messages("A" * 100), ends=False)
     bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
