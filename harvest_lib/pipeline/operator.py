@@ -110,11 +110,8 @@ def acknowledge(declaration: Declaration, offset: int, writer: str | None = None
                 next_step="say which one with `--writer`",
             )
         writing = logs.writing(chosen[0])
-        try:
-            writing.skip(offset)
-        finally:
-            writing.flush()
-        return writing
+        writing.skip(offset)
+    return writing  # whose offsets were flushed as they were closed
 
 
 def compact(declaration: Declaration) -> Compacted:

@@ -124,7 +124,10 @@ def test_operators_choices_process_one_at_a_time(tmp_path):
         list(operator.step(declaration))
     c0.refuses, c0.writes = (lambda batch: False), []
     for offset, behind in ((14, 1), (15, 0)):
-        (done,) = operator.step(declaration)
+        steps = operator.step(declaration)
+        done = next(steps)
+        assert operator.standing(declaration).writers[0].position == done.position, "it is on the disk when it is told"
+        assert next(steps, None) is None
         assert (done.sent.offset, done.position, done.behind) == (offset, offset + 1, behind)
     (done,) = operator.step(declaration)
     assert done.sent is None
