@@ -1,13 +1,14 @@
 """The worked scenarios of Transporter's design, by their names, with the offsets, keys and outcomes of its pictures."""
 
 import pytest
+from support.log_format import decode
 from support.pipelines import Running, Script, Taking, declared, messages
 from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operator
 from harvest_lib.pipeline.entries import packed
-from harvest_lib.pipeline.opened import opened
+from harvest_lib.pipeline.opened import offsets_folder, opened
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -166,6 +167,8 @@ def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(t
     assert left[0] == given[0]._replace(offset=0), "the newest of C, though it is the oldest of all"
     assert len(left) < len(given) / 4
     assert operator.standing(declaration).end == before.end
+    offsets = b"".join(file.read_bytes() for file in sorted(offsets_folder(tmp_path, "c0").glob("*.log")))
+    assert sorted(entry["key"] for entry in decode(offsets)) == [b"A", b"B", b"C"], "an offset for each namespace"
     again, c0.writes = Script([*given, *messages("AB", first=401)]), []
     Pipeline(declared(tmp_path, again, {"c0": c0}, log=log)).run()
     assert {name: each.offset for name, each in again.last[0].items()} == {"A": 399, "B": 400, "C": 0}
