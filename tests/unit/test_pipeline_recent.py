@@ -71,3 +71,4 @@ def test_the_oldest_are_forgotten():
     huge = [message("A", 30, text="x" * 2_000)]
     recent.add(range(30, 31), huge, packed(huge))
     assert recent.get(30) is None
+    assert recent.get(29) is not None, "one that is too large costs no other its place"
