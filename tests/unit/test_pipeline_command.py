@@ -83,12 +83,15 @@ def test_an_operator_resolves_a_message_that_a_writer_cannot_be_sent(harvest, pl
     harvest("ack", offset, "--without-sending", "--writer", "checked")
     stepped = harvest("resume", "--step", "--writer", "checked")
     assert f"sent {int(offset) + 1} sync insert flights" in stepped
+    with (place / "in.jsonl").open("a") as file:
+        file.write('{"id": 6, "dest": "JFK"}\n')
     harvest("resume")
     assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5]
+    assert ids(place / "plain.jsonl") == [0, 1, 2, 3, 4, 5], "the reader did not start"
     assert "nothing to send" in harvest("resume", "--step")
     harvest("compact")
     harvest("run")
-    assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5]
+    assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5, 6]
 
 
 def test_a_pipeline_goes_on_with_what_was_added(harvest, place):
