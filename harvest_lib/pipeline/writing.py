@@ -95,7 +95,7 @@ class Writing:
     def skip(self, offset: int) -> None:
         """Count the next message as acknowledged, unsent. Raises PipelineError if that is not the one at `offset`."""
         found = None
-        if self.position <= offset < self._log.end:
+        if offset < self._log.end:
             found = next(
                 (each for each in self._log.read(self.position, offset + 1) if self._is_next(each, offset)), None
             )
