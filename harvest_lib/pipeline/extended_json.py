@@ -85,7 +85,10 @@ def _slowly(data: Mapping[str, Any]) -> bytes:
         plain = _plain(data, "")
     except RecursionError:
         raise _refused("", "nested too deeply, or in itself") from None
-    return json.dumps(plain, separators=(",", ":")).encode()
+    try:
+        return json.dumps(plain, separators=(",", ":")).encode()
+    except ValueError:  # Python's limit, which protects those who read it as well
+        raise _refused("", "a whole number of thousands of digits") from None
 
 
 def loads(text: bytes | str) -> dict[str, Any]:

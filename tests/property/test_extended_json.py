@@ -83,6 +83,7 @@ def test_what_mongodbs_own_tools_write_is_read():
         ({"a": {1: 2}}, "a key that is a int, not text at `a`"),
         ({1: 2}, "a key that is a int"),
         ([1], "a list, not a mapping"),
+        ({"a": 10**5000}, "thousands of digits"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_its_place(data, says):

@@ -4,9 +4,11 @@ import builtins
 import json
 import logging
 import math
+import os
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -64,6 +66,55 @@ def test_every_type_comes_back_as_it_was(tmp_path, file_format):
     assert second.op is Op.UPDATE
 
 
+# -- what is on the disk
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What is synced, in order: folders with the names that they had, files with their sizes."""
+    found, real = [], os.fsync
+
+    def fsync(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        names = sorted(each.name for each in path.iterdir()) if path.is_dir() else None
+        found.append((path, os.fstat(descriptor).st_size if names is None else names))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_lines_and_the_names_of_their_files_are_on_the_disk_when_they_count(tmp_path, synced):
+    path = tmp_path / "deep" / "er" / "t.jsonl"
+    made = writer(path)
+    made.write([message(id=1)])
+    for folder in (tmp_path, tmp_path / "deep"):
+        assert any(each == folder and child in names for each, names in synced for child in ("deep", "er"))
+    assert (path.parent, ["t.jsonl"]) in synced
+    assert synced[-1] == (path, path.stat().st_size)
+    made.write([message(id=2)])
+    assert synced[-1] == (path, path.stat().st_size)
+    made.close()
+
+
+def test_a_parquet_file_is_on_the_disk_before_it_has_its_name_and_that_is_before_it_counts(tmp_path, synced):
+    writer(tmp_path / "lake", format="parquet").write([message(id=1)])
+    folder = tmp_path / "lake" / "public.t"
+    file = folder / "00000001.parquet"
+    assert (tmp_path, ["lake"]) in synced
+    assert (tmp_path / "lake", ["public.t"]) in synced
+    assert synced[-2:] == [(file.with_suffix(".unfinished"), file.stat().st_size), (folder, [file.name])]
+
+
+def test_a_torn_tail_is_cut_off_for_good_before_anything_follows(tmp_path, synced):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"op":"ins')
+    made = writer(path)
+    made.write([message(id=1)])
+    made.close()
+    assert synced[0] == (path, 0)
+
+
 # -- JSON lines
 
 
@@ -107,6 +158,23 @@ def test_a_line_that_is_no_message_is_named_by_its_byte(tmp_path):
     with pytest.raises(MessageRefused, match="at byte 0") as refused:
         everything(reader(path))
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"op":"insert","timestamp":-1,"namespace":"t","data":{}}',
+        '{"op":"insert","timestamp":18446744073709551616,"namespace":"t","data":{}}',
+        '{"op":"insert","timestamp":1,"namespace":"\\ud800","data":{}}',
+        '{"op":"upsert","timestamp":1,"namespace":"t","data":{}}',
+        '{"op":"insert","timestamp":1,"namespace":"t","data":[]}',
+    ],
+)
+def test_what_the_log_could_not_take_is_refused_where_it_stands(tmp_path, line):
+    path = tmp_path / "t.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(MessageRefused, match="at byte 0"):
+        everything(reader(path))
 
 
 def test_a_file_that_became_shorter_is_refused(tmp_path):
@@ -207,6 +275,18 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
     )
     with pytest.raises(AdaptorError, match=r"outbox-harvester\[parquet\]"):
         writer(tmp_path, format="parquet")
+
+
+def test_the_table_of_the_documented_example_is_that_of_the_source(tmp_path):
+    made = writer(tmp_path, format="parquet")
+    made.write([message(id=9, n="emptied"), message(Op.COMMAND, command="truncate"), message(id=1, n="a")])
+    made.write([message(id=2, n="b"), message(Op.UPDATE, id=1, n="c")])
+    made.write([message(Op.DELETE, id=2)])
+    page = (Path(__file__).parents[2] / "docs" / "pipelines-adaptors.md").read_text()
+    example = next(each for each in page.split("```") if each.startswith("python") and "pyarrow" in each)
+    found = {}
+    exec(example.removeprefix("python").replace("/var/lib/lake/public.flights", str(tmp_path / "public.t")), found)  # noqa: S102 - what we tell others to run
+    assert {key: row["n"] for key, row in found["table"].items()} == {1: "c"}
 
 
 # -- names, standard output

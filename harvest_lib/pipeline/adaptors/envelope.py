@@ -7,6 +7,7 @@ Data is extended JSON, so what is written as an envelope is read back as the sam
 """
 
 import json
+import re
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,9 @@ from harvest_lib.pipeline.message import Message, Op
 Content: TypeAlias = Literal["envelope", "data"]
 
 _OPS = {each.name.lower(): each for each in Op}
+_TIMESTAMPS = 1 << 64
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which JSON may have and UTF-8 has not."""
 _NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
@@ -51,9 +55,10 @@ def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> 
         return Message(Op.INSERT, timestamp, namespace, data)
     match data:
         case {"op": str(name), "timestamp": int(at), "namespace": str(of), "data": dict(inner)} if name in _OPS:
-            return Message(_OPS[name], at, of, inner)
+            if 0 <= at < _TIMESTAMPS and not _SURROGATES.search(of):
+                return Message(_OPS[name], at, of, inner)
     raise MessageRefused(
         "it is JSON, but no message",
-        evidence="op, timestamp, namespace and data are needed",
+        evidence="op, timestamp (milliseconds since 1970), namespace and data are needed",
         next_step="say `content: data` if it is a row",
     )

@@ -176,7 +176,7 @@ class ParquetReader:
                 encoded = {field.name for field in file.schema_arrow if (field.metadata or {}) == _JSON}
                 for batch in file.iter_batches(self._batch_rows):
                     yield [self._message(row, encoded, self._namespace or own) for row in batch.to_pylist()]
-        except pa.ArrowException as error:
+        except (pa.ArrowException, ValueError) as error:  # also a value that Python has no type for
             raise AdaptorError(
                 f"{path} is no Parquet file that can be read",
                 evidence=f"{type(error).__name__}: {error}",
@@ -189,7 +189,7 @@ class ParquetReader:
         for name in encoded:
             if row[name] is not None:
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
-        at = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else _now()
+        at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else _now()
         # A delete has its key, which is never null, and not the columns that others in the file have.
         data = {name: _value(value) for name, value in row.items() if value is not None or op != "delete"}
         return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
