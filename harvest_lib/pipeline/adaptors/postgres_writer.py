@@ -29,8 +29,9 @@ from harvest_lib.pipeline.adaptors.postgres_values import SETTINGS, text_of
 from harvest_lib.pipeline.adaptors.replication import with_settings
 from harvest_lib.pipeline.message import Message, Op
 
+# A type without its length is by -1 what it says: by NULL it would be `character`, and `bit`, which have one character.
 _COLUMNS = """
-SELECT a.attname::text, format_type(a.atttypid, NULL), a.attgenerated <> '',
+SELECT a.attname::text, format_type(a.atttypid, -1), a.attgenerated <> '',
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a'
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS a ON a.attrelid = c.oid
 WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'f') AND a.attnum > 0 AND NOT a.attisdropped
@@ -40,7 +41,7 @@ ORDER BY a.attnum
 _KEY = """
 SELECT a.attname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 JOIN pg_index AS i ON i.indrelid = c.oid AND i.indisprimary
-JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE n.nspname = %s AND c.relname = %s ORDER BY array_position(i.indkey::int2[], a.attnum)
 """
 
