@@ -11,6 +11,8 @@ from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors import reading, writing
+from harvest_lib.pipeline.adaptors.postgres_reader import PostgresReader
+from harvest_lib.pipeline.adaptors.replication import Replication
 from harvest_lib.pipeline.message import Message, Mode, Op
 
 WIDE = """
@@ -18,16 +20,18 @@ CREATE DOMAIN positive AS int CHECK (value > 0);
 CREATE TYPE mood AS ENUM ('fair', 'foul');
 CREATE TABLE wide (
   id positive PRIMARY KEY, b bool, i8 bigint, f4 real, f8 float8, n numeric, fixed numeric(8, 2), t text, v varchar(5),
-  c char(4), bin bytea, d date, ts timestamp, tz timestamptz, span interval, u uuid, j json, jb jsonb, a int[],
-  ta text[], m mood, net inet, r int4range, made int GENERATED ALWAYS AS (id * 2) STORED, "Odd ""%" text)
+  c char(4), bits bit(4), vb varbit, bin bytea, d date, ts timestamp, tz timestamptz, span interval, u uuid,
+  j json, jb jsonb, a int[], ta text[], ca char(3)[], m mood, net inet, r int4range,
+  made int GENERATED ALWAYS AS (id * 2) STORED, "Odd ""%" text)
 """
 FILL = """
-INSERT INTO wide (id, b, i8, f4, f8, n, fixed, t, v, c, bin, d, ts, tz, span, u, j, jb, a, ta, m, net, r, "Odd ""%")
-VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'abc', 'x', '\\x00ff', '2013-01-01',
-  'infinity', '2013-01-01 05:15:00.123456+02', '1 mon -3 days', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{"a": 1.10}',
-  '"text"', '{1,NULL}', '{"a,b",""}', 'foul', '10.0.0.0/8', '[1,5)', 'odd'), (2, NULL, NULL, 'NaN', '-Infinity', 1e100,
-  NULL, '', NULL, NULL, '', '0044-03-15 BC', NULL, 'infinity', NULL, NULL, 'null', 'null', '{}', NULL, NULL, NULL,
-  'empty', NULL)
+INSERT INTO wide (id, b, i8, f4, f8, n, fixed, t, v, c, bits, vb, bin, d, ts, tz, span, u, j, jb, a, ta, ca, m, net, r,
+  "Odd ""%")
+VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'abc', 'abcd', '1010', '10101', '\\x00ff',
+  '2013-01-01', 'infinity', '2013-01-01 05:15:00.123456+02', '1 mon -3 days', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11',
+  '{"a": 1.10}', '"text"', '{1,NULL}', '{"a,b",""}', '{abc,d}', 'foul', '10.0.0.0/8', '[1,5)', 'odd'),
+  (2, NULL, NULL, 'NaN', '-Infinity', 1e100, NULL, '', NULL, NULL, NULL, '', '', '0044-03-15 BC', NULL, 'infinity',
+  NULL, NULL, 'null', 'null', '{}', NULL, NULL, NULL, NULL, 'empty', NULL)
 """
 
 
@@ -81,7 +85,7 @@ def test_copy_says_where_it_begins_and_when_it_is_complete(source, reader):
     made = reader(batch_rows=2)
     batches = [batch for _, batch in zip(range(3), filter(None, made.read({})), strict=False)]
     assert [[(each.op, each.mode, each.namespace) for each in batch] for batch in batches] == [
-        [(Op.NOOP, Mode.SYNC, f"postgres/{source.slot}")],
+        [(Op.NOOP, Mode.SYNC, f"postgres/{source.slot}"), (Op.NOOP, Mode.SYNC, f"postgres/{source.slot}/tables")],
         [(Op.INSERT, Mode.COPY, "public.t")] * 2,
         [(Op.INSERT, Mode.COPY, "public.t"), (Op.NOOP, Mode.COMPLETE, "public.t")],
     ]
@@ -124,6 +128,61 @@ def test_a_large_value_that_an_update_leaves_alone_comes_whole(source, reader):
     gone, new = taken(batches, 2)
     assert (gone.op, gone.data) == (Op.DELETE, {"id": 1})
     assert (new.op, len(new.data["note"])) == (Op.INSERT, 20_000)
+
+
+def test_columns_may_be_renamed_and_dropped_while_nobody_reads(source, reader):
+    run = source.connection.execute
+    run("ALTER TABLE t ALTER note SET STORAGE EXTERNAL, ADD n int")
+    batches = following(reader())
+    run("INSERT INTO t VALUES (1, repeat('x', 20000), 1), (2, 'b', 2), (3, 'c', 3)")
+    run("UPDATE t SET n = 5 WHERE id = 1")
+    run("DELETE FROM t WHERE id = 2")
+    run("ALTER TABLE t RENAME id TO ident")
+    run("ALTER TABLE t DROP note")
+    run("DELETE FROM t WHERE ident = 3")
+    assert changes(taken(batches, 6))[3:] == [
+        (Op.UPDATE, {"id": 1, "n": 5}),  # its large value is nowhere any more
+        (Op.DELETE, {"id": 2}),
+        (Op.DELETE, {"ident": 3}),
+    ]
+
+
+def test_a_key_that_carries_other_columns_is_still_the_key(source, reader, write):
+    run = source.connection.execute
+    run("CREATE TABLE carries (id int, note text, PRIMARY KEY (id) INCLUDE (note))")
+    run("INSERT INTO carries VALUES (1, 'a'), (2, 'b')")
+    batches = following(reader(tables=["carries"]))
+    run("DELETE FROM carries WHERE id = 1")
+    assert changes(taken(batches, 1)) == [(Op.DELETE, {"id": 1})]
+    run("ALTER TABLE carries REPLICA IDENTITY FULL")
+    run("UPDATE carries SET note = 'x'")
+    assert changes(taken(batches, 1)) == [(Op.UPDATE, {"id": 2, "note": "x"})]
+    write((Op.INSERT, "carries", {"id": 2, "note": "c"}), (Op.INSERT, "carries", {"id": 3, "note": "d"}))
+    assert run("SELECT * FROM carries ORDER BY id").fetchall() == [(2, "c"), (3, "d")]
+
+
+def test_rows_of_tables_that_inherit_are_theirs_also_in_the_copy(source, reader):
+    run = source.connection.execute
+    run("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)")
+    run("INSERT INTO t VALUES (1, 'own'); INSERT INTO child VALUES (2, 'the other')")
+    run("CREATE PUBLICATION two FOR TABLE t")  # what inherits is published, too
+    batches = reader(publication="two", tables=[]).read({})
+    found = taken(batches, 2)
+    assert sorted((each.namespace, each.data["id"]) for each in found) == [("public.child", 2), ("public.t", 1)]
+
+
+def test_tables_that_are_not_named_do_not_come_though_the_publication_has_them(source, reader):
+    run = source.connection.execute
+    run("CREATE TABLE s (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+    run("INSERT INTO s VALUES (1); INSERT INTO t VALUES (2, ''); INSERT INTO u VALUES (3)")
+    run("CREATE PUBLICATION three FOR TABLE s, t, u")
+    batches = reader(publication="three", tables=["t"]).read({})
+    found = taken(batches, 1)
+    run("INSERT INTO s VALUES (4); INSERT INTO u VALUES (5); INSERT INTO t VALUES (6, '')")
+    assert [(each.namespace, each.data["id"]) for each in [*found, *taken(batches, 1)]] == [
+        ("public.t", 2),
+        ("public.t", 6),
+    ]
 
 
 def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, reader, dsn):
@@ -188,6 +247,7 @@ def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source
     with psycopg.connect(dsn) as early:
         early.execute("INSERT INTO u VALUES (7)")
         batches = reader(tables=["t", "u"]).read(last)
+        assert [each.op for each in next(batches)] == [Op.NOOP, Op.NOOP]  # the tables are others now
         assert [next(batches) for _ in range(3)] == [[], [], []]
         early.commit()
         assert [each.data["id"] for each in taken(batches, 1)] == [7]
@@ -215,15 +275,19 @@ def test_the_slot_is_confirmed_by_kept_and_never_before(source, reader):
     made.close()
     again = reader()
     again.kept(later)  # before it reads: nobody listens yet
-    next(again.read(last | later))
+    batches = again.read(last | later)
+    next(batch for batch in batches if not batch)  # it follows
     eventually(lambda: confirmed(source) == later[f"postgres/{source.slot}"].data["lsn"], 10, "the second is confirmed")
 
 
+def quick(source):
+    """A reader that looks around every so often."""
+    options = reading("postgres").options(data_source=source.dsn, slot=source.slot, tables=["t"])
+    return PostgresReader(options, position_seconds=0.1)
+
+
 def test_while_nothing_changes_in_the_tables_the_slot_moves_on_nevertheless(source):
-    side = reading("postgres")
-    made = type(source.reader())(
-        side.options(data_source=source.dsn, slot=source.slot, tables=["t"]), position_seconds=0.1
-    )
+    made = quick(source)
     try:
         batches = following(made)
         source.connection.execute("CREATE TABLE elsewhere AS SELECT generate_series(1, 1000)")
@@ -273,6 +337,10 @@ def test_a_large_transaction_comes_in_pieces_and_again_as_a_whole(source, reader
     last["public.t"] = piece[-1]
     found, _ = collect(reader(), last, until=lambda found, _: len(found) >= 50)
     assert [each.data["id"] for each in found] == list(range(1, 51))
+
+
+def place(source):
+    return f"postgres/{source.slot}"
 
 
 def place_of(source):
@@ -365,6 +433,139 @@ def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
     error = refused(reader(), last)
     assert isinstance(error, PositionLost)
     assert "not there any more" in error.cause
+
+
+def logged(reader):
+    """Have a reader past its copy, let it go, and return what the log has of it."""
+    _, last = collect(reader, until=lambda _, last: any(each.mode is Mode.COMPLETE for each in last.values()))
+    reader.close()
+    return last
+
+
+def test_a_table_that_was_left_out_for_a_while_is_no_more_followed_as_if_nothing_had_been(source, reader):
+    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    last = logged(reader(tables=["t", "u"]))
+    _, last = collect(
+        reader(tables=["t"]), last, until=lambda _, last: None in last[f"{place(source)}/tables"].data.values()
+    )
+    error = refused(reader(tables=["t", "u"]), last)
+    assert isinstance(error, PositionLost)
+    assert (error.cause.split()[0], error.evidence) == ("public.u", "the pipeline ran without it")
+
+
+def test_a_table_that_somebody_took_out_of_the_publication_is_not_put_back_as_if_nothing_had_been(source, reader):
+    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    last = logged(reader(tables=["t", "u"]))
+    source.connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE u").format(sql.Identifier(source.slot)))
+    error = refused(reader(tables=["t", "u"]), last)
+    assert isinstance(error, PositionLost)
+    assert error.cause.startswith("public.u was not followed for a while")
+
+
+def test_a_table_that_was_made_anew_is_another(source, reader):
+    last = logged(reader())
+    source.connection.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, note text)")
+    source.connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE t").format(sql.Identifier(source.slot)))
+    error = refused(reader(), last)
+    assert isinstance(error, PositionLost)
+    assert "made anew" in error.evidence
+
+
+def test_a_table_that_was_out_of_the_publication_and_is_back_is_known(source, reader):
+    last = logged(reader())
+    name = sql.Identifier(source.slot)
+    for action in ("DROP", "ADD"):
+        source.connection.execute(sql.SQL("ALTER PUBLICATION {} {} TABLE t").format(name, sql.SQL(action)))
+    assert "it is back by now" in refused(reader(), last).evidence
+    source.connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
+    assert "it is back by now" in refused(reader(), last).evidence  # put there by us
+
+
+@pytest.mark.parametrize("statement", ["ALTER PUBLICATION {} DROP TABLE t", "DROP PUBLICATION {}"])
+def test_a_table_that_is_taken_out_of_the_publication_while_it_is_followed_stops_the_reader(source, statement):
+    made = quick(source)
+    try:
+        batches = following(made)
+        source.connection.execute(sql.SQL(statement).format(sql.Identifier(source.slot)))
+        with pytest.raises(PositionLost, match=r"public\.t was not followed"):
+            for _, _batch in zip(range(200), batches, strict=False):
+                pass
+    finally:
+        made.close()
+
+
+def test_a_table_that_is_renamed_or_dropped_stops_nobody(source):
+    made = quick(source)
+    try:
+        batches = following(made)
+        source.connection.execute("ALTER TABLE t RENAME TO other")
+        source.connection.execute("INSERT INTO other VALUES (1, 'a')")
+        assert [(each.namespace, each.data["id"]) for each in taken(batches, 1)] == [("public.t", 1)]
+        source.connection.execute("DROP TABLE other")
+        source.connection.execute("CREATE TABLE elsewhere AS SELECT 1")
+        places = [each for _, batch in zip(range(10), batches, strict=False) for each in batch]
+        assert {each.op for each in places} == {Op.NOOP}
+    finally:
+        made.close()
+
+
+def test_a_server_that_lacks_what_was_read_from_it_is_refused(source, reader):
+    last = logged(reader())
+    ahead = last[place(source)]
+    last[place(source)] = ahead._replace(data={**ahead.data, "lsn": "FFFF/0"})
+    error = refused(reader(), last)
+    assert isinstance(error, PositionLost)
+    assert "lacks what was read" in error.cause
+
+
+def test_a_slot_that_is_moved_while_the_connection_is_lost_is_noticed(source, reader):
+    batches = following(reader())
+    source.put(1)
+    taken(batches, 1)
+
+    def moved():
+        source.connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        try:
+            source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    source.put(2)
+    eventually(moved, 10, "the slot is moved")
+    with pytest.raises(PositionLost, match="moved the slot"):
+        for _, _batch in zip(range(100), batches, strict=False):
+            pass
+
+
+def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source):
+    replication = Replication(make_conninfo(source.dsn, options="-c wal_sender_timeout=1s"), {})
+    try:
+        replication.ask("SHOW wal_sender_timeout")
+        assert replication.answer(10) == [("0",)]
+    finally:
+        replication.close()
+
+
+def test_rows_that_a_policy_hides_are_not_left_out_of_the_copy(source, reader, unique):
+    role = unique("role")[:63]
+    run = source.connection.execute
+    run(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'p'").format(sql.Identifier(role)))
+    run(sql.SQL("GRANT SELECT ON t TO {}").format(sql.Identifier(role)))
+    run(sql.SQL("CREATE PUBLICATION {} FOR TABLE t").format(sql.Identifier(source.slot)))
+    run("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY hides ON t USING (id > 1)")
+    source.put(1, 2)
+    source.dsn = make_conninfo(source.dsn, user=role, password="p")
+    made = source.reader()
+    try:
+        error = refused(made)
+        assert isinstance(error, DatabaseAccessDenied)
+        assert "row-level security" in error.evidence
+        assert "BYPASSRLS" in error.next_step
+    finally:
+        made.close()
+        run(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        run(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
 def test_anothers_slot_is_refused(source, reader):

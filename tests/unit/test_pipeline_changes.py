@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.errors import AdaptorError
+from harvest_lib.errors import AdaptorError, PositionLost
 from harvest_lib.pipeline.adaptors.pgoutput import (
     UNCHANGED,
     Begin,
@@ -19,7 +19,9 @@ from harvest_lib.pipeline.adaptors.postgres_catalog import Table
 from harvest_lib.pipeline.adaptors.postgres_changes import Changes
 from harvest_lib.pipeline.message import Mode, Op
 
-FLIGHTS = Table(schema="public", name="flights", columns={"id": 23, "note": 25}, key=["id"], row_filter=None)
+FLIGHTS = Table(
+    oid=7, membership=9, schema="public", name="flights", columns={"id": 23, "note": 25}, key=["id"], row_filter=None
+)
 RELATION = Relation(
     7, "public", "flights", "d", [Column("id", 23, -1, is_key=True), Column("note", 25, -1, is_key=False)]
 )
@@ -116,6 +118,46 @@ def test_a_column_that_is_added_comes_from_the_next_change_on(changes):
     wider = RELATION._replace(columns=[*RELATION.columns, Column("late", 16, -1, is_key=False)])
     changes.take(wider)
     assert taken(changes, Insert(7, ["1", "a", "t"])) == [(Op.INSERT, {"id": 1, "note": "a", "late": True})]
+
+
+def test_a_table_that_is_renamed_keeps_its_namespace(changes):
+    changes.take(RELATION._replace(schema="attic", name="old_flights"))
+    (message,) = changes.take(Insert(7, ["1", "a"]))
+    assert message.namespace == "public.flights"
+
+
+def test_another_table_of_the_same_name_is_an_error(changes):
+    with pytest.raises(PositionLost, match=r"public\.flights is not the table") as error:
+        changes.take(OTHER._replace(name="flights"))
+    assert "relation 8" in error.value.evidence
+
+
+def test_what_names_a_row_is_what_did_when_it_was_changed(changes, source):
+    columns = [Column("uid", 23, -1, is_key=True), Column("note", 25, -1, is_key=False)]
+    changes.take(RELATION._replace(columns=columns))
+    assert taken(changes, Delete(7, ["1", None], old_is_key=True)) == [(Op.DELETE, {"uid": 1})]
+    assert taken(changes, Update(7, ["1", None], True, ["2", "a"])) == [  # noqa: FBT003 - as decoded
+        (Op.DELETE, {"uid": 1}),
+        (Op.INSERT, {"uid": 2, "note": "a"}),
+    ]
+    changes.take(RELATION._replace(columns=columns, identity="i"))
+    assert taken(changes, Delete(7, ["1", None], old_is_key=True)) == [(Op.DELETE, {"uid": 1})]
+    source.found = {"note": "long"}
+    changes.take(Update(7, None, old_is_key=False, new=["1", UNCHANGED]))
+    assert source.asked == [("public.flights", {"uid": "1"}, ["note"])]
+
+
+def test_a_full_row_is_told_by_the_tables_key(changes):
+    columns = [each._replace(is_key=True) for each in RELATION.columns]  # as Postgres marks them then
+    changes.take(RELATION._replace(columns=columns, identity="f"))
+    assert taken(changes, Update(7, ["1", "a"], old_is_key=False, new=["1", "b"])) == [
+        (Op.UPDATE, {"id": 1, "note": "b"})
+    ]
+
+
+def test_a_large_value_of_a_column_that_is_gone_is_left_out_and_the_others_come(changes, source):
+    source.found = {}
+    assert taken(changes, Update(7, None, old_is_key=False, new=["1", UNCHANGED])) == [(Op.UPDATE, {"id": 1})]
 
 
 def test_a_table_that_was_not_described_is_an_error(changes):

@@ -13,7 +13,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.database import translate
-from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, DatabaseUnavailable, HarvestError
+from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, DatabaseUnavailable
 from harvest_lib.source.server import require_primary
 
 _ROLE = """
@@ -26,10 +26,11 @@ _PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FRO
 # As JSON, since the columns differ by version: row filters and lists of columns are there from 15 on.
 _PUBLISHED = "SELECT to_jsonb(t) FROM pg_publication_tables AS t WHERE pubname = %s ORDER BY schemaname, tablename"
 
+# An index may carry columns (INCLUDE) that are no part of its key.
 _TABLE = """
-SELECT c.oid, c.relreplident::text, ARRAY(
+SELECT c.oid::int8, c.relreplident::text, c.relkind = 'p', ARRAY(
   SELECT a.attname::text FROM pg_index AS i
-  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
   WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
   ORDER BY array_position(i.indkey::int2[], a.attnum))
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -49,27 +50,42 @@ WITH RECURSIVE base AS (
 SELECT oid::int8 FROM base WHERE typbasetype = 0
 """
 
+# What a table is in a publication by: its own entry, or the publication, where that has all of a schema or database.
+_MEMBERSHIP = """
+SELECT coalesce((SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid = c.oid), p.oid)::int8
+FROM pg_class AS c LEFT JOIN pg_publication AS p ON p.pubname = %s WHERE c.oid = %s
+"""
+
 _FIRST_OF_USERS = 16384
 """Types below are Postgres' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table that is published. `columns` are those that are sent, with their types' numbers; `key` names a row."""
+    """A table that is published. `columns` are those that are sent, with their types' numbers; `key` names a row.
 
+    `oid` stays when it is renamed; another table that takes its name has another. `membership` is another once it was
+    taken out of the publication and put back.
+    """
+
+    oid: int
+    membership: int
     schema: str
     name: str
     columns: Mapping[str, int]
     key: Sequence[str]
     row_filter: str | None
+    is_partitioned: bool = False
 
     @property
     def namespace(self) -> str:
         return f"{self.schema}.{self.name}"
 
     @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name)
+    def rows(self) -> sql.Composable:
+        """What to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
+        name = sql.Identifier(self.schema, self.name)
+        return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
 
 
 def split(namespace: str) -> tuple[str, str]:
@@ -158,31 +174,56 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
         connection.execute(statement)
 
 
+def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
+    """Tell whether a table is in a publication as it was; one that is no more is, as it has no changes."""
+    with refusals("to look at publications", "check the user's grants"):
+        row = connection.execute(_MEMBERSHIP, (publication, table.oid)).fetchone()
+    return row is None or row[0] == table.membership
+
+
+def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
+    """Return the columns that a table has by now."""
+    with refusals(f"to look at {table.namespace}", "check the user's grants"):
+        return frozenset(row[0] for row in connection.execute(_COLUMNS, (table.oid,)).fetchall())
+
+
 def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
     """Return the tables that are to be read, by name. Raises AdaptorError for those that cannot be."""
     wanted = {".".join(split(each)) for each in namespaces}
-    found, keyless = [], []
-    for published in _published(connection, publication):
-        schema, name = published["schemaname"], published["tablename"]
+    missing, found, keyless = set(wanted), [], []
+    for listed in _published(connection, publication):
+        schema, name = listed["schemaname"], listed["tablename"]
         if wanted and f"{schema}.{name}" not in wanted:
             continue
-        wanted.discard(f"{schema}.{name}")
+        missing.discard(f"{schema}.{name}")
         with refusals(f"to look at {schema}.{name}", "check the user's grants"):
             row = connection.execute(_TABLE, (schema, name)).fetchone()
             columns = connection.execute(_COLUMNS, (row[0],)).fetchall() if row is not None else []
-        if row is None or row[1] == "n" or not row[2]:
+            membership = connection.execute(_MEMBERSHIP, (publication, row[0])).fetchone() if row is not None else None
+        if row is None or row[1] == "n" or not row[3]:
             keyless.append(f"{schema}.{name}")
             continue
-        sent = published.get("attnames")
+        sent = listed.get("attnames")
         kept = {
             column: base_type(connection, oid)
             for column, oid, generated in columns
             if (column in sent if sent is not None else not generated)
         }
-        found.append(Table(schema=schema, name=name, columns=kept, key=row[2], row_filter=published.get("rowfilter")))
-    if wanted:
+        found.append(
+            Table(
+                oid=row[0],
+                membership=membership[0] if membership is not None else 0,
+                schema=schema,
+                name=name,
+                columns=kept,
+                key=row[3],
+                row_filter=listed.get("rowfilter"),
+                is_partitioned=row[2],
+            )
+        )
+    if missing:
         raise AdaptorError(
-            f"the publication {publication!r} does not have {', '.join(sorted(wanted))}",
+            f"the publication {publication!r} does not have {', '.join(sorted(missing))}",
             evidence="a partitioned table is published as itself only with publish_via_partition_root",
             next_step=f"ALTER PUBLICATION {_spelled(sql.Identifier(publication))} SET "
             "(publish_via_partition_root = true), or name its partitions",
@@ -208,15 +249,6 @@ def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
     with refusals("to look at types", "check the user's grants"):
         row = connection.execute(_BASE_TYPE, (oid,)).fetchone()
     return int(row[0]) if row is not None else oid
-
-
-def refused(error: psycopg.Error, what: str, next_step: str) -> HarvestError:
-    """Return our error for one of psycopg's."""
-    try:
-        with refusals(what, next_step):
-            raise error
-    except HarvestError as ours:
-        return ours
 
 
 def _published(connection: psycopg.Connection[Any], publication: str) -> list[dict[str, Any]]:

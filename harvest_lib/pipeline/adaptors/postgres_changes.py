@@ -3,14 +3,17 @@
 - An update of a key is a delete of the old one and an insert of the new one.
 - An update does not carry a large value that it left alone, unless the table's replica identity is the full row. Then
   the value is asked for, as it is by now. Where the row is gone by now the update is left out: its delete follows.
+  Where the column is gone by now it is left out of the message.
 - A table that was emptied is a command, `{"command": "truncate"}`.
+- A table is known by its number, whatever it is called; columns, and which of them name a row, are as they were when
+  the change was made. Another table under the name of one that is followed is an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from harvest_lib.errors import AdaptorError
+from harvest_lib.errors import AdaptorError, PositionLost
 from harvest_lib.pipeline.adaptors.pgoutput import (
     UNCHANGED,
     Begin,
@@ -32,13 +35,17 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, str | None] | None]
-"""Return columns of the row with a key, as text, or None if there is none."""
+"""Return columns of the row with a key, as text, but those that are no more; None if there is no such row."""
+
+_INDEXED = {"d", "i"}
+"""Replica identities whose columns alone are marked in the description of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
     table: Table
     names: Sequence[str]
+    key: Sequence[str]
     readers: Sequence[Callable[[str], Any]]
 
 
@@ -46,7 +53,7 @@ class Changes:
     """Takes decoded changes in their order. `end` is where to go on after the last transaction that was taken whole."""
 
     def __init__(self, tables: Sequence[Table], *, base_type: Callable[[int], int], fetch: Fetch) -> None:
-        self._tables = {(each.schema, each.name): each for each in tables}
+        self._tables = {each.oid: each for each in tables}
         self._base_type = base_type
         self._fetch = fetch
         self._layouts: dict[int, _Layout | None] = {}
@@ -83,14 +90,28 @@ class Changes:
         return ()
 
     def _layout(self, relation: Relation) -> _Layout | None:
-        table = self._tables.get((relation.schema, relation.name))
+        table = self._tables.get(relation.oid)
         if table is None:
+            self._require_other(relation)
             return None  # the publication has more than is wanted
+        marked = [column.name for column in relation.columns if column.is_key]
         return _Layout(
             table,
             [column.name for column in relation.columns],
+            marked if relation.identity in _INDEXED else table.key,
             [reader_of(self._base_type(column.type_oid)) for column in relation.columns],
         )
+
+    def _require_other(self, relation: Relation) -> None:
+        name = f"{relation.schema}.{relation.name}"
+        for table in self._tables.values():
+            if table.namespace == name:
+                raise PositionLost(
+                    f"{name} is not the table that it was",
+                    evidence=f"changes come of relation {relation.oid}, the table is {table.oid}: it was made anew, or "
+                    "another took its name",
+                    next_step="drop the slot, move the pipeline's folder away, and start again: all is copied anew",
+                )
 
     def _of(self, oid: int) -> _Layout | None:
         try:
@@ -105,7 +126,7 @@ class Changes:
     def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
         new = self._whole(layout, update)
         moved = update.old is not None and any(
-            name in layout.table.key and old is not UNCHANGED and old != value
+            name in layout.key and old is not UNCHANGED and old != value
             for name, old, value in zip(layout.names, update.old, update.new, strict=True)
         )
         if not moved:
@@ -121,20 +142,21 @@ class Changes:
         if update.old is not None and not update.old_is_key:
             return [old if new is UNCHANGED else new for old, new in zip(update.old, update.new, strict=True)]
         named = dict(zip(layout.names, update.new, strict=True))
-        key = {name: value for name in layout.table.key if isinstance(value := named[name], str)}
+        key = {name: value for name in layout.key if isinstance(value := named[name], str)}
         found = self._fetch(layout.table, key, [name for name, value in named.items() if value is UNCHANGED])
         if found is None:
             return None
-        return [found.get(name) if value is UNCHANGED else value for name, value in named.items()]
+        return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named.items()]
 
     def _old(self, layout: _Layout, old: Row, is_key: bool) -> Mapping[str, Any]:  # noqa: FBT001 - as decoded
         row = self._row(layout, old)
-        return {name: row[name] for name in layout.table.key} if is_key else row
+        return {name: row[name] for name in layout.key} if is_key else row
 
     def _row(self, layout: _Layout, values: Row) -> dict[str, Any]:
         return {
             name: read(value) if isinstance(value, str) else None
             for name, read, value in zip(layout.names, layout.readers, values, strict=True)
+            if value is not UNCHANGED
         }
 
     def _message(self, op: Op, layout: _Layout, data: Mapping[str, Any]) -> Message:

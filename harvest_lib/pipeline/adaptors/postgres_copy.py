@@ -1,12 +1,14 @@
-"""What tables hold, read under one snapshot."""
+"""What tables hold: all of it, read under one snapshot; and single values, as they are by now."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 from psycopg import sql
 
-from harvest_lib.pipeline.adaptors.postgres_catalog import Table, refusals
+from harvest_lib.errors import AdaptorError
+from harvest_lib.pipeline.adaptors.postgres_catalog import Table, present, refusals
 from harvest_lib.pipeline.adaptors.postgres_values import reader_of
 from harvest_lib.pipeline.message import Message, Mode, Op
 
@@ -15,7 +17,10 @@ _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s"
 
-_GRANT = "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has"
+_GRANT = (
+    "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has; where rows have policies, "
+    "ALTER ROLE … BYPASSRLS"
+)
 
 
 def copied(
@@ -52,6 +57,37 @@ def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
     return have_ended
 
 
+def row_of(
+    connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
+) -> Mapping[str, str | None] | None:
+    """Return columns of the row with a key, as text, but those that are no more; None if there is no such row."""
+    try:
+        return _row(connection, table, key, columns)
+    except AdaptorError as error:
+        if not isinstance(error.__cause__, pg.UndefinedColumn):
+            raise
+    there = present(connection, table)
+    left = [each for each in columns if each in there]
+    return _row(connection, table, key, left) if left and there.issuperset(key) else {}
+
+
+def _row(
+    connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
+) -> Mapping[str, str | None] | None:
+    statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        table.rows,
+        sql.SQL(" AND ").join(sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in key.items()),
+    )
+    with refusals(f"to read what a change of {table.namespace} left out", _GRANT):
+        found = connection.execute(statement).pgresult
+    if found is None or found.ntuples == 0:
+        return None
+    # As it stands on the wire: text as changes have it.
+    values = [found.get_value(0, place) for place in range(len(columns))]
+    return {name: value.decode() if value is not None else None for name, value in zip(columns, values, strict=True)}
+
+
 def _table(
     connection: psycopg.Connection[Any], table: Table, timestamp: int, batch_rows: int
 ) -> Iterator[Sequence[Message]]:
@@ -59,7 +95,7 @@ def _table(
     readers = [reader_of(oid) for oid in table.columns.values()]
     statement = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(
         sql.SQL(", ").join(map(sql.Identifier, names)),
-        table.identifier,
+        table.rows,
         sql.SQL(f" WHERE {table.row_filter}" if table.row_filter else ""),
     )
     batch: list[Message] = []

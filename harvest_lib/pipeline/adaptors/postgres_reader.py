@@ -3,12 +3,17 @@
     slot made, snapshot exported ─► NOOP where it begins ─► tables under that snapshot ─► changes after the slot's begin
                                      Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
 
+    NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…"}       where to go on
+    NOOP  postgres/SLOT/tables  {"public.flights": [16402, 16411], "public.old": null}
+                                                     tables that are followed, by their numbers; null: it was once
 Promises
 - Nothing is missed: the slot is made first, and keeps all changes from then on; what the tables hold is read under the
   snapshot of that very moment.
 - Stopped anywhere, it goes on: after the last transaction that the log has whole; and a table whose copy was not
   complete is copied again, under a new snapshot, with all changes since the slot was made still to follow. Versions of
   a row in between may come after a newer one then, until the changes have caught up.
+- What would be a gap is an error: a table that was left out for a while, or out of the publication, or is another under
+  the same name; a server that lacks what was read from it.
 - The slot is told of no place but those that `kept` names. What comes after is there again, whatever happens here.
 - A transaction's messages come together and in order, transactions in the order in which they committed; one that did
   not commit never comes. A large one comes in several batches.
@@ -23,17 +28,23 @@ from typing import Any
 
 import psycopg
 from psycopg import errors as pg
-from psycopg import sql
 
 from harvest_lib.database import connect
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.errors import AdaptorError, DatabaseUnavailable, PositionLost
+from harvest_lib.errors import AdaptorError, DatabaseUnavailable
 from harvest_lib.pipeline.adaptors import postgres_catalog as catalog
 from harvest_lib.pipeline.adaptors.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres_catalog import Table
 from harvest_lib.pipeline.adaptors.postgres_changes import Changes
-from harvest_lib.pipeline.adaptors.postgres_copy import copied, settled
+from harvest_lib.pipeline.adaptors.postgres_copy import copied, row_of, settled
 from harvest_lib.pipeline.adaptors.postgres_options import PostgresReading
+from harvest_lib.pipeline.adaptors.postgres_slot import (
+    known_of,
+    place_of,
+    require_followed,
+    require_members,
+    system_of,
+)
 from harvest_lib.pipeline.adaptors.postgres_values import SETTINGS
 from harvest_lib.pipeline.adaptors.replication import Alive, Change, Replication, with_settings
 from harvest_lib.pipeline.message import Message, Mode, Op
@@ -41,12 +52,12 @@ from harvest_lib.source.server import lsn_number
 
 _log = logging.getLogger(__name__)
 
-_SLOT = """
-SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
-"""
-_SYSTEM = "SELECT system_identifier::text FROM pg_control_system()"
+_ALL_ROWS = {"row_security": "off"}
+"""What a policy would hide is an error then, not left out."""
 
 _WAIT_SECONDS = 0.2
+_PATIENCE_SECONDS = 5.0
+"""Waiting longer for others' transactions is said."""
 _BUSY_SECONDS = 30.0
 """A server may take a while to notice that the one before us is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -60,6 +71,7 @@ class PostgresReader:
         self._options = options
         self._publication = options.publication or options.slot
         self._namespace = f"postgres/{options.slot}"
+        self._followed = f"postgres/{options.slot}/tables"
         self._conninfo = options.data_source.conninfo()
         self._position_seconds = position_seconds
         self._connection: psycopg.Connection[Any] | None = None
@@ -73,25 +85,29 @@ class PostgresReader:
         """See `Reader`."""
         connection = self._connect()
         catalog.require_decoding(connection)
-        catalog.publish(connection, self._publication, self._options.tables)
-        tables = catalog.tables(connection, self._publication, self._options.tables)
-        self._system = self._one(connection, _SYSTEM)
-        before = last.get(self._namespace)
-        slot = self._slot(connection, before)
+        before, followed = last.get(self._namespace), last.get(self._followed)
+        known = dict(followed.data) if followed is not None else {}
+        options = self._options
+        catalog.publish(connection, self._publication, options.tables)
+        tables = catalog.tables(connection, self._publication, options.tables)
+        require_followed(tables, known, slot=options.slot)
+        place = place_of(connection, options.slot, before.data if before is not None else None)
+        self._system = system_of(connection)
         replication = Replication(self._conninfo, SETTINGS)
         self._stream = replication
         snapshot = None
-        if slot is None:
+        if place is None:
             lsn, snapshot = yield from self._make_slot(replication)
         else:
-            lsn = slot
-        if before is None:
-            yield [self._position(lsn)]
+            lsn = place
+        following = known_of(tables, known)
+        if before is None or known != following:
+            yield [self._position(lsn), Message(Op.NOOP, _now(), self._followed, following)]
         todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
-        if todo and self._options.initial_copy:
+        if todo and options.initial_copy:
             if snapshot is None:
                 yield from self._until_settled(connection)
-            yield from copied(connection, todo, snapshot=snapshot, batch_rows=self._options.batch_rows)
+            yield from copied(connection, todo, snapshot=snapshot, batch_rows=options.batch_rows)
         yield from self._follow(tables, lsn)
 
     def kept(self, last: Mapping[str, Message]) -> None:
@@ -103,70 +119,37 @@ class PostgresReader:
     def close(self) -> None:
         """See `Reader`."""
         self._leave()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
     # -- the slot
-
-    def _slot(self, connection: psycopg.Connection[Any], before: Message | None) -> str | None:
-        """Return where the slot is to be followed from; None if it has to be made. Raises PositionLost."""
-        name = self._options.slot
-        with catalog.refusals("to look at slots", "check the user's grants"):
-            row = connection.execute(_SLOT, (name,)).fetchone()
-        anew = (
-            f"what changed since is gone: drop the slot if it is there (SELECT pg_drop_replication_slot('{name}')), "
-            "move the pipeline's folder away, and start again; all tables are copied anew then"
-        )
-        if row is None:
-            if before is None:
-                return None
-            raise PositionLost(
-                f"the slot {name!r} is not there any more",
-                evidence=f"the pipeline's log has come to {before.data['lsn']} of it",
-                next_step=anew,
-            )
-        plugin, database, confirmed, is_lost = row
-        if plugin != "pgoutput" or database != connection.info.dbname:
-            raise AdaptorError(
-                f"the slot {name!r} is another's",
-                evidence=f"its plugin is {plugin}, its database {database}",
-                next_step="give `slot` a name of its own",
-            )
-        if is_lost:
-            raise PositionLost(f"the server has given up the slot {name!r}", evidence="wal_status lost", next_step=anew)
-        if before is None:
-            return str(confirmed)
-        if before.data["system"] != self._system:
-            raise PositionLost(
-                "this is not the server that the pipeline's log came from",
-                evidence=f"its system identifier is {self._system}, the log's {before.data['system']}",
-                next_step=f"correct `data_source`, or: {anew}",
-            )
-        if lsn_number(confirmed) > lsn_number(before.data["lsn"]):
-            raise PositionLost(
-                f"somebody else has moved the slot {name!r} on",
-                evidence=f"it is at {confirmed}, the pipeline's log has come to {before.data['lsn']}",
-                next_step=f"find who reads it, and give each a `slot` of its own; {anew}",
-            )
-        return str(before.data["lsn"])
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
         """Make the slot; return where it begins and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
+        patience = self._patience()
         while True:
             with catalog.refusals(f"to make the slot {self._options.slot!r}", remedy):
                 rows = replication.answer(_WAIT_SECONDS)
             if rows is not None:
                 return rows[0][1], rows[0][2]
+            next(patience)
             yield []
 
     def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
-        have_ended = settled(connection)
+        have_ended, patience = settled(connection), self._patience()
         while not have_ended():
+            next(patience)
             time.sleep(_WAIT_SECONDS)
             yield []
+
+    def _patience(self) -> Iterator[None]:
+        """Say, once it has taken long, that transactions of others are waited for."""
+        deadline = Deadline(_PATIENCE_SECONDS)
+        while not deadline.passed:
+            yield
+        _log.info("reader_waits", extra={"slot": self._options.slot, "reason": "transactions that are open"})
+        while True:
+            yield
 
     def _confirm(self) -> None:
         """Tell the server what was kept, if it listens."""
@@ -182,15 +165,16 @@ class PostgresReader:
         pause, waits = _WAIT_SECONDS, False
         while True:
             try:
-                for batch in self._attached(tables, lsn):
-                    lsn = next((each.data["lsn"] for each in reversed(batch) if each.op is Op.NOOP), lsn)
-                    pause, waits = _WAIT_SECONDS, False
-                    yield batch
-            except (psycopg.OperationalError, DatabaseUnavailable) as error:
+                with catalog.refusals("to send changes", "see the server's words, and its log"):
+                    for batch in self._attached(tables, lsn):
+                        lsn = next((each.data["lsn"] for each in reversed(batch) if each.op is Op.NOOP), lsn)
+                        pause, waits = _WAIT_SECONDS, False
+                        yield batch
+            except DatabaseUnavailable as error:
                 if not waits:
-                    _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": type(error).__name__})
+                    _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": error.evidence})
                 waits = True
-            self._leave()
+            self._leave()  # all connections: another server may answer now
             deadline, pause = Deadline(pause), min(pause * 2, _LONGEST_PAUSE_SECONDS)
             while not deadline.passed:
                 time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds))
@@ -198,6 +182,10 @@ class PostgresReader:
 
     def _attached(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
         """Follow changes on one connection."""
+        if self._stream is None:
+            connection = self._connect()
+            catalog.require_decoding(connection)
+            place_of(connection, self._options.slot, {"lsn": lsn, "system": self._system})
         stream = self._stream = self._stream or Replication(self._conninfo, SETTINGS)
         busy = Deadline(_BUSY_SECONDS)
         stream.follow(self._options.slot, self._publication, lsn)
@@ -222,10 +210,14 @@ class PostgresReader:
             yield []
         self._following, self._confirmed = True, ""
         self._confirm()
-        yield from self._changes(stream, Changes(tables, base_type=self._base_type, fetch=self._fetch), lsn)
+        changes = Changes(tables, base_type=self._base_type, fetch=self._fetch)
+        yield from self._changes(stream, changes, lsn, tables)
 
-    def _changes(self, stream: Replication, changes: Changes, lsn: str) -> Iterator[Sequence[Message]]:
+    def _changes(
+        self, stream: Replication, changes: Changes, lsn: str, tables: Sequence[Table]
+    ) -> Iterator[Sequence[Message]]:
         batch: list[Message] = []
+        look_at = boot_seconds() + self._position_seconds
         said = lsn_number(lsn)
         owes = False  # messages were sent down since it was last said where to go on
         while True:
@@ -241,6 +233,9 @@ class PostgresReader:
                         changes.end = max(changes.end, received.lsn)
                     if batch:
                         continue
+            if boot_seconds() >= look_at:
+                require_members(self._connect(), self._publication, tables, slot=self._options.slot)
+                look_at = boot_seconds() + self._position_seconds
             owes = owes or bool(batch)
             if changes.end > said and (owes or boot_seconds() >= self._said_at + self._position_seconds):
                 said, owes = changes.end, False
@@ -251,46 +246,32 @@ class PostgresReader:
     def _position(self, lsn: str) -> Message:
         self._said_at = boot_seconds()
         data = {"lsn": lsn, "system": self._system}
-        return Message(Op.NOOP, time.time_ns() // 1_000_000, self._namespace, data)
+        return Message(Op.NOOP, _now(), self._namespace, data)
 
     def _base_type(self, oid: int) -> int:
         return catalog.base_type(self._connect(), oid)
 
     def _fetch(self, table: Table, key: Mapping[str, str], columns: Sequence[str]) -> Mapping[str, str | None] | None:
-        statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(
-            sql.SQL(", ").join(map(sql.Identifier, columns)),
-            table.identifier,
-            sql.SQL(" AND ").join(
-                sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in key.items()
-            ),
-        )
-        with catalog.refusals(f"to read what a change of {table.namespace} left out", "GRANT SELECT ON the table"):
-            found = self._connect().execute(statement).pgresult
-        if found is None or found.ntuples == 0:
-            return None
-        # As it stands on the wire: text as changes have it.
-        values = [found.get_value(0, place) for place in range(len(columns))]
-        return {
-            name: value.decode() if value is not None else None for name, value in zip(columns, values, strict=True)
-        }
+        return row_of(self._connect(), table, key, columns)
 
     # -- connections
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(with_settings(self._conninfo, SETTINGS))
+            self._connection = connect(with_settings(self._conninfo, {**SETTINGS, **_ALL_ROWS}))
         return self._connection
 
     def _leave(self) -> None:
         stream, self._stream, self._following = self._stream, None, False
         if stream is not None:
             stream.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-    @staticmethod
-    def _one(connection: psycopg.Connection[Any], statement: Any) -> str:
-        with catalog.refusals("to look at the server", "check the user's grants"):
-            row = connection.execute(statement).fetchone()
-        return str(row[0]) if row is not None else ""
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def lsn_text(lsn: int) -> str:

@@ -5,7 +5,9 @@ than it is told to: what a server takes its time for is asked for again.
 
 Promises
 - The server is told of no place as kept but those given to `confirm`.
-- It is answered when it asks whether we live, by `receive`, which therefore has to be called (`wal_sender_timeout`).
+- It is answered when it asks whether we live, by `receive`. It does not give us up for not being asked: a transaction
+  that takes longer to be written than its patience would come from its beginning again and again. A host that is gone
+  it notices by TCP.
 """
 
 import selectors
@@ -27,6 +29,14 @@ _ALIVE_MESSAGE = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
 
 
+_PATIENCE = {
+    "wal_sender_timeout": "0",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
+
 class Change(NamedTuple):
     """A message of the output plugin."""
 
@@ -45,7 +55,7 @@ class Replication:
     def __init__(self, conninfo: str, settings: Mapping[str, str]) -> None:
         """Connect; `settings` are the session's. Raises DatabaseError."""
         self._connection: psycopg.Connection[Any] = connect(
-            make_conninfo(with_settings(conninfo, settings), replication="database")
+            make_conninfo(with_settings(conninfo, {**settings, **_PATIENCE}), replication="database")
         )
         self._pgconn = self._connection.pgconn
         self._selector = selectors.DefaultSelector()
