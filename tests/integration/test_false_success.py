@@ -4,6 +4,7 @@ librdkafka then calls the records of the first delivered, as implicitly acknowle
 Batches here are of three records, for only so small ones have company on the wire.
 """
 
+import json
 from functools import partial
 
 import pytest
@@ -13,8 +14,13 @@ from support.native import Native
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.refusing import RefusingProxy
 
+from harvest_lib.config.kafka_settings import IN_FLIGHT
+from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import append
+from harvest_lib.pipeline.adaptors import writing
+from harvest_lib.pipeline.adaptors.kafka_writer import KafkaWriter
+from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import OutboxRecord
 from infra.local.kafka import KafkaCluster
 
@@ -99,3 +105,27 @@ def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
     assert {each.outbox_id for each in found} == set(range(1, RECORDS + 1))
     assert steps_back(found) == 0
     assert looks_at_offsets or len(found) == RECORDS
+
+
+def test_a_pipeline_has_one_request_at_a_time_on_the_wire(broker, way, topic):
+    side = writing("kafka")
+    kafka = {"bootstrap.servers": f"127.0.0.1:{way.port}", **SMALL_BATCHES}
+    writer = side.make(side.options(kafka=kafka, topic=topic))
+    way.refuse_next(patience_seconds=1.0)
+    writer.write([Message(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)])
+    writer.close()
+    assert (way.refused, way.overtaken) == (1, 0)
+    found = [json.loads(each.value)["data"]["id"] for each in read_topic(broker.bootstrap_servers, topic)]
+    assert found == list(range(RECORDS))
+
+
+def test_a_pipeline_takes_nothing_for_written_that_has_no_offset(broker, way, topic):
+    kafka = {"bootstrap.servers": f"127.0.0.1:{way.port}", **SMALL_BATCHES}
+    side = writing("kafka")
+    options = side.options(kafka=kafka, topic=topic)
+    writer = KafkaWriter(options, provider=lambda settings: Producer({**settings, IN_FLIGHT: 5}))
+    way.refuse_next(patience_seconds=PATIENCE_SECONDS)
+    with pytest.raises(KafkaUnavailable, match="no broker has confirmed"):
+        writer.write([Message(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)])
+    writer.close()
+    assert way.overtaken == 1

@@ -4,7 +4,8 @@ A record's key says which row it is of: `{"id":1}`, the fields that `key` names,
 where it names none; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
 
 Promises
-- `write` returns once all in-sync replicas have all records.
+- `write` returns once all in-sync replicas have all records: each has its offset, and one request is on the wire per
+  broker, since the client takes a record for delivered when it sees a later one acknowledged (docs/decisions/0019).
 - Records of one key are in one partition, in order and without gaps: what fails is never overtaken by a later record
   (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure a run of them may come again.
 - Nothing of a batch that failed is sent any more afterwards: the producer is thrown away with what it has queued.
@@ -13,11 +14,14 @@ Promises
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Message as Record
 
+from harvest_lib.config.kafka_settings import IN_FLIGHT
 from harvest_lib.deadline import Deadline
 from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, TopicMissing
 from harvest_lib.kafka_client import (
@@ -40,15 +44,16 @@ from harvest_lib.record import is_legal_topic
 
 _WAIT_SECONDS = 0.1
 _ANY_PARTITION = -1
-_TOO_LARGE = "Message size too large"
-"""What a fatal error names as its reason; it has a code of its own."""
 _REFUSED = {
     ClientError.MSG_SIZE_TOO_LARGE,
     ClientError.INVALID_RECORD,
     ClientError.INVALID_MSG,
     ClientError.POLICY_VIOLATION,
     ClientError.RECORD_LIST_TOO_LARGE,
+    ClientError.INVALID_TIMESTAMP,
 }
+_REASONS = tuple(ClientError(code).str() for code in _REFUSED)
+"""What a fatal error says of them: it has a code of its own."""
 
 
 class _Record(NamedTuple):
@@ -84,7 +89,7 @@ class KafkaWriter:
 
     def _deliver(self, producer: KafkaProducer, records: Sequence[_Record]) -> None:
         deadline = Deadline(self._options.delivery_timeout_seconds)
-        failures: list[tuple[Message, ClientError]] = []
+        failures: list[tuple[Message, ClientError | None]] = []
         waiting = deque(records)
         try:
             while waiting and not failures and not deadline.passed:
@@ -98,8 +103,8 @@ class KafkaWriter:
             raise self._failed([each.message for each in records], error.args[0]) from error
         if failures:
             # One that is refused takes along those in its batch, and those behind it.
-            message, reason = next((each for each in failures if each[1].code() in _REFUSED), failures[0])
-            raise self._failed([message], reason)
+            message, reason = next((each for each in failures if each[1] and each[1].code() in _REFUSED), failures[0])
+            raise self._failed([message], reason) if reason is not None else self._inferred(message)
         if waiting or len(producer):
             said = f"; {self._last.text}" if self._last.text else ""
             raise KafkaUnavailable(
@@ -108,11 +113,13 @@ class KafkaWriter:
                 next_step="check the brokers, `min.insync.replicas`, and `delivery_timeout`",
             )
 
-    def _produce(self, producer: KafkaProducer, record: _Record, failures: list[tuple[Message, ClientError]]) -> bool:
+    def _produce(
+        self, producer: KafkaProducer, record: _Record, failures: list[tuple[Message, ClientError | None]]
+    ) -> bool:
         """Hand a record over; False while the producer has no room for it."""
 
-        def report(error: ClientError | None, _landed: object) -> None:
-            if error is not None:
+        def report(error: ClientError | None, landed: Record) -> None:
+            if error is not None or landed.offset() is None:
                 failures.append((record.message, error))
 
         timestamp = max(0, record.message.timestamp)
@@ -177,21 +184,30 @@ class KafkaWriter:
 
     def _failed(self, messages: Sequence[Message], error: ClientError) -> HarvestError:
         first, last = messages[0].offset, messages[-1].offset
-        if error.code() in _REFUSED or (error.fatal() and _TOO_LARGE in error.str()):
+        if error.code() in _REFUSED or (error.fatal() and any(each in error.str() for each in _REASONS)):
             which = f"message {first}" if first == last else f"one of {first} to {last}"
             return MessageRefused(
                 f"Kafka does not take {which}",
                 evidence=f"{error.str()}, namespace {messages[0].namespace}",
-                next_step=f"look at it with `harvest pipeline show {first}..{last}`; raise `max.message.bytes` of the "
-                "topic and `message.max.bytes`, or acknowledge it without sending: `harvest pipeline ack`",
+                next_step=f"look at it with `harvest pipeline show {first}..{last}`; change the topic's "
+                "`max.message.bytes` (and `message.max.bytes` here) or `message.timestamp.after.max.ms`, or it in a "
+                "transform; or acknowledge it without sending: `harvest pipeline ack`",
             )
         if error.code() in {ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC}:  # noqa: SLF001 - its name
             self._topics.clear()
             return topic_missing(self._options.topic.replace(NAMESPACE, messages[0].namespace), partitions=1)
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
+    def _inferred(self, message: Message) -> HarvestError:
+        return KafkaUnavailable(
+            "a record was reported delivered that no broker has confirmed",
+            evidence=f"message {message.offset} has no offset in the topic",
+            next_step="run the pipeline again: it is sent once more",
+        )
+
     def _make(self) -> KafkaProducer:
         own: Mapping[str, Any] = {
+            IN_FLIGHT: 1,
             "enable.idempotence": True,
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
@@ -207,5 +223,9 @@ class KafkaWriter:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            producer.poll(0)
-            producer.close()
+            with suppress(
+                KafkaException
+            ):  # that what was on the wire has no known end; why it is let go is said already
+                producer.poll(0)
+            with suppress(KafkaException):
+                producer.close()
