@@ -1,0 +1,141 @@
+"""The Kafka reader where the client says what no broker of a test can be brought to say."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.errors import AdaptorError, KafkaAccessDenied
+from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
+from harvest_lib.pipeline.adaptors.kafka_options import KafkaReading
+from harvest_lib.pipeline.adaptors.kafka_reader import KafkaReader
+
+
+class Metadata:
+    def __init__(self, **named):
+        vars(self).update(named)
+
+
+class Record:
+    """What the client hands out: a record, or an error in place of one."""
+
+    def __init__(self, code=None, timestamp=5):
+        self._error = KafkaError(code, "bad batch") if code is not None else None
+        self._timestamp = timestamp
+
+    def error(self):
+        return self._error
+
+    def topic(self):
+        return "t"
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return 7
+
+    def value(self):
+        return b"v"
+
+    def key(self):
+        return None
+
+    def headers(self):
+        return None
+
+    def timestamp(self):
+        return (0, self._timestamp)
+
+
+class Scripted:
+    """A consumer of one partition."""
+
+    def __init__(self, settings, records):
+        self.settings, self._records, self._assigned = settings, records, []
+        self.partitions, self.away = {0: None}, False
+
+    def assignment(self):
+        return self._assigned
+
+    def assign(self, partitions):
+        self._assigned = partitions
+
+    def list_topics(self, topic, **_):
+        return Metadata(topics={topic: Metadata(error=None, partitions=self.partitions)})
+
+    def get_watermark_offsets(self, partition, *_):
+        if self.away and partition.partition == max(self.partitions):
+            raise KafkaException(KafkaError(self.away))
+        return 7, 9
+
+    def consume(self, *_):
+        return [self._records.pop(0)] if self._records else []
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def read(monkeypatch):
+    def unknown(*_args, **_named):
+        raise TimeoutError
+
+    asked = Metadata(result=unknown)
+    monkeypatch.setattr(AdminClient, "describe_topics", lambda *_, **__: {"t": asked})
+    made = []
+
+    def batches(*records):
+        def provider(settings):
+            made.append(Scripted(settings, list(records)))
+            return made[-1]
+
+        options = KafkaReading(kafka={"bootstrap.servers": "127.0.0.1:9"}, topics=["t"], content="record")
+        found = KafkaReader(options, provider=provider).read({})
+        next(found)
+        return found
+
+    batches.made = made
+    return batches
+
+
+@pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION])
+def test_a_record_that_is_damaged_is_an_error_and_not_asked_for_again_and_again(read, code):
+    with pytest.raises(AdaptorError, match="cannot be read") as error:
+        next(read(Record(code)))
+    assert "partition 0, offset 7" in error.value.evidence
+
+
+def test_checksums_are_looked_at(read):
+    next(read())
+    assert read.made[0].settings["check.crcs"] is True
+
+
+def test_what_passes_by_itself_is_waited_for(read):
+    batches = read(Record(KafkaError._TRANSPORT), Record())
+    assert next(batches) == []
+    assert next(batches)[0].data["value"] == "v"
+
+
+def test_a_record_without_a_time_has_that_of_the_beginning(read):
+    assert {each.timestamp for each in next(read(Record(timestamp=-1)))} == {0}
+
+
+def test_partitions_that_are_added_while_a_broker_is_away_are_all_found_later(read, monkeypatch):
+    monkeypatch.setattr(kafka_reader_module, "_LOOK_SECONDS", 0.0)
+    batches = read()
+    consumer = read.made[0]
+    consumer.partitions, consumer.away = {0: None, 1: None, 2: None}, KafkaError._TRANSPORT
+    assert [next(batches) for _ in range(4)] == [[], [], [], []]
+    assert [each.partition for each in consumer.assignment()] == [0]
+    consumer.away = False
+    place = next(batch for batch in batches if batch)[0]
+    assert place.data["offsets"] == {"0": 7, "1": 7, "2": 7}
+    assert [each.partition for each in consumer.assignment()] == [0, 1, 2]
+
+
+def test_who_is_refused_meanwhile_does_not_wait(read, monkeypatch):
+    monkeypatch.setattr(kafka_reader_module, "_LOOK_SECONDS", 0.0)
+    batches = read()
+    read.made[0].partitions, read.made[0].away = {0: None, 1: None}, KafkaError.TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(KafkaAccessDenied):
+        next(batch for batch in batches if batch)
