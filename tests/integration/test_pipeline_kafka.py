@@ -4,11 +4,13 @@ import json
 import time
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
 from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect, own_database
+from support.waiting import eventually
 
+from harvest_lib import append
 from harvest_lib.errors import (
     AdaptorError,
     CheckpointError,
@@ -22,6 +24,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
 from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
 
@@ -102,6 +105,14 @@ def test_a_message_that_the_topic_is_too_small_for_is_named_and_the_writer_goes_
     assert [json.loads(each.value)["data"] for each in read_topic(bootstrap_servers, topic)] == [{"note": "fits"}]
 
 
+def test_a_time_that_the_topic_does_not_take_is_told_by_the_message(bootstrap_servers, make_topic):
+    topic = make_topic(**{"message.timestamp.after.max.ms": 3_600_000})
+    writer = KafkaTarget(bootstrap_servers, topic, "envelope").writer(key={})
+    with pytest.raises(MessageRefused, match="message 8"):
+        writer.write([message(namespace=topic, offset=8)._replace(timestamp=4_102_444_800_000)])
+    writer.close()
+
+
 def test_brokers_that_are_away_are_told_in_time():
     writer = KafkaTarget("127.0.0.1:9", "t", "envelope").writer(delivery_timeout="1s")
     began = time.monotonic()
@@ -171,7 +182,7 @@ def test_from_the_end_only_what_is_written_later(source, reader):
     source.put(1)
     batches = reader(start="end").read({})
     (place,) = next(batches)
-    assert place.data == {"offsets": {"0": 1}}
+    assert place.data["offsets"] == {"0": 1}
     source.put(2)
     assert next(batch for batch in batches if batch)[0].data["id"] == 2
 
@@ -201,6 +212,24 @@ def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, adm
     place = Message(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
     with pytest.raises(PositionLost, match=says):
         next(reader().read({place.namespace: place}))
+
+
+def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(source, reader, admin):
+    source.put(1)
+    _, last = collect(reader(), until=lambda found, _: bool(found))
+    admin.delete_topics([source.namespace])[source.namespace].result(30)
+
+    def made():
+        try:
+            admin.create_topics([NewTopic(source.namespace, 1, 1)])[source.namespace].result(30)
+        except KafkaException:  # it is being deleted yet
+            return False
+        return True
+
+    eventually(made, 20, "the topic is made again")
+    KafkaSource(source.servers, source.namespace).put(7, 8, 9)
+    with pytest.raises(PositionLost, match="made again"):
+        next(reader().read(last))
 
 
 def test_a_topic_that_is_not_there(bootstrap_servers, unique):
@@ -295,6 +324,30 @@ def test_one_that_is_rewound_goes_on_from_there(outbox_source):
     made.kept({each.namespace: each for each in again})
     assert [each.data["value"] for each in again[:-1]] == ["1", "2"]
     assert standing(outbox_source)[1]["number"] == again[-1].data["number"]
+    made.close()
+
+
+def test_one_that_was_removed_is_not_begun_anew_as_if_nothing_had_been(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: bool(found))
+    made.close()
+    outbox_source.connection.execute("DELETE FROM outbox_subscriptions")
+    made = outbox_source.reader()
+    with pytest.raises(CheckpointError, match="not there any more"):
+        next(made.read(last))
+    made.close()
+
+
+def test_one_with_a_filter_reads_what_that_lets_through(outbox_source):
+    table = OutboxTable.parse("outbox")
+    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
+    subscriptions.add("pipeline", topics=["wanted"])
+    outbox_source.put(1)
+    append(outbox_source.connection, [OutboxRecord(topic="wanted", key="k", value="2")])
+    made = outbox_source.reader()
+    found, _ = collect(made, until=lambda found, _: bool(found))
+    assert [each.data["value"] for each in found] == ["2"]
     made.close()
 
 

@@ -11,6 +11,8 @@ Promises
 - Retention keeps what has not reached every writer: the subscription's checkpoint is written in `kept`, never earlier.
 - Of two that read by one subscription the later deposes the earlier, which stops.
 - A subscription that is rewound (`harvest subscriptions rewind`) goes on from there, when the pipeline is next started.
+  One that was added with a filter reads what that lets through; one told to stop at a snapshot reads no further.
+- A subscription that was removed is an error: nothing was kept for it since.
 """
 
 import logging
@@ -19,20 +21,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import psycopg
+from psycopg import sql
 from pydantic import Field
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Subscription
 from harvest_lib.config.data_source import DataSource
-from harvest_lib.database import connect
+from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import Row
+from harvest_lib.scope import scoping
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 
 _log = logging.getLogger(__name__)
+
+_IS_THERE = "SELECT EXISTS (SELECT FROM {} WHERE subscription = %s)"
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.05
 _AWAY_SECONDS = 0.5
@@ -67,9 +74,9 @@ class OutboxReader:
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         """See `Reader`."""
-        source, checkpoints = self._open()
-        standing = checkpoints.lead(uuid4())
         before = last.get(self._namespace)
+        source, checkpoints = self._open(is_begun=before is not None)
+        standing = checkpoints.lead(uuid4())
         if before is not None:
             standing = self._newer(standing, before.data)
         position = source.open(standing.position)
@@ -129,8 +136,8 @@ class OutboxReader:
         if checkpoints is not None:
             checkpoints.close()
 
-    def _open(self) -> tuple[SnapshotSource, Checkpoints]:
-        options = self._options
+    def _open(self, *, is_begun: bool) -> tuple[SnapshotSource, Checkpoints]:
+        options, subscription = self._options, Subscription(name=self._options.subscription)
         conninfo = options.data_source.conninfo()
         with connect(conninfo) as connection:
             table = OutboxTable.parse(options.outbox_table).placed(connection)
@@ -140,11 +147,28 @@ class OutboxReader:
                     evidence="it has no column `transaction_id`",
                     next_step="make it the native one: `harvest migrate`",
                 )
-        self._source = SnapshotSource(conninfo, Selection(table=table.identifier), subscription=options.subscription)
-        self._checkpoints = Checkpoints(
-            conninfo, table.subscriptions.identifier, Subscription(name=options.subscription)
+            if is_begun:
+                self._require_there(connection, table)
+        self._source = SnapshotSource(
+            conninfo,
+            Selection(table=table.identifier),
+            subscription=subscription.name,
+            scoping=scoping(table.subscriptions.identifier, subscription),
         )
+        self._checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription)
         return self._source, self._checkpoints
+
+    def _require_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> None:
+        statement = sql.SQL(_IS_THERE).format(in_statement(table.subscriptions.identifier))
+        with translated():
+            row = connection.execute(statement, (self._options.subscription,)).fetchone()
+        if row is None or not row[0]:
+            raise CheckpointError(
+                f"the subscription {self._options.subscription!r} is not there any more",
+                evidence="the pipeline's log has come some way by it; since it was removed, retention may have dropped "
+                "records that it had not passed",
+                next_step="move the pipeline's folder away and start again: it reads all that the outbox still has",
+            )
 
     def _newer(self, standing: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
         """Return where to go on: the log is ahead of the subscription, unless that was rewound since."""
