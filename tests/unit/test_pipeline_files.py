@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -113,6 +114,45 @@ def test_a_torn_tail_is_cut_off_for_good_before_anything_follows(tmp_path, synce
     made.write([message(id=1)])
     made.close()
     assert synced[0] == (path, 0)
+
+
+class Killed(BaseException):
+    """Nobody may catch it and clean up."""
+
+
+@pytest.mark.parametrize("file_format", ["json_lines", "parquet"])
+def test_killed_at_any_call_what_counted_is_there_and_the_next_one_goes_on(tmp_path, monkeypatch, file_format):
+    left = 0
+
+    def counted(real):
+        def call(*arguments):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    for kill_at in range(1, 40):
+        path = tmp_path / str(kill_at) / "t"
+        counts, left = [], kill_at
+        with suppress(Killed):
+            made = writer(path, format=file_format)
+            for number in range(3):
+                made.write([message(id=number), message(namespace="u", id=number)])
+                counts += [("public.t", number), ("u", number)]
+        killed, left = left == 0, 0
+        made = writer(path, format=file_format)
+        made.write([message(id=7)])
+        made.close()
+        found = {(each.namespace, each.data["id"]) for each in everything(reader(path, format=file_format))[0]}
+        assert found >= {*counts, ("public.t", 7)}
+        if not killed:
+            return
+    pytest.fail("it never got through")
 
 
 # -- JSON lines
