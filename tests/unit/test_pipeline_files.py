@@ -226,6 +226,26 @@ def test_a_file_that_became_shorter_is_refused(tmp_path):
         everything(reader(path), last)
 
 
+def test_another_file_in_its_place_is_refused_however_long_it_is(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1), message(id=2)])
+    _, last = everything(reader(path))
+    path.unlink()
+    writer(path).write([message(id=number) for number in range(3, 9)])
+    with pytest.raises(PositionLost, match="not the file that was read"):
+        everything(reader(path), last)
+
+
+def test_a_file_that_is_cut_while_it_is_followed_is_noticed(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1)])
+    batches = reader(path, follow=True).read({})
+    assert [each.op for each in next(batches)] == [Op.INSERT, Op.NOOP]
+    path.write_text("")
+    with pytest.raises(PositionLost, match="shorter"):
+        next(batches)
+
+
 def test_a_last_line_without_an_end_waits_for_it_only_where_the_file_is_followed(tmp_path):
     path = tmp_path / "t.jsonl"
     line = '{"op":"insert","timestamp":1,"namespace":"t","data":{}}'

@@ -8,7 +8,10 @@ Promises of the writer
 Promises of the reader
 - Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
   `follow` a last line without an end counts as well.
-- A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter.
+- A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter, or has
+  another line where the last one was that was read.
+
+    NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372]}     where to go on; length and CRC-32 of the line before
 """
 
 import logging
@@ -19,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+from zlib import crc32
 
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
@@ -30,6 +34,7 @@ _log = logging.getLogger(__name__)
 _NAMESPACE = "{namespace}"
 _WAIT_SECONDS = 0.2
 _PIECE_BYTES = 1 << 16
+_REMEDY = "bring it back, or name a file of another name: that is read from its beginning"
 
 
 class JsonLinesWriter:
@@ -100,27 +105,26 @@ class JsonLinesReader:
         self._follow = follow
         self._batch_rows = batch_rows
         self._place = f"file/{path}"
+        self._line = b""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         """See `Reader`."""
         before = last.get(self._place)
         position = int(before.data["byte"]) if before is not None else 0
         with system_errors("read", self._path), self._path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size < position:
-                raise PositionLost(
-                    f"{self._path} is shorter than it was",
-                    evidence=f"{size} bytes, of which {position} were read",
-                    next_step="bring it back, or name a file of another name: that is read from its beginning",
-                )
+            self._require_length(file, position)
+            if before is not None:
+                self._require_line(file, position, *before.data["line"])
             file.seek(position)
             while True:
                 batch, position = self._batch(file, position)
                 if batch:
-                    yield [*batch, Message(Op.NOOP, _now(), self._place, {"byte": position})]
+                    place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
+                    yield [*batch, Message(Op.NOOP, _now(), self._place, place)]
                 elif not self._follow:
                     return
                 else:
+                    self._require_length(file, position)
                     yield []
                     time.sleep(_WAIT_SECONDS)
 
@@ -129,6 +133,24 @@ class JsonLinesReader:
 
     def close(self) -> None:
         """See `Reader`."""
+
+    def _require_length(self, file: BinaryIO, position: int) -> None:
+        size = os.fstat(file.fileno()).st_size
+        if size < position:
+            raise PositionLost(
+                f"{self._path} is shorter than it was",
+                evidence=f"{size} bytes, of which {position} were read",
+                next_step=_REMEDY,
+            )
+
+    def _require_line(self, file: BinaryIO, position: int, size: int, checksum: int) -> None:
+        file.seek(position - size)
+        if crc32(file.read(size)) != checksum:
+            raise PositionLost(
+                f"{self._path} is not the file that was read",
+                evidence=f"the line that ends at byte {position} is another one",
+                next_step=_REMEDY,
+            )
 
     def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
         batch: list[Message] = []
@@ -139,6 +161,7 @@ class JsonLinesReader:
                 break
             if line.strip():
                 batch.append(self._message(line, position))
+            self._line = line
             position += len(line)
         return batch, position
 
