@@ -5,8 +5,9 @@ import json
 import logging
 import math
 import os
+import resource
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -153,6 +154,40 @@ def test_killed_at_any_call_what_counted_is_there_and_the_next_one_goes_on(tmp_p
         if not killed:
             return
     pytest.fail("it never got through")
+
+
+@contextmanager
+def room_for(size):
+    """Files may have so many bytes and no more, as on a disk that is full then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("file_format", ["json_lines", "parquet"])
+def test_without_room_it_is_said_nothing_is_left_in_parts_and_with_room_it_goes_on(tmp_path, file_format):
+    path = tmp_path / "t"
+    made = writer(path, format=file_format)
+    made.write([message(id=1)])
+    with room_for(3_000), pytest.raises(AdaptorError, match="cannot be written") as error:
+        made.write([message(id=2, text=os.urandom(8_000))])
+    assert "File too large" in error.value.evidence
+    assert len(everything(reader(path, format=file_format))[0]) == 1
+    made.write([message(id=3)])
+    made.close()
+    assert [each.data["id"] for each in everything(reader(path, format=file_format))[0]] == [1, 3]
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for file_format in ("json_lines", "parquet"):
+        with pytest.raises(AdaptorError, match="cannot be written") as error:
+            writer(tmp_path / "file" / "t", format=file_format).write([message(id=1)])
+        assert "NotADirectoryError" in error.value.evidence or "FileExistsError" in error.value.evidence
 
 
 # -- JSON lines
