@@ -63,7 +63,7 @@ def differences(source: Mapping[int, Row], arrived: Arrived, changed: Callable[[
     for key in source.keys() & arrived.rows.keys():
         expected, row = changed(source[key]), arrived.rows[key]
         if expected != row:
-            columns = [name for name in expected.keys() | row.keys() if expected.get(name) != row.get(name)]
+            columns = {name for name, _ in expected.items() ^ row.items()}
             found.append(f"{key} differs in {', '.join(sorted(columns))}")
     return found
 
