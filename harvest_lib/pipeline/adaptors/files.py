@@ -1,5 +1,6 @@
-"""What the file formats have in common: names for namespaces, durable names, and what the system's errors mean."""
+"""What the file formats have in common: names for namespaces, durable names, locks, and the system's errors as ours."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,27 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
+
+
+@contextmanager
+def held(descriptor: int) -> Iterator[None]:
+    """Keep other writers of ours, in whatever process, from a file or folder meanwhile."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Keep other writers of ours from a folder meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with held(descriptor):
+            yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

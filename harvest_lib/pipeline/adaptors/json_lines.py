@@ -2,8 +2,9 @@
 
 Promises of the writer
 - `write` returns once the lines are on disk (fsync).
-- A line that a crash left unfinished was not acknowledged: it is cut off when the file is next opened, and that is
+- A line that a crash left unfinished was not acknowledged: it is cut off before the next one is written, and that is
   logged. What a failed write left is cut off at once, if the disk lets us.
+- Several writers may append to one file: each batch comes as a whole. Where a file was moved away another is begun.
 
 Promises of the reader
 - Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
@@ -26,7 +27,7 @@ from zlib import crc32
 
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
-from harvest_lib.pipeline.adaptors.files import file_name, make_folder, sync_folder, system_errors
+from harvest_lib.pipeline.adaptors.files import file_name, held, make_folder, sync_folder, system_errors
 from harvest_lib.pipeline.message import Message, Op
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class JsonLinesWriter:
         self._path = path
         self._content = content
         self._files: dict[Path, BinaryIO] = {}
+        self._ends: dict[Path, int] = {}
         self._names: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
@@ -64,35 +66,49 @@ class JsonLinesWriter:
 
     def close(self) -> None:
         """See `Writer`."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        for path in list(self._files):
+            self._forget(path)
 
     def _append(self, path: Path, lines: bytes) -> None:
-        file = self._files.get(path) or self._open(path)
+        file = self._file(path)
+        try:
+            with held(file.fileno()):
+                self._ends[path] = self._append_to(file, path, lines)
+        except OSError:
+            self._forget(path)
+            raise
+
+    def _append_to(self, file: BinaryIO, path: Path, lines: bytes) -> int:
+        """Return where the file ends then."""
         begin = file.seek(0, os.SEEK_END)
+        if begin != self._ends.get(path):  # not as we left it
+            begin = _repair(file, path)
         try:
             view = memoryview(lines)
             while view:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
         except OSError:
-            with suppress(OSError):  # else it is cut off when it is next opened
+            with suppress(OSError):  # else it is cut off before the next is written
                 file.truncate(begin)
-            self._files.pop(path).close()
             raise
+        return begin + len(lines)
 
-    def _open(self, path: Path) -> BinaryIO:
+    def _file(self, path: Path) -> BinaryIO:
+        file = self._files.get(path)
+        if file is not None:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    return file
+            self._forget(path)
         make_folder(path.parent)
-        file = path.open("r+b" if path.exists() else "x+b", buffering=0)
-        try:
-            _repair(file, path)
-            sync_folder(path.parent)
-        except BaseException:
-            file.close()
-            raise
-        self._files[path] = file
+        file = self._files[path] = path.open("a+b", buffering=0)
+        sync_folder(path.parent)
         return file
+
+    def _forget(self, path: Path) -> None:
+        self._ends.pop(path, None)
+        self._files.pop(path).close()
 
 
 class JsonLinesReader:
@@ -176,8 +192,8 @@ class JsonLinesReader:
             ) from None
 
 
-def _repair(file: BinaryIO, path: Path) -> None:
-    """Cut off a last line that has no end."""
+def _repair(file: BinaryIO, path: Path) -> int:
+    """Cut off a last line that has no end; return where the file ends then."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(0, end - _PIECE_BYTES)
@@ -191,6 +207,8 @@ def _repair(file: BinaryIO, path: Path) -> None:
         file.truncate(end)
         os.fsync(file.fileno())
         _log.warning("unfinished_line_cut", extra={"path": str(path), "bytes": size - end})
+    file.seek(end)
+    return end
 
 
 def _now() -> int:

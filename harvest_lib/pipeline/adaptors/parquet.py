@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
-from harvest_lib.pipeline.adaptors.files import file_name, make_folder, namespace_of, sync_folder, system_errors
+from harvest_lib.pipeline.adaptors.files import (
+    file_name,
+    held_folder,
+    make_folder,
+    namespace_of,
+    sync_folder,
+    system_errors,
+)
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Message, Op
 
@@ -58,7 +65,9 @@ class ParquetWriter:
         for namespace, table in tables.items():
             folder = self._folder / file_name(namespace)
             with system_errors("written", folder):
-                self._add(folder, table)
+                make_folder(folder)
+                with held_folder(folder):
+                    self._add(folder, table)
 
     def close(self) -> None:
         """See `Writer`."""
@@ -83,7 +92,6 @@ class ParquetWriter:
         sync_folder(folder)
 
     def _open(self, folder: Path) -> int:
-        make_folder(folder)
         for left in folder.glob(f"*{_UNFINISHED}"):
             left.unlink()
         numbers = [int(each.stem) for each in folder.glob(f"*{_ENDING}") if each.stem.isdigit()]
