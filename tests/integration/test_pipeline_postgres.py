@@ -6,12 +6,11 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.pipeline_ends import PostgresSource, collect, drop_slots, own_database
+from support.pipeline_ends import PostgresSource, collect, following, own_database, quick, refused, taken
 from support.waiting import eventually
 
-from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused, PositionLost
-from harvest_lib.pipeline.adaptors import reading, writing
-from harvest_lib.pipeline.adaptors.postgres_reader import PostgresReader
+from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused
+from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.replication import Replication
 from harvest_lib.pipeline.message import Message, Mode, Op
 
@@ -63,21 +62,6 @@ def reader(source):
 
 def changes(found):
     return [(each.op, dict(each.data)) for each in found]
-
-
-def following(reader, last=None):
-    """Have a reader past its copy, and return its batches."""
-    batches = reader.read(last or {})
-    next(batch for batch in batches if any(each.mode is Mode.COMPLETE for each in batch))
-    assert next(batches) == []  # the copy's transaction is over
-    return batches
-
-
-def taken(batches, count):
-    found = []
-    while len(found) < count:
-        found += [each for each in next(batches) if each.op is not Op.NOOP]
-    return found
 
 
 def test_copy_says_where_it_begins_and_when_it_is_complete(source, reader):
@@ -280,12 +264,6 @@ def test_the_slot_is_confirmed_by_kept_and_never_before(source, reader):
     eventually(lambda: confirmed(source) == later[f"postgres/{source.slot}"].data["lsn"], 10, "the second is confirmed")
 
 
-def quick(source):
-    """A reader that looks around every so often."""
-    options = reading("postgres").options(data_source=source.dsn, slot=source.slot, tables=["t"])
-    return PostgresReader(options, position_seconds=0.1)
-
-
 def test_while_nothing_changes_in_the_tables_the_slot_moves_on_nevertheless(source):
     made = quick(source)
     try:
@@ -339,10 +317,6 @@ def test_a_large_transaction_comes_in_pieces_and_again_as_a_whole(source, reader
     assert [each.data["id"] for each in found] == list(range(1, 51))
 
 
-def place(source):
-    return f"postgres/{source.slot}"
-
-
 def place_of(source):
     lsn, system = source.connection.execute(
         "SELECT confirmed_flush_lsn::text, system_identifier::text FROM pg_replication_slots, pg_control_system()"
@@ -353,13 +327,6 @@ def place_of(source):
 
 
 # -- bad input: reading
-
-
-def refused(reader, last=None):
-    with pytest.raises((AdaptorError, DatabaseAccessDenied)) as error:
-        for _, _batch in zip(range(100), reader.read(last or {}), strict=False):
-            pass
-    return error.value
 
 
 def test_a_table_without_a_key_is_refused_before_any_slot_is_made(source, reader):
@@ -412,132 +379,6 @@ def test_a_role_without_rights_is_told_the_statement_that_helps(source, unique):
         source.connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
-def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
-    first = reader()
-    _, last = collect(first, until=lambda _, last: "public.t" in last)
-    first.close()
-    source.put(1)
-
-    def moved():
-        try:
-            source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
-        except psycopg.errors.ObjectInUse:
-            return False
-        return True
-
-    eventually(moved, 10, "the slot is free")
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "moved the slot" in error.cause
-    drop_slots(source.connection)
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "not there any more" in error.cause
-
-
-def logged(reader):
-    """Have a reader past its copy, let it go, and return what the log has of it."""
-    _, last = collect(reader, until=lambda _, last: any(each.mode is Mode.COMPLETE for each in last.values()))
-    reader.close()
-    return last
-
-
-def test_a_table_that_was_left_out_for_a_while_is_no_more_followed_as_if_nothing_had_been(source, reader):
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    last = logged(reader(tables=["t", "u"]))
-    _, last = collect(
-        reader(tables=["t"]), last, until=lambda _, last: None in last[f"{place(source)}/tables"].data.values()
-    )
-    error = refused(reader(tables=["t", "u"]), last)
-    assert isinstance(error, PositionLost)
-    assert (error.cause.split()[0], error.evidence) == ("public.u", "the pipeline ran without it")
-
-
-def test_a_table_that_somebody_took_out_of_the_publication_is_not_put_back_as_if_nothing_had_been(source, reader):
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    last = logged(reader(tables=["t", "u"]))
-    source.connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE u").format(sql.Identifier(source.slot)))
-    error = refused(reader(tables=["t", "u"]), last)
-    assert isinstance(error, PositionLost)
-    assert error.cause.startswith("public.u was not followed for a while")
-
-
-def test_a_table_that_was_made_anew_is_another(source, reader):
-    last = logged(reader())
-    source.connection.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, note text)")
-    source.connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE t").format(sql.Identifier(source.slot)))
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "made anew" in error.evidence
-
-
-def test_a_table_that_was_out_of_the_publication_and_is_back_is_known(source, reader):
-    last = logged(reader())
-    name = sql.Identifier(source.slot)
-    for action in ("DROP", "ADD"):
-        source.connection.execute(sql.SQL("ALTER PUBLICATION {} {} TABLE t").format(name, sql.SQL(action)))
-    assert "it is back by now" in refused(reader(), last).evidence
-    source.connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
-    assert "it is back by now" in refused(reader(), last).evidence  # put there by us
-
-
-@pytest.mark.parametrize("statement", ["ALTER PUBLICATION {} DROP TABLE t", "DROP PUBLICATION {}"])
-def test_a_table_that_is_taken_out_of_the_publication_while_it_is_followed_stops_the_reader(source, statement):
-    made = quick(source)
-    try:
-        batches = following(made)
-        source.connection.execute(sql.SQL(statement).format(sql.Identifier(source.slot)))
-        with pytest.raises(PositionLost, match=r"public\.t was not followed"):
-            for _, _batch in zip(range(200), batches, strict=False):
-                pass
-    finally:
-        made.close()
-
-
-def test_a_table_that_is_renamed_or_dropped_stops_nobody(source):
-    made = quick(source)
-    try:
-        batches = following(made)
-        source.connection.execute("ALTER TABLE t RENAME TO other")
-        source.connection.execute("INSERT INTO other VALUES (1, 'a')")
-        assert [(each.namespace, each.data["id"]) for each in taken(batches, 1)] == [("public.t", 1)]
-        source.connection.execute("DROP TABLE other")
-        source.connection.execute("CREATE TABLE elsewhere AS SELECT 1")
-        places = [each for _, batch in zip(range(10), batches, strict=False) for each in batch]
-        assert {each.op for each in places} == {Op.NOOP}
-    finally:
-        made.close()
-
-
-def test_a_server_that_lacks_what_was_read_from_it_is_refused(source, reader):
-    last = logged(reader())
-    ahead = last[place(source)]
-    last[place(source)] = ahead._replace(data={**ahead.data, "lsn": "FFFF/0"})
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "lacks what was read" in error.cause
-
-
-def test_a_slot_that_is_moved_while_the_connection_is_lost_is_noticed(source, reader):
-    batches = following(reader())
-    source.put(1)
-    taken(batches, 1)
-
-    def moved():
-        source.connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-        try:
-            source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
-        except psycopg.errors.ObjectInUse:
-            return False
-        return True
-
-    source.put(2)
-    eventually(moved, 10, "the slot is moved")
-    with pytest.raises(PositionLost, match="moved the slot"):
-        for _, _batch in zip(range(100), batches, strict=False):
-            pass
-
-
 def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source):
     replication = Replication(make_conninfo(source.dsn, options="-c wal_sender_timeout=1s"), {})
     try:
@@ -566,14 +407,6 @@ def test_rows_that_a_policy_hides_are_not_left_out_of_the_copy(source, reader, u
         made.close()
         run(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
         run(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
-
-
-def test_anothers_slot_is_refused(source, reader):
-    source.connection.execute("SELECT pg_create_physical_replication_slot(%s)", (source.slot,))
-    try:
-        assert "another's" in refused(reader()).cause
-    finally:
-        source.connection.execute("SELECT pg_drop_replication_slot(%s)", (source.slot,))
 
 
 # -- bad input: writing

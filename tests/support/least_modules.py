@@ -99,6 +99,7 @@ EXEMPT = {
     "integration/test_outbox_sink_streams": _SINK,
     "integration/test_paged_plans": _PART,
     "integration/test_parked": "its subject is people who resolve parked records, who are best the owner",
+    "integration/test_pipeline_gaps": _PIPELINE,
     "integration/test_pipeline_kafka": _PIPELINE,
     "integration/test_pipeline_postgres": _PIPELINE,
     "integration/test_platform_up": _SERVERS,

@@ -6,14 +6,17 @@ from contextlib import contextmanager, suppress
 
 import psycopg
 import pyarrow.parquet as pq
+import pytest
 from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support.outbox import read_topic
 from support.waiting import eventually
 
+from harvest_lib.errors import AdaptorError, DatabaseAccessDenied
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.pipeline.adaptors import reading, writing
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.adaptors.postgres_reader import PostgresReader
+from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.record import OutboxRecord
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -34,6 +37,34 @@ def collect(reader, last=None, *, until, seconds=20):
     batches = reader.read(dict(last))
     eventually(enough, seconds, f"{len(found)} messages")
     return found, last
+
+
+def following(reader, last=None):
+    """Have a reader past its copy, and return its batches."""
+    batches = reader.read(last or {})
+    next(batch for batch in batches if any(each.mode is Mode.COMPLETE for each in batch))
+    assert next(batches) == []  # the copy's transaction is over
+    return batches
+
+
+def taken(batches, count):
+    found = []
+    while len(found) < count:
+        found += [each for each in next(batches) if each.op is not Op.NOOP]
+    return found
+
+
+def quick(source):
+    """A reader that looks around every so often."""
+    options = reading("postgres").options(data_source=source.dsn, slot=source.slot, tables=["t"])
+    return PostgresReader(options, position_seconds=0.1)
+
+
+def refused(reader, last=None):
+    with pytest.raises((AdaptorError, DatabaseAccessDenied)) as error:
+        for _, _batch in zip(range(100), reader.read(last or {}), strict=False):
+            pass
+    return error.value
 
 
 class PostgresSource:
