@@ -1,6 +1,7 @@
 """The adaptors for Kafka and the outbox beyond the contract: keys, what is refused, positions that are lost."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -27,6 +28,7 @@ from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
+from infra.local.kafka import KafkaCluster
 
 
 def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
@@ -120,6 +122,54 @@ def test_brokers_that_are_away_are_told_in_time():
         writer.write([message(namespace="t", id=1)])
     writer.close()
     assert time.monotonic() - began < 15
+
+
+_FROZEN_SECONDS = 5.0
+"""Longer than the shorter of the timeouts."""
+
+
+@pytest.fixture
+def broker(parts, tmp_path):
+    """One that may be frozen."""
+    cluster = KafkaCluster(tmp_path / "kafka", parts=parts)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("timeout", ["60s", "2s"])
+def test_through_brokers_that_freeze_each_key_ends_with_its_last_message(broker, unique, timeout):
+    topic, total = unique("frozen"), 20_000
+    options = {"partitions": 3, "key": {topic: ["id"]}, "delivery_timeout": timeout}
+    writer = KafkaTarget(broker.bootstrap_servers, topic, "envelope").writer(**options)
+    messages = [message(Op.UPDATE, topic, number, id=number % 50, n=number) for number in range(total)]
+    thaw = threading.Timer(_FROZEN_SECONDS, broker.resume)
+    done, size, failures = 0, 2_000, 0
+    while done < total:
+        if done == total / 2 and not failures:
+            broker.suspend()
+            thaw.start()
+        try:
+            writer.write(messages[done : done + size])
+        except KafkaUnavailable:
+            size, failures = 1, failures + 1  # as a pipeline resumes
+        else:
+            done, size = done + size, 2_000
+    thaw.join()
+    writer.close()
+    found = {}
+    for record in read_topic(broker.bootstrap_servers, topic):
+        found.setdefault(json.loads(record.key)["id"], []).append(json.loads(record.value)["data"]["n"])
+    assert {key: numbers[-1] for key, numbers in found.items()} == {key: total - 50 + key for key in range(50)}
+    assert {number for numbers in found.values() for number in numbers} == set(range(total))
+    if timeout == "60s":
+        assert not failures
+        assert all(numbers == sorted(set(numbers)) for numbers in found.values())
+    else:
+        assert failures
 
 
 # -- Kafka, reading
