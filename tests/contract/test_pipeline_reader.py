@@ -1,7 +1,7 @@
 """What every reader of a pipeline promises, asked of each adaptor that has one."""
 
 import pytest
-from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, PostgresSource, collect, own_database
+from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, PostgresSource, collect, own_database, readers
 
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Op
@@ -31,17 +31,8 @@ def source(request, tmp_path):
 
 @pytest.fixture
 def reader(source):
-    """Makes readers, and closes them all."""
-    made = []
-
-    def make(**options):
-        made.append(source.reader(**options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-        each.close()
+    with readers(source) as make:
+        yield make
 
 
 def ids(messages):

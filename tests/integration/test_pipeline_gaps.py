@@ -10,6 +10,7 @@ from support.pipeline_ends import (
     following,
     own_database,
     quick,
+    readers,
     refused,
     taken,
 )
@@ -34,15 +35,8 @@ def source(dsn, unique):
 
 @pytest.fixture
 def reader(source):
-    made = []
-
-    def make(**options):
-        made.append(source.reader(**options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with readers(source) as make:
+        yield make
 
 
 def place(source):

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
-from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect, own_database
+from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect, own_database, readers
 from support.waiting import eventually
 
 from harvest_lib import append
@@ -182,15 +182,8 @@ def source(bootstrap_servers, make_topic):
 
 @pytest.fixture
 def reader(source):
-    made = []
-
-    def make(**options):
-        made.append(source.reader(**options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with readers(source) as make:
+        yield make
 
 
 def test_records_of_others_are_taken_as_they_are(source, reader):

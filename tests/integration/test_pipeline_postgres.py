@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.pipeline_ends import PostgresSource, collect, following, own_database, quick, refused, taken
+from support.pipeline_ends import PostgresSource, collect, following, own_database, quick, readers, refused, taken
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, MessageRefused
@@ -49,15 +49,8 @@ def source(dsn, unique):
 
 @pytest.fixture
 def reader(source):
-    made = []
-
-    def make(**options):
-        made.append(source.reader(**options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with readers(source) as make:
+        yield make
 
 
 def changes(found):

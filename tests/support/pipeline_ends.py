@@ -67,6 +67,21 @@ def refused(reader, last=None):
     return error.value
 
 
+@contextmanager
+def readers(source):
+    """Yield what makes readers of a source; they are closed at the end, each twice, as may be."""
+    made = []
+
+    def make(**options):
+        made.append(source.reader(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        each.close()
+
+
 class PostgresSource:
     """A table that is copied and followed."""
 
