@@ -223,9 +223,8 @@ class KafkaWriter:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            with suppress(
-                KafkaException
-            ):  # that what was on the wire has no known end; why it is let go is said already
+            # That what was on the wire has no known end is no news: why it is let go is said already.
+            with suppress(KafkaException):
                 producer.poll(0)
             with suppress(KafkaException):
                 producer.close()
