@@ -1,4 +1,4 @@
-"""The adaptors for Kafka and the outbox beyond the contract: keys, what is refused, positions that are lost."""
+"""The adaptor for Kafka beyond the contract: keys, what is refused, positions that are lost."""
 
 import json
 import threading
@@ -8,26 +8,18 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
-from support.pipeline_ends import KafkaSource, KafkaTarget, OutboxSource, collect, own_database, readers
+from support.pipeline_ends import KafkaSource, KafkaTarget, collect, readers
 from support.waiting import eventually
 
-from harvest_lib import append
 from harvest_lib.errors import (
     AdaptorError,
-    CheckpointError,
     KafkaUnavailable,
     MessageRefused,
-    OutboxTableError,
     PositionLost,
     TopicMissing,
 )
-from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
-from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.pipeline.message import Message, Op
-from harvest_lib.record import OutboxRecord
-from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
 from infra.local.kafka import KafkaCluster
 
 
@@ -35,7 +27,7 @@ def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
     return Message(op, 1_356_999_300_000, namespace, data, offset=offset)
 
 
-# -- Kafka, writing
+# -- writing
 
 
 @pytest.fixture
@@ -172,7 +164,7 @@ def test_through_brokers_that_freeze_each_key_ends_with_its_last_message(broker,
         assert failures
 
 
-# -- Kafka, reading
+# -- reading
 
 
 @pytest.fixture
@@ -289,129 +281,3 @@ def test_it_joins_no_group(source, reader, bootstrap_servers):
     (place,) = consumer.committed([TopicPartition(source.namespace, 0)], 10)
     consumer.close()
     assert place.offset < 0
-
-
-# -- the outbox
-
-
-@pytest.fixture(scope="module")
-def dsn(stack):
-    with own_database(stack) as made:
-        yield made
-
-
-@pytest.fixture
-def outbox_source(dsn):
-    made = OutboxSource(dsn)
-    yield made
-    made.close()
-
-
-def standing(source):
-    statement = "SELECT seen::text, checkpoint FROM outbox_subscriptions WHERE subscription = 'pipeline'"
-    return source.connection.execute(statement).fetchone()
-
-
-def test_retention_is_told_by_kept_and_never_before(outbox_source):
-    outbox_source.put(1, 2)
-    made = outbox_source.reader()
-    found, last = collect(made, until=lambda found, _: len(found) == 2)
-    assert found[0].data == {"id": found[0].data["id"], "key": "k", "value": "1", "headers": []}
-    assert standing(outbox_source)[1] is None
-    made.kept(last)
-    seen, checkpoint = standing(outbox_source)
-    assert checkpoint["position"] == last["outbox/pipeline"].data["position"]
-    assert seen == checkpoint["position"]["prev"]
-    made.close()
-
-
-def test_of_two_by_one_subscription_the_earlier_stops(outbox_source):
-    outbox_source.put(1)
-    first, second = outbox_source.reader(), outbox_source.reader()
-    _, last = collect(first, until=lambda found, _: bool(found))
-    next(second.read({}))
-    with pytest.raises(CheckpointError, match="another's by now"):
-        first.kept(last)
-    first.close()
-    second.close()
-
-
-def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_source):
-    outbox_source.put(1)
-    made = outbox_source.reader()
-    _, last = collect(made, until=lambda found, _: bool(found))
-    made.kept(last)
-    made.close()
-    raised = {"outbox/pipeline": last["outbox/pipeline"]._replace(data={**last["outbox/pipeline"].data, "number": 0})}
-    made = outbox_source.reader()
-    with pytest.raises(CheckpointError, match="not the one"):
-        next(made.read(raised))
-    made.close()
-
-
-def test_one_that_is_rewound_goes_on_from_there(outbox_source):
-    outbox_source.put(1, 2)
-    made = outbox_source.reader()
-    _, last = collect(made, until=lambda found, _: len(found) == 2)
-    made.kept(last)
-    made.close()
-    table = OutboxTable.parse("outbox")
-    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
-    subscriptions.rewind("pipeline", to="beginning")
-    made = outbox_source.reader()
-    batches = made.read(last)
-    again = next(batch for batch in batches if batch)
-    rewound = standing(outbox_source)
-    made.kept(last)  # of before: it says nothing any more
-    assert standing(outbox_source) == rewound
-    made.kept({each.namespace: each for each in again})
-    assert [each.data["value"] for each in again[:-1]] == ["1", "2"]
-    assert standing(outbox_source)[1]["number"] == again[-1].data["number"]
-    made.close()
-
-
-def test_one_that_was_removed_is_not_begun_anew_as_if_nothing_had_been(outbox_source):
-    outbox_source.put(1)
-    made = outbox_source.reader()
-    _, last = collect(made, until=lambda found, _: bool(found))
-    made.close()
-    outbox_source.connection.execute("DELETE FROM outbox_subscriptions")
-    made = outbox_source.reader()
-    with pytest.raises(CheckpointError, match="not there any more"):
-        next(made.read(last))
-    made.close()
-
-
-def test_one_with_a_filter_reads_what_that_lets_through(outbox_source):
-    table = OutboxTable.parse("outbox")
-    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
-    subscriptions.add("pipeline", topics=["wanted"])
-    outbox_source.put(1)
-    append(outbox_source.connection, [OutboxRecord(topic="wanted", key="k", value="2")])
-    made = outbox_source.reader()
-    found, _ = collect(made, until=lambda found, _: bool(found))
-    assert [each.data["value"] for each in found] == ["2"]
-    made.close()
-
-
-def test_goharvests_table_is_refused(outbox_source):
-    OutboxTable.parse("theirs").create(outbox_source.connection)
-    side = reading("outbox")
-    made = side.make(side.options(data_source=outbox_source.dsn, outbox_table="theirs", subscription="pipeline"))
-    with pytest.raises(OutboxTableError, match="goharvest's layout"):
-        next(made.read({}))
-    made.close()
-
-
-def test_while_the_database_is_away_it_is_waited_for(outbox_source):
-    outbox_source.put(1)
-    made = outbox_source.reader()
-    batches = made.read({})
-    next(batch for batch in batches if batch)
-    outbox_source.connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-    )
-    outbox_source.put(2)
-    assert next(batch for batch in batches if batch)[0].data["value"] == "2"
-    made.close()

@@ -1,8 +1,9 @@
-"""A gap in what the Postgres reader sends is an error: a slot, a table, a server that is not what it was before."""
+"""What the Postgres reader refuses: gaps, where a slot, a table or a server is not what it was, and bad input."""
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import (
     PostgresSource,
     collect,
@@ -16,7 +17,7 @@ from support.pipeline_ends import (
 )
 from support.waiting import eventually
 
-from harvest_lib.errors import PositionLost
+from harvest_lib.errors import DatabaseAccessDenied, PositionLost
 from harvest_lib.pipeline.message import Mode, Op
 
 
@@ -175,3 +176,77 @@ def test_anothers_slot_is_refused(source, reader):
         assert "another's" in refused(reader()).cause
     finally:
         source.connection.execute("SELECT pg_drop_replication_slot(%s)", (source.slot,))
+
+
+# -- bad input
+
+
+def test_a_table_without_a_key_is_refused_before_any_slot_is_made(source, reader):
+    source.connection.execute("CREATE TABLE bare (id int)")
+    error = refused(reader(tables=["t", "bare"]))
+    assert error.cause.startswith("public.bare cannot be followed")
+    assert "PRIMARY KEY" in error.next_step
+    assert not source.connection.execute(
+        "SELECT FROM pg_replication_slots WHERE slot_name = %s", (source.slot,)
+    ).fetchall()
+
+
+def test_a_table_that_is_not_there_is_named(source, reader):
+    assert refused(reader(tables=["t", "nowhere"])).cause == "there is no table public.nowhere"
+
+
+def test_no_publication_and_no_tables(reader):
+    assert "there is no publication" in refused(reader(tables=[])).cause
+
+
+def test_a_publication_that_leaves_changes_out(source, reader):
+    source.connection.execute("CREATE PUBLICATION partial FOR TABLE t WITH (publish = 'insert, update, delete')")
+    error = refused(reader(publication="partial"))
+    assert "leaves some changes out" in error.cause
+    source.connection.execute(error.next_step)
+    following(reader(publication="partial"))
+
+
+def test_a_role_without_rights_is_told_the_statement_that_helps(source, unique):
+    role = unique("role")[:63]
+    source.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p'").format(sql.Identifier(role)))
+    source.dsn = make_conninfo(source.dsn, user=role, password="p")
+    try:
+        for expected in ("REPLICATION", "CREATE PUBLICATION", "GRANT SELECT ON"):
+            made = source.reader()
+            error = refused(made)
+            made.close()
+            assert expected in error.next_step
+            match expected:
+                case "REPLICATION":
+                    source.connection.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(role)))
+                case "CREATE PUBLICATION":
+                    source.connection.execute(error.next_step.partition(": ")[2])
+        source.connection.execute(sql.SQL("GRANT SELECT ON t TO {}").format(sql.Identifier(role)))
+        made = source.reader()
+        following(made)
+        made.close()
+    finally:
+        source.connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        source.connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_rows_that_a_policy_hides_are_not_left_out_of_the_copy(source, reader, unique):
+    role = unique("role")[:63]
+    run = source.connection.execute
+    run(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'p'").format(sql.Identifier(role)))
+    run(sql.SQL("GRANT SELECT ON t TO {}").format(sql.Identifier(role)))
+    run(sql.SQL("CREATE PUBLICATION {} FOR TABLE t").format(sql.Identifier(source.slot)))
+    run("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY hides ON t USING (id > 1)")
+    source.put(1, 2)
+    source.dsn = make_conninfo(source.dsn, user=role, password="p")
+    made = source.reader()
+    try:
+        error = refused(made)
+        assert isinstance(error, DatabaseAccessDenied)
+        assert "row-level security" in error.evidence
+        assert "BYPASSRLS" in error.next_step
+    finally:
+        made.close()
+        run(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        run(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))

@@ -1,0 +1,138 @@
+"""The outbox as a source of pipelines, beyond the contract: its subscription, retention, what is refused."""
+
+import pytest
+from support.pipeline_ends import OutboxSource, collect, own_database
+
+from harvest_lib import append
+from harvest_lib.errors import (
+    CheckpointError,
+    OutboxTableError,
+)
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.pipeline.adaptors import reading
+from harvest_lib.record import OutboxRecord
+from harvest_lib.source import Selection
+from harvest_lib.subscriptions import Subscriptions
+
+
+@pytest.fixture(scope="module")
+def dsn(stack):
+    with own_database(stack) as made:
+        yield made
+
+
+@pytest.fixture
+def outbox_source(dsn):
+    made = OutboxSource(dsn)
+    yield made
+    made.close()
+
+
+def standing(source):
+    statement = "SELECT seen::text, checkpoint FROM outbox_subscriptions WHERE subscription = 'pipeline'"
+    return source.connection.execute(statement).fetchone()
+
+
+def test_retention_is_told_by_kept_and_never_before(outbox_source):
+    outbox_source.put(1, 2)
+    made = outbox_source.reader()
+    found, last = collect(made, until=lambda found, _: len(found) == 2)
+    assert found[0].data == {"id": found[0].data["id"], "key": "k", "value": "1", "headers": []}
+    assert standing(outbox_source)[1] is None
+    made.kept(last)
+    seen, checkpoint = standing(outbox_source)
+    assert checkpoint["position"] == last["outbox/pipeline"].data["position"]
+    assert seen == checkpoint["position"]["prev"]
+    made.close()
+
+
+def test_of_two_by_one_subscription_the_earlier_stops(outbox_source):
+    outbox_source.put(1)
+    first, second = outbox_source.reader(), outbox_source.reader()
+    _, last = collect(first, until=lambda found, _: bool(found))
+    next(second.read({}))
+    with pytest.raises(CheckpointError, match="another's by now"):
+        first.kept(last)
+    first.close()
+    second.close()
+
+
+def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: bool(found))
+    made.kept(last)
+    made.close()
+    raised = {"outbox/pipeline": last["outbox/pipeline"]._replace(data={**last["outbox/pipeline"].data, "number": 0})}
+    made = outbox_source.reader()
+    with pytest.raises(CheckpointError, match="not the one"):
+        next(made.read(raised))
+    made.close()
+
+
+def test_one_that_is_rewound_goes_on_from_there(outbox_source):
+    outbox_source.put(1, 2)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: len(found) == 2)
+    made.kept(last)
+    made.close()
+    table = OutboxTable.parse("outbox")
+    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
+    subscriptions.rewind("pipeline", to="beginning")
+    made = outbox_source.reader()
+    batches = made.read(last)
+    again = next(batch for batch in batches if batch)
+    rewound = standing(outbox_source)
+    made.kept(last)  # of before: it says nothing any more
+    assert standing(outbox_source) == rewound
+    made.kept({each.namespace: each for each in again})
+    assert [each.data["value"] for each in again[:-1]] == ["1", "2"]
+    assert standing(outbox_source)[1]["number"] == again[-1].data["number"]
+    made.close()
+
+
+def test_one_that_was_removed_is_not_begun_anew_as_if_nothing_had_been(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    _, last = collect(made, until=lambda found, _: bool(found))
+    made.close()
+    outbox_source.connection.execute("DELETE FROM outbox_subscriptions")
+    made = outbox_source.reader()
+    with pytest.raises(CheckpointError, match="not there any more"):
+        next(made.read(last))
+    made.close()
+
+
+def test_one_with_a_filter_reads_what_that_lets_through(outbox_source):
+    table = OutboxTable.parse("outbox")
+    subscriptions = Subscriptions(outbox_source.connection, table, Selection(table=table.identifier))
+    subscriptions.add("pipeline", topics=["wanted"])
+    outbox_source.put(1)
+    append(outbox_source.connection, [OutboxRecord(topic="wanted", key="k", value="2")])
+    made = outbox_source.reader()
+    found, _ = collect(made, until=lambda found, _: bool(found))
+    assert [each.data["value"] for each in found] == ["2"]
+    made.close()
+
+
+def test_goharvests_table_is_refused(outbox_source):
+    OutboxTable.parse("theirs").create(outbox_source.connection)
+    side = reading("outbox")
+    made = side.make(side.options(data_source=outbox_source.dsn, outbox_table="theirs", subscription="pipeline"))
+    with pytest.raises(OutboxTableError, match="goharvest's layout"):
+        next(made.read({}))
+    made.close()
+
+
+def test_while_the_database_is_away_it_is_waited_for(outbox_source):
+    outbox_source.put(1)
+    made = outbox_source.reader()
+    batches = made.read({})
+    next(batch for batch in batches if batch)
+    outbox_source.connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    outbox_source.put(2)
+    assert next(batch for batch in batches if batch)[0].data["value"] == "2"
+    made.close()
