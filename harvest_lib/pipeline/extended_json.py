@@ -108,17 +108,22 @@ def loads(text: bytes | str) -> dict[str, Any]:
     return data
 
 
-def _has_plain_keys(value: Any) -> bool:
+def _has_plain_keys(data: dict[Any, Any]) -> bool:
     """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
-    if isinstance(value, dict):
-        for key in value:
-            if type(key) is not str:
+    left: list[Any] = [data]
+    for inner in left:  # which grows meanwhile
+        values = inner
+        if isinstance(inner, dict):
+            if not _TEXT.issuperset(map(type, inner)):
                 return False
-        value = value.values()
-    return all(_has_plain_keys(each) for each in value if type(each) in _CONTAINERS)
+            values = inner.values()
+        left += [each for each in values if type(each) not in _SCALARS and isinstance(each, _CONTAINERS)]
+    return True
 
 
-_CONTAINERS = {dict, list, tuple}
+_TEXT = frozenset({str})
+_SCALARS = frozenset({str, int, float, bool, type(None), *_TYPED})
+_CONTAINERS = (dict, list, tuple)
 
 
 def _plain(value: object, path: str) -> object:

@@ -85,9 +85,9 @@ def _declared(servers: Servers, name: str, folder: Path) -> str:
                     "topic": name,
                     "partitions": PARTITIONS,
                     "key": {servers.topic: ["key"]},
-                    "batch_messages": 2_000,
+                    "batch_messages": 5_000,
                 },
-                "file": {"adaptor": "file", "path": str(folder / "out.jsonl"), "batch_messages": 2_000},
+                "file": {"adaptor": "file", "path": str(folder / "out.jsonl"), "batch_messages": 5_000},
             },
         }
     )

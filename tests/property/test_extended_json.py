@@ -1,6 +1,7 @@
 """Extended JSON: whatever a message may hold comes back as it was."""
 
 import math
+from collections import OrderedDict
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -81,6 +82,7 @@ def test_what_mongodbs_own_tools_write_is_read():
         ({"a": [{"b": object()}]}, "a object at `a[0].b`"),
         ({"at": datetime(2013, 1, 1)}, "a datetime without a zone at `at`"),  # noqa: DTZ001 - that is what is refused
         ({"a": {1: 2}}, "a key that is a int, not text at `a`"),
+        ({"a": [OrderedDict({1: 2})]}, "a key that is a int, not text at `a[0]`"),
         ({1: 2}, "a key that is a int"),
         ([1], "a list, not a mapping"),
         ({"a": 10**5000}, "thousands of digits"),

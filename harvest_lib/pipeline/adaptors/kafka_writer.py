@@ -140,11 +140,12 @@ class KafkaWriter:
                 evidence=f"a command of {namespace}" if fields else f"`key` has nothing for the namespace {namespace}",
                 next_step="name its fields in `key`, write envelopes, or drop such messages in a transform",
             )
-        named = {name: message.data.get(name) for name in fields or ()} if message.op is not Op.COMMAND else {}
-        if missing := [name for name, value in named.items() if value is None]:
+        named = {name: message.data.get(name) for name in fields} if fields and message.op is not Op.COMMAND else {}
+        if None in named.values():
+            missing = ", ".join(name for name, value in named.items() if value is None)
             raise MessageRefused(
                 f"message {message.offset} has no key",
-                evidence=f"{', '.join(missing)} is missing or null, namespace {namespace}",
+                evidence=f"{missing} is missing or null, namespace {namespace}",
                 next_step="correct `key`, or the transform that took it away",
             )
         key: Mapping[str, Any] = {"namespace": namespace}
