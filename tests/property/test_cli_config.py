@@ -84,8 +84,7 @@ def check_spoiled(document):
     """What is certainly wrong is refused, and its field named."""
     code, text = run(document.text(), document.variables)
     assert code == REFUSED, f"{document} {text}"
-    (name,) = document.named
-    assert name.lower() in text.lower(), f"{name} is not named in: {text}"
+    assert any(name.lower() in text.lower() for name in document.named), f"{document.named} is not named in: {text}"
     assert CANARY not in text
 
 

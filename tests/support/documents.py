@@ -52,7 +52,7 @@ NO_NAME = {
     "data_source": [
         f"password={CANARY} host",
         f"password='{CANARY}",
-        f"postgres://bob:{CANARY}@/x@y",
+        f"postgres://bob:{CANARY}@[::1/x",
         f"sslinline={CANARY}",
         f"=x password={CANARY}",
         *NO_TEXT,
@@ -236,14 +236,18 @@ def _spoil(draw, document):
     document.named.append(path[-1] if path[0] in ("baseKafkaConfig", "producerKafkaConfig") else ".".join(path))
 
 
+_MAPPINGS = ("baseKafkaConfig", "producerKafkaConfig", "limits", "columns")
+
+
 @st.composite
 def spoiled(draw):
     """Make a document with one to three things in it that have to be refused."""
     document = draw(right())
     for _ in range(draw(st.integers(1, 3))):
         _spoil(draw, document)
-    # What a later fault replaced is not there to be named.
-    document.named = [document.named[-1]]
+    # What a later fault replaced is not there to be named; and where a mapping is none, nothing else is looked at.
+    no_mappings = [name for name in _MAPPINGS if not isinstance(document.values.get(name, {}), dict)]
+    document.named = no_mappings or [document.named[-1]]
     return document
 
 
