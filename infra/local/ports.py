@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.local.state import write_private
 
-_LOWEST = 20_000
+_LOWEST = 10_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768  # Linux's default
 _TRIES = 100

@@ -98,11 +98,11 @@ def test_ports_are_kept_while_free(tmp_path):
 
 
 def test_ports_are_none_that_a_client_could_get_before_the_server_is_up(tmp_path):
-    with socket.socket() as client:
-        client.bind(("127.0.0.1", 0))  # as the system does for who connects
-        ephemeral = client.getsockname()[1]
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
+    if first <= 10_000:
+        pytest.skip("this system gives clients all ports there are")
     names = [str(number) for number in range(50)]
-    assert max(keep_ports(tmp_path / "ports.json", names).values()) < min(ephemeral, 32_768)
+    assert max(keep_ports(tmp_path / "ports.json", names).values()) < first
 
 
 def test_a_description_counts_only_while_its_process_lives(tmp_path):
