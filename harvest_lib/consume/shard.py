@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from typing import Any, cast
+from typing import Any
 
 from harvest_lib.consume.attempts import Attempts, Refused
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
@@ -84,6 +84,7 @@ class Shard:
         self.offset = -1
         """Where the last transaction that was kept ends, -1 before the first."""
         self._application, self._store = application, store
+        self._by_groups = application if isinstance(application, GroupApplication) else None
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
         self._publisher: Publisher | None = None
@@ -144,10 +145,10 @@ class Shard:
 
     def _take(self, group: Iterable[Message]) -> None:
         """Take in what one acknowledgement commits."""
-        application, attempts = self._application, self._attempts
-        is_whole = isinstance(group, list) and len(group) > 1  # not what is read again, of any length
-        if is_whole and isinstance(application, GroupApplication) and not attempts.is_watching:
-            self._take_at_once(application, cast("list[Message]", group))
+        by_groups = self._by_groups
+        # Not what is read again, of any length.
+        if by_groups is not None and isinstance(group, list) and len(group) > 1 and not self._attempts.is_watching:
+            self._take_at_once(by_groups, group)
         else:
             self._take_in_turn(group)
 

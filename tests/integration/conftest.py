@@ -11,6 +11,7 @@ from support import least
 from support.audited import Audited, Purged
 from support.counted import Counted
 from support.least_modules import IN_POSTGRES_ALONE, module_of
+from support.pipeline_ends import PostgresSource, own_database, readers
 from support.secured import Secured
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
@@ -137,6 +138,28 @@ def counted(dsn, bootstrap_servers, make_topic):
     made = Counted(dsn, {"bootstrap.servers": bootstrap_servers}, make_topic())
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def followed_database(stack):
+    """A database of the module's own: who follows it waits for all transactions in it."""
+    with own_database(stack) as made:
+        yield made
+
+
+@pytest.fixture
+def followed(followed_database, unique):
+    """A table that a pipeline copies and follows."""
+    made = PostgresSource(followed_database, unique)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(source):
+    """Makes readers of the module's `source`."""
+    with readers(source) as make:
+        yield make
 
 
 @pytest.fixture

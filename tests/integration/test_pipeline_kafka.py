@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
-from support.pipeline_ends import KafkaSource, KafkaTarget, collect, readers
+from support.pipeline_ends import KafkaSource, KafkaTarget, collect
 from support.waiting import eventually
 
 from harvest_lib.errors import (
@@ -170,12 +170,6 @@ def test_through_brokers_that_freeze_each_key_ends_with_its_last_message(broker,
 @pytest.fixture
 def source(bootstrap_servers, make_topic):
     return KafkaSource(bootstrap_servers, make_topic())
-
-
-@pytest.fixture
-def reader(source):
-    with readers(source) as make:
-        yield make
 
 
 def test_records_of_others_are_taken_as_they_are(source, reader):

@@ -5,7 +5,7 @@ import threading
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from support.pipeline_ends import PostgresSource, collect, following, own_database, quick, readers, taken
+from support.pipeline_ends import collect, following, quick, taken
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, MessageRefused
@@ -33,23 +33,9 @@ VALUES (1, true, -9223372036854775808, 0.1, 1e300, 'NaN', 1.10, E'é\\n\\\\', 'a
 """
 
 
-@pytest.fixture(scope="module")
-def dsn(stack):
-    with own_database(stack) as made:
-        yield made
-
-
 @pytest.fixture
-def source(dsn, unique):
-    made = PostgresSource(dsn, unique)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(source):
-    with readers(source) as make:
-        yield make
+def source(followed):
+    return followed
 
 
 def changes(found):
@@ -161,7 +147,7 @@ def test_tables_that_are_not_named_do_not_come_though_the_publication_has_them(s
     ]
 
 
-def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, reader, dsn):
+def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, reader):
     run = source.connection.execute
     run(WIDE)
     run(FILL)
@@ -176,7 +162,7 @@ def test_every_type_is_the_same_copied_or_followed_and_arrives_the_same(source, 
     followed = taken(batches, 4)[2:]
     assert [repr(each.data) for each in followed] == [repr(each.data) for each in copied]
     side = writing("postgres")
-    writer = side.make(side.options(data_source=dsn, table="arrived"))
+    writer = side.make(side.options(data_source=source.dsn, table="arrived"))
     writer.write(followed)
     writer.close()
     assert (
@@ -215,12 +201,12 @@ def test_a_table_that_is_added_later_is_copied_while_the_others_go_on(source, re
     }
 
 
-def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source, reader, dsn):
+def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source, reader):
     first = reader()
     _, last = collect(first, until=lambda _, last: "public.t" in last)
     first.close()
     source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    with psycopg.connect(dsn) as early:
+    with psycopg.connect(source.dsn) as early:
         early.execute("INSERT INTO u VALUES (7)")
         batches = reader(tables=["t", "u"]).read(last)
         assert [each.op for each in next(batches)] == [Op.NOOP, Op.NOOP]  # the tables are others now
@@ -401,12 +387,12 @@ def test_columns_that_are_not_given_stay_and_emptying_comes_in_its_turn(source, 
     assert run("SELECT id FROM p").fetchall() == [(3,)]
 
 
-def test_changes_made_while_it_copies_all_arrive(source, reader, dsn):
+def test_changes_made_while_it_copies_all_arrive(source, reader):
     source.put(*range(1, 2_001))
     stop = threading.Event()
 
     def change():
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        with psycopg.connect(source.dsn, autocommit=True) as connection:
             for number in range(300):
                 connection.execute("UPDATE t SET note = %s WHERE id = %s", (f"v{number}", number % 50 + 1))
                 connection.execute("DELETE FROM t WHERE id = %s", (1_000 + number,))

@@ -5,13 +5,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import (
-    PostgresSource,
     collect,
     drop_slots,
     following,
-    own_database,
     quick,
-    readers,
     refused,
     taken,
 )
@@ -21,23 +18,9 @@ from harvest_lib.errors import DatabaseAccessDenied, PositionLost
 from harvest_lib.pipeline.message import Mode, Op
 
 
-@pytest.fixture(scope="module")
-def dsn(stack):
-    with own_database(stack) as made:
-        yield made
-
-
 @pytest.fixture
-def source(dsn, unique):
-    made = PostgresSource(dsn, unique)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(source):
-    with readers(source) as make:
-        yield make
+def source(followed):
+    return followed
 
 
 def place(source):

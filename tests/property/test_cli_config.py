@@ -84,7 +84,8 @@ def check_spoiled(document):
     """What is certainly wrong is refused, and its field named."""
     code, text = run(document.text(), document.variables)
     assert code == REFUSED, f"{document} {text}"
-    assert any(name.lower() in text.lower() for name in document.named), f"{document.named} is not named in: {text}"
+    (name,) = document.named
+    assert name.lower() in text.lower(), f"{name} is not named in: {text}"
     assert CANARY not in text
 
 

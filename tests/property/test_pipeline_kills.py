@@ -12,12 +12,13 @@ def judged(folder, writer):
     expected = wanted(writer)
     place_of = {offset: place for place, offset in enumerate(expected)}
     furthest, flushed, previous, log_end_at_start = -1, 0, None, 0
-    flushes, highest = 0, -1
+    flushes, highest, unflushed = 0, -1, 0
     for line in (folder / writer).read_text().splitlines():
         kind, *numbers = line.split()
         match kind:
             case "R":
                 previous, log_end_at_start = None, highest + 1
+                unflushed = sum(offset >= flushed for offset in expected[: furthest + 1])
             case "F":
                 assert int(numbers[0]) >= flushed, "offsets step back"
                 flushes += int(numbers[0]) > flushed
@@ -33,6 +34,8 @@ def judged(folder, writer):
                     assert place == previous + 1, "out of order, or a gap"
                 if offset < log_end_at_start:
                     assert size == 1, "what was in the log at the start comes one at a time"
+                unflushed -= place <= furthest
+                assert unflushed >= 0, "more came again than was not flushed"
                 furthest, previous, highest = max(furthest, place), place, max(highest, offset)
     assert furthest == len(expected) - 1, "not everything came"
     return flushes

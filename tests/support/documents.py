@@ -211,11 +211,19 @@ def _put(document, path, value):
     place[last] = value
 
 
+def _variable(limit):
+    """Return the environment variable of a limit that is given by its name in a file."""
+    (name,) = (name for name in Limits.model_fields if goharvest_name(name) == limit)
+    return f"HARVEST_LIMITS__{name.upper()}"
+
+
 def _spoil(draw, document):
     """Put in one thing that has to be refused, and note what has to be named."""
     kind = draw(st.sampled_from(["value", "value", "value", "unknown", "kafka", "column", "variable"]))
     path, wrong = draw(st.sampled_from(_FIELDS))
     if kind == "value":
+        if len(path) == 2 and path[0] == "limits" and _variable(path[1]) in document.variables:
+            return  # of two faults of one field under two names, either may be named
         _put(document, path, draw(st.sampled_from(wrong)))
     elif kind == "unknown":
         path = (*path[:-1], draw(st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1)) + "?")
@@ -229,9 +237,11 @@ def _spoil(draw, document):
         path = ("columns", name)
         _put(document, path, value)
     else:
-        name = draw(st.sampled_from([*Limits.model_fields]))
+        name = draw(st.sampled_from([goharvest_name(name) for name in Limits.model_fields]))
         text = draw(st.sampled_from(["x", "-1", "nan", "inf", "1e999", "-1s", "[]", CANARY, "ü"]))
-        path = (f"HARVEST_LIMITS__{name.upper()}",)
+        if f"limits.{name}" in document.named:
+            return  # as above
+        path = (_variable(name),)
         document.variables[path[0]] = text
     document.named.append(path[-1] if path[0] in ("baseKafkaConfig", "producerKafkaConfig") else ".".join(path))
 
@@ -246,8 +256,9 @@ def spoiled(draw):
     for _ in range(draw(st.integers(1, 3))):
         _spoil(draw, document)
     # What a later fault replaced is not there to be named; and where a mapping is none, nothing else is looked at.
-    no_mappings = [name for name in _MAPPINGS if not isinstance(document.values.get(name, {}), dict)]
-    document.named = no_mappings or [document.named[-1]]
+    mappings = {name: value for name, value in document.values.items() if name in _MAPPINGS}
+    no_mappings = [name for name, value in mappings.items() if not isinstance(value, dict)]
+    document.named = no_mappings[:1] or [document.named[-1]]
     return document
 
 
