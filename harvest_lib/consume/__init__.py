@@ -7,6 +7,7 @@ writes such messages, `read_committed` reads them, and a `Consumer` makes state 
 once, whatever crashes.
 """
 
+from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.consumer import Consumer
 from harvest_lib.consume.grants import consumer_grants
@@ -17,7 +18,7 @@ from harvest_lib.consume.postgres_store import PostgresStore, create_tables
 from harvest_lib.consume.publisher import Intent, Publisher
 from harvest_lib.consume.reader import read_committed, read_uncommitted
 from harvest_lib.consume.recovery_log import create_recovery_log
-from harvest_lib.consume.sequencer import Committed, Message, ProducerState, Replay, Sequencer
+from harvest_lib.consume.sequencer import Committed, ProducerState, Replay, Sequencer
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.sqlite_store import SqliteStore
 from harvest_lib.consume.store import Store
@@ -25,6 +26,7 @@ from harvest_lib.consume.transaction import Application, GroupApplication, Trans
 
 __all__ = [
     "Application",
+    "Batch",
     "Checkpoint",
     "Clock",
     "Committed",

@@ -10,8 +10,8 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from harvest_lib.consume.batch import Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.sequencer import Message
 from harvest_lib.consume.store import headers_as_json
 from harvest_lib.database import connect, translate, translated
 from harvest_lib.errors import DatabaseUnavailable

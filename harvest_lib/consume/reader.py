@@ -4,14 +4,17 @@ Promises: messages come by rising offset; what retention took away from under us
 sees; a transaction that is read again comes piece by piece, however long it is.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.message_id import HEADER_NAME
-from harvest_lib.consume.sequencer import Message, Replay, Sequencer
+from harvest_lib.consume.sequencer import Replay, Sequencer
 from harvest_lib.deadline import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
@@ -142,39 +145,53 @@ def _batches(
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
         is_idle = not found
-        errors = [message.error() for message in found]
+        errors = [record.error() for record in found]
         if any(errors):
             good = []
-            for message, error in zip(found, errors, strict=True):
+            for record, error in zip(found, errors, strict=True):
                 if error is None:
-                    good.append(message)
+                    good.append(record)
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
-                    position = max(position, message.offset())
+                    position = max(position, record.offset())
                 elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is owed: nobody joins a group
                     raise KafkaException(error)
         else:
             good = found
         if good:
             position = max(position, good[-1].offset() + 1)
-        batch = [Message(message.offset(), _id_of(message.headers()), message) for message in good]
-        if end is not None:
-            batch = [message for message in batch if message.offset < end]
-        yield batch
+        batch = Batch(_offsets_of(good), _ids_of(good), good)
+        yield batch if end is None else batch[: bisect_left(batch.offsets, end)]
         if found:
             deadline = Deadline(_SILENCE_SECONDS)  # whoever takes them may take their time
         if reached is not None:
             reached(position)
 
 
+def _offsets_of(records: Sequence[Any]) -> list[int] | range:
+    """Return offsets that rise."""
+    if records:
+        first, after = records[0].offset(), records[-1].offset() + 1
+        if after - first == len(records):  # no gap, which only transactions of Kafka and compaction leave
+            return range(first, after)
+    return [record.offset() for record in records]
+
+
+def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
+    found = [record.headers() for record in records]
+    with suppress(TypeError, ValueError):
+        ids = [value for ((name, value),) in found if name == HEADER_NAME]  # most have this one alone
+        b"".join(ids)  # none is None
+        if len(ids) == len(found):
+            return ids
+    return [_id_of(headers) for headers in found]
+
+
 def _id_of(headers: Any) -> bytes | None:
-    if not headers:
-        return None
-    if len(headers) > 1 or headers[0][0] != HEADER_NAME:  # most have this one alone
-        headers = [header for header in headers if header[0] == HEADER_NAME]
-    if not headers:
-        return None
-    value = headers[0][1]
-    return value if isinstance(value, bytes) else b""
+    """Return the first id among some headers: one that nobody can read where it is no bytes, None without one."""
+    for name, value in headers or ():
+        if name == HEADER_NAME:
+            return value if isinstance(value, bytes) else b""
+    return None
 
 
 def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicPartition) -> Exception:

@@ -21,21 +21,14 @@ was exactly once is at least once until it has caught up. Pure, no I/O.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.message_id import Flag, MalformedId, parts, unpack
 from harvest_lib.consume.runs import runs
 
 _NOTHING = -1
 _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
-
-
-class Message(NamedTuple):
-    """A message as it stands in a partition. The sequencer looks at its offset and its id only."""
-
-    offset: int
-    id: bytes | None
-    record: Any
 
 
 Committed: TypeAlias = Sequence[Message]
@@ -93,7 +86,7 @@ class _Producer:
         self.acknowledged = acknowledged
         self.newest = max(acknowledged, newest)
         self.begin = begin
-        self.held: list[Message] | None = None
+        self.held: Batch | None = None
 
 
 class Sequencer:
@@ -160,29 +153,28 @@ class Sequencer:
         """Take messages as they stand in the log, by rising offset, and return what they commit, one acknowledgement at
         a time. Each message is taken when what comes of it is asked for.
 
-        A message below `offset` was taken before, and is passed over. Batches in lists cost much less than others.
+        A message below `offset` was taken before, and is passed over. A `Batch` costs much less than others.
         """
-        if not isinstance(messages, list):
+        if not isinstance(messages, Batch):
             yield from self._take(messages)
             return
         done = 0
-        for begin, end in runs([message.id for message in messages]):
+        for begin, end in runs(messages.ids):
             yield from self._take(messages[done : begin + 1])
             done = self._take_rest(messages, begin + 1, end)
         yield from self._take(messages[done:])
 
-    def _take_rest(self, messages: Sequence[Message], begin: int, end: int) -> int:
+    def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
         """Hold what follows in a run whose first message was taken, as far as the ring has room; return how far."""
-        first = messages[begin - 1]
-        known = self._producers.get(parts(first.id or b"")[0])
-        if known is None or not known.held or known.held[-1] is not first:
+        known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
+        if known is None or not known.held or known.held.offsets[-1] != messages.offsets[begin - 1]:
             return begin  # a repetition, or not held: so may be what follows
         rest = messages[begin : min(end, begin + self._ring - self.held)]
         if rest:
-            known.held += rest
+            known.held.extend(rest)
             self.held += len(rest)
-            known.newest = parts(rest[-1].id or b"")[1]
-            self.offset = rest[-1].offset + 1
+            known.newest = parts(rest.ids[-1] or b"")[1]
+            self.offset = rest.offsets[-1] + 1
         return begin + len(rest)
 
     def _take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
@@ -224,7 +216,7 @@ class Sequencer:
     def _hold(self, message: Message, producer: int, known: _Producer) -> None:
         if known.begin == _NOTHING:
             known.begin = message.offset
-            known.held = []
+            known.held = Batch.of(())
             self._holding[producer] = known
         if known.held is None:
             return
@@ -267,6 +259,6 @@ class Sequencer:
             return Replay(producer=producer, begin=begin, end=offset, after=after, through=clock)
         if newest <= clock:
             return held
-        committed = [message for message in held if unpack(message.id or b"").clock <= clock]
+        committed = Batch.of(message for message in held if unpack(message.id or b"").clock <= clock)
         self.rolled_back += len(held) - len(committed)
         return committed

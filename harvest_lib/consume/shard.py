@@ -17,19 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from itertools import chain, islice
 from typing import Any
 
 from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.batch import Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
+from harvest_lib.consume.intake import Intake, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.message_id import CLOCKS_PER_SECOND, clock_at
 from harvest_lib.consume.publisher import Publisher, PublishRefused
 from harvest_lib.consume.reader import NOTHING_READY
-from harvest_lib.consume.sequencer import Message, Sequencer
+from harvest_lib.consume.sequencer import Sequencer
 from harvest_lib.consume.store import Store
-from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
+from harvest_lib.consume.transaction import Application, Transaction
 from harvest_lib.deadline import boot_seconds
-from harvest_lib.errors import KafkaError
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,6 @@ _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
 """Where messages took longer, the time is looked at before each; else before every 64th."""
-_NOT_OPEN = "the function ended the transaction, or went on after a statement of it had failed"
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
 """Returns what is committed from where a sequencer stands on, an empty group where nothing is ready."""
@@ -45,22 +46,6 @@ Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
 
 class Fenced(Exception):
     """Somebody else owns the shard now; nothing of the last transaction was kept."""
-
-
-class _Open:
-    """The transaction that is open, and what it has taken in."""
-
-    def __init__(self, transaction: Transaction, began: float) -> None:
-        self.transaction, self.began = transaction, began
-        self.taken = 0
-        self.last: int | None = None
-        self.about: int | None = None
-        """The message that is being taken in."""
-        self.parked: list[tuple[int, str]] = []
-
-    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - there is one
-        lasted = boot_seconds() - self.began
-        return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
 
 
 class Shard:
@@ -83,14 +68,14 @@ class Shard:
         """How many messages were taken in, in how many transactions that were kept, and how many were set aside."""
         self.offset = -1
         """Where the last transaction that was kept ends, -1 before the first."""
-        self._application, self._store = application, store
-        self._by_groups = application if isinstance(application, GroupApplication) else None
+        self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
         self._publisher: Publisher | None = None
         self._checkpoint = Checkpoint(shard=shard, topic_id=topic_id)
         self._attempts = Attempts(limits.max_attempts)
-        self._open: _Open | None = None
+        self._intake = Intake(application, store, self._attempts)
+        self._open: OpenTransaction | None = None
         self._touched_at = self._looked_at = 0.0
         self._stride = 1
 
@@ -145,84 +130,26 @@ class Shard:
 
     def _take(self, group: Iterable[Message]) -> None:
         """Take in what one acknowledgement commits."""
-        by_groups = self._by_groups
-        # Not what is read again, of any length.
-        if by_groups is not None and isinstance(group, list) and len(group) > 1 and not self._attempts.is_watching:
-            self._take_at_once(by_groups, group)
-        else:
-            self._take_in_turn(group)
+        if self._intake.takes_at_once(group):
+            self._open = self._open or self._begin()
+            self._intake.take_at_once(self._open, group)
+            return
+        messages = iter(group)
+        for first in messages:
+            self._open = self._open or self._begin()
+            self._intake.take(self._open, chain((first,), islice(messages, self._show_life() - 1)))
 
-    def _take_at_once(self, application: GroupApplication, group: list[Message]) -> None:
-        opened = self._open = self._open or self._begin()
-        opened.about = None
-        try:
-            application.consume_messages(opened.transaction, group)
-        except KafkaError:
-            raise
-        except Exception as error:
-            raise self._refused(error, None, is_anyones=True) from error
-        if not self._store.is_open:
-            raise Refused(_NOT_OPEN, is_anyones=True)
-        opened.taken += len(group)
-        opened.last = group[-1].offset
-
-    def _take_in_turn(self, group: Iterable[Message]) -> None:
-        """Call for each message. After each only if need be, else at the end, is looked whether the transaction still
-        stands."""
-        consume_message, opened = self._application.consume_message, self._open
-        is_careful, may_be_spent = self._attempts.one_at_a_time, self._attempts.has_failed
-        taken, until_look, offset = 0, 0, None
-        for message in group:
-            if opened is None:
-                opened = self._open = self._begin()
-            if until_look == 0:
-                until_look = self._show_life()
-            until_look -= 1
-            offset = message.offset
-            if may_be_spent and (reason := self._attempts.spent(offset)) is not None:
-                self._store.park(message, reason)
-                opened.parked.append((offset, reason))
-                continue
-            opened.about = offset
-            try:
-                consume_message(opened.transaction, message)
-            except KafkaError:
-                raise  # of what it published: no message is to blame
-            except Exception as error:
-                is_known = is_careful or not taken or self._store.is_open
-                raise self._refused(error, offset if is_known else None, is_anyones=not is_known) from error
-            taken += 1
-            if is_careful and not self._store.is_open:
-                raise Refused(_NOT_OPEN, offset)
-        if taken and opened is not None:
-            if not self._store.is_open:
-                raise Refused(_NOT_OPEN, offset if taken == 1 else None, is_anyones=taken > 1)
-            opened.taken += taken
-            opened.last = offset
-
-    def _begin(self) -> _Open:
+    def _begin(self) -> OpenTransaction:
         transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
         self._touched_at = boot_seconds()
-        return _Open(transaction, self._touched_at)
+        return OpenTransaction(transaction, self._touched_at)
 
-    def _finish(self, opened: _Open, sequencer: Sequencer) -> None:
-        opened.about = None
-        only = opened.last if opened.taken == 1 else None
-        if opened.taken:
-            try:
-                self._application.finalize_txn(opened.transaction)
-            except KafkaError:
-                raise
-            except Exception as error:
-                raise self._refused(error, only, is_anyones=True) from error
-            if not self._store.is_open:
-                raise Refused(_NOT_OPEN, only, is_anyones=True)
+    def _finish(self, opened: OpenTransaction, sequencer: Sequencer) -> None:
+        self._intake.finalize(opened)
         try:
             self._keep(sequencer)
         except PublishRefused as error:
-            if error.about is None:
-                raise Refused(_reason(error), only, is_anyones=True) from error
-            raise Refused(_reason(error), error.about) from error
+            raise opened.refused(error) from error
         self._attempts.kept()
         self._open = None
         self.committed += opened.taken
@@ -264,12 +191,6 @@ class Shard:
 
     # -- what goes wrong
 
-    def _refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
-        """Say what an error of a function means."""
-        if self._store.will_pass(error):
-            return Refused(_reason(error))
-        return Refused(_reason(error), offset, is_anyones=is_anyones)
-
     def _note(self, refused: Refused) -> float:
         """Count that something was refused, and return for how long to wait."""
         attempts, pause = self._attempts.failed(refused)
@@ -287,7 +208,7 @@ class Shard:
 
     def _publish(self, topic: str, value: bytes | None, **named: Any) -> None:
         about = self._open.about if self._open is not None else None
-        self._publishing().publish_uncommitted(topic, value, about=about, **named)
+        self._publishing().publish_uncommitted(topic, value, about=about and about.offset, **named)
 
     def _publishing(self) -> Publisher:
         if self._publisher is None:
@@ -307,7 +228,3 @@ class Shard:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -1,11 +1,11 @@
 """The user's side of a consumer: the functions that take messages in, and what they change the world with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import ShardId
-from harvest_lib.consume.sequencer import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,9 @@ class GroupApplication(Application, Protocol):
     something was refused, to find out which message it was.
     """
 
-    def consume_messages(self, transaction: Transaction, messages: Sequence[Message]) -> None:
-        """Take in messages that one acknowledgement commits, in their order: at most as many as the ring holds."""
+    def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
+        """Take in messages that one acknowledgement commits, in their order: at most as many as the ring holds.
+
+        `messages.records` are the Kafka client's alone.
+        """
         ...

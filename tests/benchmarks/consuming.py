@@ -1,15 +1,15 @@
 """Messages with ids: how fast they are sequenced in memory, and how fast a consumer takes them into Postgres.
 
-The consumer counts 200-byte messages by key, of four partitions and transactions of 10,000, in one upsert for each of
-its own transactions. Its floor is a loop with the bare client that upserts as often, and promises nothing. Both
-are timed from their first message until the last is counted.
+The consumer counts 200-byte messages by key, of transactions of 2,500 a partition, in one upsert for each of its own
+transactions: as one shard, and as four in one process, which share its interpreter. Its floor is a loop with the bare
+client that upserts as often, and promises nothing. Both are timed from their first message until the last is counted.
 """
 
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -21,6 +21,7 @@ from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvest_lib.consume import (
+    Batch,
     Clock,
     Consumer,
     Flag,
@@ -40,9 +41,9 @@ from tests.benchmarks.report import Result, at_least
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
 
-_PARTITIONS = 4
+_SHARDS = 4
 _KEYS = 1_000
-_TRANSACTION = 10_000
+_TRANSACTION = 2_500
 _PRODUCERS = 4
 _SEQUENCED_PER_SECOND = 300_000.0
 _CONSUMED_PER_SECOND = 20_000.0
@@ -64,7 +65,7 @@ def sequencer(servers: Servers, size: "Size") -> Iterator[Result]:
 
     By the second of one core: nothing is waited for, so what else the machine does is none of its business.
     """
-    log = list(_log(5 * size.records))
+    log = Batch.of(_log(5 * size.records))
     rates = []
     for _ in range(size.rounds):
         began, committed = time.process_time(), 0
@@ -111,31 +112,41 @@ def _taking_turns_as_consumers_do() -> Iterator[None]:
 
 
 def _consumed(servers: Servers, size: "Size") -> Iterator[Result]:
+    create_tables(servers.dsn)
+    one = _compared(servers, size, partitions=1)
+    for name, (rate, floor, ratio) in one.items():
+        yield at_least(name, rate, "/s", floor=floor, ratio=ratio, target=0.5)
+    yield _at_least("consumer-rate", one["consumer"][0], _CONSUMED_PER_SECOND)
+    for name, (rate, floor, ratio) in _compared(servers, size, partitions=_SHARDS).items():
+        yield at_least(f"{name}-{_SHARDS}-shards", rate, "/s", floor=floor, ratio=ratio)
+
+
+def _compared(servers: Servers, size: "Size", *, partitions: int) -> dict[str, tuple[float, float, float]]:
+    """Return messages per second of a consumer, and of its floor, and the ratio, each the median of rounds."""
     messages = 5 * size.records
     topic = f"consumed-{uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, _PARTITIONS)])[topic].result(30)
-    create_tables(servers.dsn)
-    _publish(servers, topic, messages)
+    admin.create_topics([NewTopic(topic, partitions)])[topic].result(30)
+    _publish(servers, topic, messages, transaction=partitions * _TRANSACTION)
     rates: dict[str, list[float]] = {"consumer": [], "consumer-groups": []}
     floors = []
     for _ in range(size.rounds):
         floors.append(_bare(servers, topic, messages))
         rates["consumer"].append(_counted(_Counting(), servers, topic, messages))
         rates["consumer-groups"].append(_counted(_CountingGroups(), servers, topic, messages))
-    for name, found in rates.items():
-        ratio = median(rate / floor for rate, floor in zip(found, floors, strict=True))
-        yield at_least(name, median(found), "/s", floor=median(floors), ratio=ratio, target=0.5)
-    yield _at_least("consumer-rate", median(rates["consumer"]), _CONSUMED_PER_SECOND)
+    return {
+        name: (median(found), median(floors), median(rate / floor for rate, floor in zip(found, floors, strict=True)))
+        for name, found in rates.items()
+    }
 
 
-def _publish(servers: Servers, topic: str, messages: int) -> None:
+def _publish(servers: Servers, topic: str, messages: int, *, transaction: int) -> None:
     publisher = Publisher(
         {"bootstrap.servers": servers.bootstrap_servers}, producer_id=new_producer_id(), clock=Clock(time.time_ns)
     )
     for number in range(messages):
         publisher.publish_uncommitted(topic, b"x" * VALUE_BYTES, key=f"key-{number % _KEYS}")
-        if (number + 1) % _TRANSACTION == 0 or number + 1 == messages:
+        if (number + 1) % transaction == 0 or number + 1 == messages:
             publisher.acknowledge(publisher.intents())
     publisher.flush()
     publisher.close()
@@ -167,10 +178,10 @@ class _Counting:
 class _CountingGroups(_Counting):
     """Counts all that an acknowledgement commits by one call, in the floor's own loop."""
 
-    def consume_messages(self, transaction: Transaction, messages: Sequence[Message]) -> None:
+    def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
         counts = transaction.memory.get("by_key") or self._begin(transaction)
-        for message in messages:
-            counts[message.record.key()] += 1
+        for record in messages.records:
+            counts[record.key()] += 1
 
 
 def _upsert(connection: psycopg.Connection[tuple[object, ...]], counts: "Counter[bytes]") -> None:

@@ -24,7 +24,7 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     more = {
         "drain-barrier": ["drain-barrier-statements"],
         "one-key": ["one-key-and-purge"],
-        "consumer": ["consumer-groups", "consumer-rate"],
+        "consumer": ["consumer-groups", "consumer-rate", "consumer-4-shards", "consumer-groups-4-shards"],
     }
     assert [other["name"] for other in others] == more.get(name, [])
 

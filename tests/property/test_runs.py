@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvest_lib.consume import Flag, MalformedId, Message, Sequencer, pack, unpack
+from harvest_lib.consume import Batch, Flag, MalformedId, Message, Sequencer, pack, unpack
 from harvest_lib.consume.runs import runs
 
 UPPER_TIME = 1 << 36
@@ -35,7 +35,7 @@ def ids_of(log):
 def taken(messages, ring):
     sequencer = Sequencer(ring=ring)
     for found in sequencer.take(messages):
-        yield found, stands(sequencer)
+        yield list(found) if isinstance(found, Batch) else found, stands(sequencer)
     yield None, stands(sequencer)
 
 
@@ -48,7 +48,7 @@ def stands(sequencer):
 @given(log=LOGS, ring=st.integers(1, 60))
 def test_a_batch_comes_to_the_same_as_its_messages(log, ring):
     messages = [Message(offset, message_id, None) for offset, message_id in enumerate(ids_of(log))]
-    assert list(taken(messages, ring)) == list(taken(iter(messages), ring))
+    assert list(taken(Batch.of(messages), ring)) == list(taken(iter(messages), ring))
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from harvest_lib.consume import Clock, Flag, Message, Replay, pack
+from harvest_lib.consume import Batch, Clock, Flag, Message, Replay, pack
 
 
 @dataclass
@@ -72,7 +72,8 @@ class Reading:
     def take(self, number, commit_after=()):
         """Take so many messages more; commit after these of the things that came of them."""
         start = self.sequencer.offset
-        for turn, found in enumerate(self.sequencer.take(self.log.messages[start : start + number])):
+        batch = Batch.of(self.log.messages[start : start + number])
+        for turn, found in enumerate(self.sequencer.take(batch)):
             if isinstance(found, Replay):
                 found = list(found.pick(self.log.messages[found.begin : found.end]))  # noqa: PLW2901
             self.processed.append([message.record for message in found])
