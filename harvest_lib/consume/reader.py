@@ -6,7 +6,7 @@ sees; a transaction that is read again comes piece by piece, however long it is.
 
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from typing import Any, Final, Literal
 
@@ -50,32 +50,13 @@ def read_uncommitted(
     CheckpointError where the log does not have `begin` any more, or not yet, TopicMissing, KafkaUnavailable and
     KafkaAccessDenied.
     """
-    with refused_settings():
-        consumer = provider(
-            client_settings(
-                settings,
-                **{
-                    "group.id": f"{topic}-reader",  # asked for by the client; nobody joins it
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "auto.offset.reset": "error",
-                    "enable.partition.eof": True,
-                    "isolation.level": isolation,
-                    "allow.auto.create.topics": False,
-                    "fetch.wait.max.ms": 50,
-                    "fetch.queue.backoff.ms": 5,  # default 1000, which is how long a full queue would stop the fetching
-                },
-            )
-        )
-    place = TopicPartition(topic, partition, begin)
-    try:
-        _require(consumer, place)
-        consumer.assign([place])
-        yield from _batches(consumer, begin, end, reached)
-    except KafkaException as error:
-        raise _translated(error.args[0], settings, place) from error
-    finally:
-        consumer.close()
+    with _client(settings, topic, isolation, provider) as client:
+        place = TopicPartition(topic, partition, begin)
+        try:
+            _require(client, place)
+        except KafkaException as error:
+            raise _translated(error.args[0], settings, place) from error
+        yield from _read(client, settings, place, end, reached)
 
 
 def read_committed(
@@ -96,35 +77,80 @@ def read_committed(
     `read_uncommitted`.
     """
 
-    is_whole = True
+    is_whole, client = True, None
 
     def again(replay: Replay) -> Iterator[Message]:
-        nonlocal is_whole
-        batches = read_uncommitted(
-            settings, topic, partition, begin=replay.begin, end=replay.end, isolation=isolation, provider=provider
-        )
-        yield from replay.pick(chain.from_iterable(batches))
+        nonlocal is_whole, client
+        if client is None:
+            client = opened.enter_context(_client(settings, topic, isolation, provider))  # to connect takes long
+        place = TopicPartition(topic, partition, replay.begin)
+        yield from replay.pick(chain.from_iterable(_read(client, settings, place, replay.end)))
         is_whole = True
 
-    for batch in read_uncommitted(
-        settings,
-        topic,
-        partition,
-        begin=sequencer.offset,
-        end=end,
-        isolation=isolation,
-        reached=sequencer.pass_over,
-        provider=provider,
-    ):
-        commits = False
-        for found in sequencer.take(batch):
-            commits = True
-            is_whole = not isinstance(found, Replay)
-            yield again(found) if isinstance(found, Replay) else found
-            if not is_whole:
-                raise RuntimeError("a transaction was not read to its end, and the next cannot be read before it is")
-        if not commits:
-            yield [] if batch else NOTHING_READY
+    with ExitStack() as opened:
+        for batch in read_uncommitted(
+            settings,
+            topic,
+            partition,
+            begin=sequencer.offset,
+            end=end,
+            isolation=isolation,
+            reached=sequencer.pass_over,
+            provider=provider,
+        ):
+            commits = False
+            for found in sequencer.take(batch):
+                commits = True
+                is_whole = not isinstance(found, Replay)
+                yield again(found) if isinstance(found, Replay) else found
+                if not is_whole:
+                    raise RuntimeError(
+                        "a transaction was not read to its end, and the next cannot be read before it is"
+                    )
+            if not commits:
+                yield [] if batch else NOTHING_READY
+
+
+@contextmanager
+def _client(
+    settings: Mapping[str, object], topic: str, isolation: Isolation, provider: KafkaConsumerProvider
+) -> Iterator[Any]:
+    with refused_settings():
+        client = provider(
+            client_settings(
+                settings,
+                **{
+                    "group.id": f"{topic}-reader",  # asked for by the client; nobody joins it
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "isolation.level": isolation,
+                    "allow.auto.create.topics": False,
+                    "fetch.wait.max.ms": 50,
+                    "fetch.queue.backoff.ms": 5,  # default 1000, which is how long a full queue would stop the fetching
+                },
+            )
+        )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _read(
+    client: Any,
+    settings: Mapping[str, object],
+    place: TopicPartition,
+    end: int | None,
+    reached: Callable[[int], None] | None = None,
+) -> Iterator[Sequence[Message]]:
+    try:
+        client.assign([place])
+        yield from _batches(client, place.offset, end, reached)
+        client.unassign()  # or more is fetched ahead
+    except KafkaException as error:
+        raise _translated(error.args[0], settings, place) from error
 
 
 def _require(consumer: Any, place: TopicPartition) -> None:

@@ -50,10 +50,10 @@ def end_of(settings, topic, partition):
         consumer.close()
 
 
-def committed(settings, topic, sequencer, partition=0):
+def committed(settings, topic, sequencer, partition=0, **options):
     """Return the values of what is committed by now, by acknowledgement."""
     end = end_of(settings, topic, partition)
-    groups = read_committed(settings, topic, partition, sequencer=sequencer, end=end)
+    groups = read_committed(settings, topic, partition, sequencer=sequencer, end=end, **options)
     found = [[message.record.value().decode() for message in group] for group in groups]
     return [values for values in found if values]
 
@@ -120,6 +120,42 @@ def test_a_transaction_that_is_not_read_to_its_end_is_not_passed_over(settings, 
     next(iter(group))
     with pytest.raises(RuntimeError, match="not read to its end"):
         next(groups)
+
+
+def test_transactions_that_are_read_again_share_a_client_which_fetches_no_further(settings, make_topic, publish):
+    clients = []
+
+    def provider(settings):
+        clients.append(Watched(settings))
+        return clients[-1]
+
+    topic, publisher = make_topic(), publish()
+    expected = [[f"{transaction}-{number}" for number in range(10)] for transaction in range(5)]
+    for values in expected:
+        for value in values:
+            publisher.publish_uncommitted(topic, value.encode())
+        publisher.acknowledge(publisher.intents())
+    publisher.flush()
+    assert committed(settings, topic, Sequencer(ring=2), provider=provider) == expected
+    _, again = clients
+    assert again.assigned == [0, 11, 22, 33, 44]
+    assert again.left == 5
+
+
+class Watched(Consumer):
+    """A client that remembers from which offsets it was to read, and how often it was told to stop."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.assigned, self.left = [], 0
+
+    def assign(self, places):
+        self.assigned += [place.offset for place in places]
+        super().assign(places)
+
+    def unassign(self):
+        self.left += 1
+        super().unassign()
 
 
 def test_an_end_that_never_comes_is_no_endless_wait(settings, make_topic, monkeypatch):
