@@ -136,6 +136,8 @@ class Intake:
         """Say what an error of a function means."""
         if self._store.will_pass(error):
             return Refused(_reason(error))
+        if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
+            return Refused(_reason(error), error.about)
         return Refused(_reason(error), offset, is_anyones=is_anyones)
 
 

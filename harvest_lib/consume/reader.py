@@ -190,7 +190,7 @@ def _batches(
         if found:
             deadline = Deadline(_SILENCE_SECONDS)  # whoever takes them may take their time
         if reached is not None:
-            reached(position)
+            reached(position if end is None else min(position, end))  # what is behind the end was not taken
 
 
 def _offsets_of(records: Sequence[Any]) -> list[int] | range:

@@ -167,8 +167,9 @@ class Sequencer:
     def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
         """Hold what follows in a run whose first message was taken, as far as the ring has room; return how far."""
         known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
-        if known is None or not known.held or known.held.offsets[-1] != messages.offsets[begin - 1]:
-            return begin  # a repetition, or not held: so may be what follows
+        first = messages.offsets[begin - 1]
+        if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
+            return begin  # a repetition, not held, or taken before: so may be what follows
         rest = messages[begin : min(end, begin + self._ring - self.held)]
         if rest:
             known.held.extend(rest)

@@ -198,6 +198,47 @@ def test_messages_without_an_id_and_with_one_that_nobody_can_read_come_too(setti
     assert sequencer.malformed == 1
 
 
+@pytest.mark.parametrize("batch", [1, 2_000])
+def test_the_id_is_the_first_of_that_name_among_any_headers(settings, make_topic, monkeypatch, batch):
+    """One by one, too, as many with nothing but an id are read by a way of their own."""
+    monkeypatch.setattr(reader, "_BATCH_MESSAGES", batch)
+    shapes = [
+        ([("message-id", b"1")], b"1"),
+        (None, None),
+        ([], None),
+        ([("message-id", None)], b""),
+        ([("message-id", b"")], b""),
+        ([("Message-Id", b"2")], None),
+        ([("other", b"3")], None),
+        ([("other", None)], None),
+        ([("other", b"4"), ("message-id", b"5")], b"5"),
+        ([("message-id", b"6"), ("other", b"7")], b"6"),
+        ([("message-id", b"8"), ("message-id", b"9")], b"8"),
+        ([("message-id", None), ("message-id", b"10")], b""),
+        ([("ab", b"cd"), ("ef", b"gh")], None),
+        ([("message-id", b"11")], b"11"),
+    ]
+    topic, producer = make_topic(), Producer(settings)
+    for number, (headers, _) in enumerate(shapes):
+        producer.produce(topic, b"%d" % number, headers=headers)
+    assert producer.flush(10) == 0
+    found = _from(settings, topic, 0, end=len(shapes))
+    assert [message.id for message in found] == [message_id for _, message_id in shapes]
+    assert [message.record.value() for message in found] == [b"%d" % number for number in range(len(shapes))]
+
+
+def test_what_is_behind_the_end_is_not_passed_over(settings, make_topic, publish):
+    topic, publisher, sequencer = make_topic(), publish(), Sequencer()
+    for number in range(10):
+        publisher.publish_committed(topic, b"%d" % number)
+    publisher.flush()
+    for end in (4, 10):
+        groups = read_committed(settings, topic, 0, sequencer=sequencer, end=end)
+        found = [message.record.value() for group in groups for message in group]
+        assert found == [b"%d" % number for number in (range(4) if end == 4 else range(4, 10))]
+        assert sequencer.offset == end
+
+
 def test_a_range_is_read_to_its_end_across_what_kafka_writes_itself(settings, make_topic, unique):
     """The marker that ends a Kafka transaction takes an offset, and is no message."""
     topic = make_topic()
@@ -207,9 +248,9 @@ def test_a_range_is_read_to_its_end_across_what_kafka_writes_itself(settings, ma
         producer.begin_transaction()
         producer.produce(topic, value)
         producer.commit_transaction(30)
-    for begin, found in ((0, [0, 2]), (1, [2]), (3, [])):
-        read = chain(*read_uncommitted(settings, topic, 0, begin=begin, end=4))
-        assert [message.offset for message in read] == found
+    for begin, end, found in ((0, 4, [0, 2]), (1, 4, [2]), (3, 4, []), (0, 2, [0]), (0, 3, [0, 2])):
+        read = list(chain(*read_uncommitted(settings, topic, 0, begin=begin, end=end)))
+        assert [message.offset for message in read] == [message.record.offset() for message in read] == found
 
 
 def test_retention_that_overtook_the_checkpoint_is_no_silent_gap(settings, make_topic, publish, admin):

@@ -205,9 +205,9 @@ def test_a_stop_is_heard_while_nothing_that_is_read_commits_anything(counted):
     assert 0 < owner.offset < 20_000
 
 
-@pytest.mark.parametrize("limit", [1_000_000, 5_000_000])
-def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit):
-    """Whether the client refuses it, or the counted.topic."""
+@pytest.mark.parametrize(("limit", "queue"), [(1_000_000, 100), (5_000_000, 100), (5_000_000, 1)])
+def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit, queue):
+    """Whether the client refuses it, or the topic; also where a later message is the first to hear of that."""
     counted.settings["message.max.bytes"] = limit
     derived = make_topic(name=f"{counted.topic}-derived")
 
@@ -218,6 +218,7 @@ def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, lim
             transaction.publish(derived, b"x" * size, key=message.record.key())
 
     counted.write(["a", "large", "b"])
+    counted.settings["queue.buffering.max.messages"] = queue
     running = Running(counted.shard(Swelling(), max_attempts=2).run)
     assert read_keys(counted.settings, derived, 2) == ["a", "b"]
     assert running.end() is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.consume import Flag, Message, ProducerState, Replay, Sequencer, pack
+from harvest_lib.consume import Batch, Flag, Message, ProducerState, Replay, Sequencer, pack
 
 A, B = 1, 2
 
@@ -134,6 +134,29 @@ def test_what_is_pending_and_new_is_kept_after_a_restart_too():
 def test_what_was_taken_before_is_passed_over():
     sequencer = Sequencer(offset=1)
     assert offsets(sequencer.take(messages(None, None))) == [[1]]
+
+
+def test_of_a_run_too_what_was_taken_before_is_passed_over():
+    log = Batch.of(messages(*((A, clock, "continue") for clock in range(1, 41)), (A, 41, "ack")))
+    sequencer = Sequencer()
+    assert list(sequencer.take(log[:5])) == []
+    sequencer.pass_over(8)
+    assert offsets(sequencer.take(log[4:])) == [[*range(5), *range(8, 40)]]
+    again = Sequencer()
+    assert list(again.take(log[:20])) == []
+    assert offsets(again.take(log[10:])) == [[*range(40)]]
+
+
+def test_what_was_handed_out_and_what_it_was_taken_from_stay_as_they_are():
+    run = [(A, clock, "continue") for clock in range(1, 9)]
+    log = Batch.of(messages(*run, (A, 9, "ack"), *((A, clock + 9, "continue") for _, clock, _ in run), (A, 18, "ack")))
+    before, sequencer = list(log), Sequencer()
+    first, second = list(sequencer.take(log))
+    assert offsets([first, second]) == [[*range(8)], [*range(9, 17)]]
+    pending = Batch.of(messages((A, 19, "continue"), (A, 20, "continue"), start=18))
+    assert list(sequencer.take(pending)) == []
+    assert offsets([first, second, pending]) == [[*range(8)], [*range(9, 17)], [18, 19]]
+    assert list(log) == before
 
 
 def test_a_ring_holds_something():
