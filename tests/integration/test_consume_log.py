@@ -244,11 +244,11 @@ def test_a_range_is_read_to_its_end_across_what_kafka_writes_itself(settings, ma
     topic = make_topic()
     producer = Producer({**settings, "transactional.id": unique("id")})
     producer.init_transactions(30)
-    for value in (b"0", b"1"):
+    for value in b"0123":
         producer.begin_transaction()
-        producer.produce(topic, value)
+        producer.produce(topic, bytes([value]))
         producer.commit_transaction(30)
-    for begin, end, found in ((0, 4, [0, 2]), (1, 4, [2]), (3, 4, []), (0, 2, [0]), (0, 3, [0, 2])):
+    for begin, end, found in ((0, 8, [0, 2, 4, 6]), (1, 8, [2, 4, 6]), (7, 8, []), (0, 4, [0, 2]), (0, 5, [0, 2, 4])):
         read = list(chain(*read_uncommitted(settings, topic, 0, begin=begin, end=end)))
         assert [message.offset for message in read] == [message.record.offset() for message in read] == found
 

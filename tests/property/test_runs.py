@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,8 +55,13 @@ def test_a_batch_comes_to_the_same_as_its_messages(log, ring):
 @settings(max_examples=200, deadline=None)
 @given(log=LOGS)
 def test_a_run_is_of_one_producer_pending_and_rising(log):
-    ids, after = ids_of(log), 0
-    for begin, end in runs(ids):
+    checked(ids_of(log))
+
+
+def checked(ids):
+    """Return the runs, each of which keeps what is promised."""
+    found, after = list(runs(ids)), 0
+    for begin, end in found:
         assert begin >= after
         assert end - begin > 1
         producers, clocks, flags = zip(*map(unpack, ids[begin:end]), strict=True)
@@ -63,6 +69,28 @@ def test_a_run_is_of_one_producer_pending_and_rising(log):
         assert set(flags) == {Flag.CONTINUE_TXN}
         assert all(clock < following for clock, following in pairwise(clocks))
         after = end
+    return found
+
+
+@pytest.mark.parametrize("upper_time", [0, (1 << 28) - 1])
+def test_whatever_bit_differs_from_some_id_on_or_of_one_the_promise_is_kept(upper_time):
+    ids = stretch(1, range(upper_time << 32, (upper_time << 32) + 100))
+    for bit in range(128):
+        flipped = [(int.from_bytes(one) ^ 1 << bit).to_bytes(16) for one in ids]
+        for mixed in (ids[:50] + flipped[50:], flipped[:50] + ids[50:], [*ids[:50], flipped[50], *ids[51:]]):
+            assert sum(end - begin for begin, end in checked(mixed)) >= 49, bit
+        checked(flipped)
+
+
+def test_ids_of_one_moment_are_one_run_only_where_their_count_rises():
+    one_moment = [pack(1, clock, Flag.CONTINUE_TXN) for clock in range(16)]
+    assert checked(one_moment) == [(0, 16)]
+    later = stretch(1, range(1, 60))
+    assert checked(one_moment + later) == [(0, 75)]
+    again = [*later[:30], later[29], *later[30:]]
+    assert checked(again) == [(0, 30), (30, 60)]
+    swapped = [*later, pack(1, 16 * 60 + 1, Flag.CONTINUE_TXN), pack(1, 16 * 60, Flag.CONTINUE_TXN)]
+    assert checked(swapped) == [(0, 60)]
 
 
 def stretch(producer, clocks, flag=Flag.CONTINUE_TXN):
