@@ -205,21 +205,42 @@ def test_a_stop_is_heard_while_nothing_that_is_read_commits_anything(counted):
     assert 0 < owner.offset < 20_000
 
 
-@pytest.mark.parametrize(("limit", "queue"), [(1_000_000, 100), (5_000_000, 100), (5_000_000, 1)])
-def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit, queue):
-    """Whether the client refuses it, or the topic; also where a later message is the first to hear of that."""
+class Swelling(Counting):
+    """Publishes what is too large for Kafka of one of its keys."""
+
+    def __init__(self, target):
+        super().__init__()
+        self.target = target
+
+    def consume_message(self, transaction, message):
+        super().consume_message(transaction, message)
+        size = 2_000_000 if message.record.key() == b"large" else 1
+        transaction.publish(self.target, b"x" * size, key=message.record.key())
+
+
+@pytest.mark.parametrize("limit", [1_000_000, 5_000_000])
+def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit):
+    """Whether the client refuses it, or the topic."""
     counted.settings["message.max.bytes"] = limit
     derived = make_topic(name=f"{counted.topic}-derived")
-
-    class Swelling(Counting):
-        def consume_message(self, transaction, message):
-            super().consume_message(transaction, message)
-            size = 2_000_000 if message.record.key() == b"large" else 1
-            transaction.publish(derived, b"x" * size, key=message.record.key())
-
     counted.write(["a", "large", "b"])
-    counted.settings["queue.buffering.max.messages"] = queue
-    running = Running(counted.shard(Swelling(), max_attempts=2).run)
+    running = Running(counted.shard(Swelling(derived), max_attempts=2).run)
+    assert read_keys(counted.settings, derived, 2) == ["a", "b"]
+    assert running.end() is None
+    assert [(offset, key) for offset, key, _ in counted.parked()] == [(1, b"large")]
+
+
+def test_so_is_one_of_many_where_a_later_one_is_the_first_to_hear_of_it(counted, make_topic):
+    """As the queue of what is published is full, and has to be waited for."""
+    counted.settings["message.max.bytes"] = 5_000_000
+    derived = make_topic(name=f"{counted.topic}-derived")
+    publisher = counted.publisher()
+    for key in ("a", "large", "b"):
+        publisher.publish_uncommitted(counted.topic, b"v", key=key)
+    publisher.acknowledge(publisher.intents())
+    publisher.flush()
+    counted.settings["queue.buffering.max.messages"] = 1
+    running = Running(counted.shard(Swelling(derived), max_attempts=2).run)
     assert read_keys(counted.settings, derived, 2) == ["a", "b"]
     assert running.end() is None
     assert [(offset, key) for offset, key, _ in counted.parked()] == [(1, b"large")]
