@@ -147,6 +147,26 @@ def test_of_a_run_too_what_was_taken_before_is_passed_over():
     assert offsets(again.take(log[10:])) == [[*range(40)]]
 
 
+def test_a_run_of_repetitions_is_dropped():
+    run = [(A, 16 * clock, "continue") for clock in range(1, 31)]  # in one run only by other times
+    log = Batch.of(messages(*run, *run[10:], (A, 16 * 31, "continue"), (A, 16 * 32, "ack")))
+    sequencer = Sequencer()
+    assert offsets(sequencer.take(log)) == [[*range(30), 50]]
+    assert sequencer.duplicates == 20
+    behind = Sequencer(offset=len(log))  # of a producer that it never saw
+    assert list(behind.take(log)) == []
+    assert behind.states() == []
+
+
+def test_an_acknowledgement_commits_the_message_at_its_own_clock_and_none_above():
+    log = messages((A, 1, "continue"), (A, 2, "continue"), (A, 3, "continue"), (A, 2, "ack"))
+    sequencer = Sequencer()
+    assert offsets(sequencer.take(log)) == [[0, 1]]
+    assert sequencer.rolled_back == 1
+    (replay,) = Sequencer(ring=1).take(log)
+    assert [message.offset for message in replay.pick(log)] == [0, 1]
+
+
 def test_what_was_handed_out_and_what_it_was_taken_from_stay_as_they_are():
     run = [(A, clock, "continue") for clock in range(1, 9)]
     log = Batch.of(messages(*run, (A, 9, "ack"), *((A, clock + 9, "continue") for _, clock, _ in run), (A, 18, "ack")))
