@@ -29,10 +29,10 @@ class Batch(Sequence[Message]):
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "Batch":
         """Return messages as a batch."""
-        batch = cls([], [], [])
+        held = Held([], [], [])
         for message in messages:
-            batch.append(message)
-        return batch
+            held.append(message)
+        return held
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,18 +50,20 @@ class Batch(Sequence[Message]):
         # As `Message._make`, at a third of its cost.
         return map(tuple.__new__, repeat(Message), zip(self.offsets, self.ids, self.records, strict=True))
 
-    def append(self, message: Message) -> None:
-        self._own_offsets.append(message.offset)
-        self.ids.append(message.id)
-        self.records.append(message.record)
 
-    def extend(self, other: "Batch") -> None:
-        self._own_offsets.extend(other.offsets)
+class Held(Batch):
+    """One that grows: made with lists of its own."""
+
+    __slots__ = ()
+    offsets: list[int]
+
+    def append(self, message: Message) -> None:
+        offset, message_id, record = message
+        self.offsets.append(offset)
+        self.ids.append(message_id)
+        self.records.append(record)
+
+    def extend(self, other: Batch) -> None:
+        self.offsets += other.offsets
         self.ids += other.ids
         self.records += other.records
-
-    @property
-    def _own_offsets(self) -> list[int]:
-        if isinstance(self.offsets, range):
-            self.offsets = list(self.offsets)
-        return self.offsets

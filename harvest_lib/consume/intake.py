@@ -39,12 +39,6 @@ class OpenTransaction:
         lasted = boot_seconds() - self.began
         return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
 
-    def refused(self, error: PublishRefused) -> Refused:
-        """Say what it means that something was not published."""
-        if error.about is None:
-            return Refused(_reason(error), self.only, is_anyones=True)
-        return Refused(_reason(error), error.about)
-
 
 class Intake:
     """Of one shard. What functions raise becomes Refused, except errors of Kafka, for which no message is to blame."""
@@ -67,7 +61,7 @@ class Intake:
         except KafkaError:
             raise
         except Exception as error:
-            raise self._refused(error, None, is_anyones=True) from error
+            raise self.refused(error, None, is_anyones=True) from error
         if not self._store.is_open:
             raise Refused(_NOT_OPEN, is_anyones=True)
         opened.taken += len(group)
@@ -91,7 +85,7 @@ class Intake:
                 raise
             except Exception as error:
                 is_known = not taken or self._store.is_open
-                raise self._refused(error, message.offset if is_known else None, is_anyones=not is_known) from error
+                raise self.refused(error, message.offset if is_known else None, is_anyones=not is_known) from error
             taken += 1
         last = opened.about.offset if opened.about is not None else None
         if not self._store.is_open:
@@ -112,7 +106,7 @@ class Intake:
             except KafkaError:
                 raise
             except Exception as error:
-                raise self._refused(error, message.offset) from error
+                raise self.refused(error, message.offset) from error
             if not self._store.is_open:
                 raise Refused(_NOT_OPEN, message.offset)
             opened.taken += 1
@@ -128,12 +122,12 @@ class Intake:
         except KafkaError:
             raise
         except Exception as error:
-            raise self._refused(error, opened.only, is_anyones=True) from error
+            raise self.refused(error, opened.only, is_anyones=True) from error
         if not self._store.is_open:
             raise Refused(_NOT_OPEN, opened.only, is_anyones=True)
 
-    def _refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
-        """Say what an error of a function means."""
+    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
+        """Say what an error of a function means, or of what it published."""
         if self._store.will_pass(error):
             return Refused(_reason(error))
         if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message

@@ -36,10 +36,9 @@ def runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
     if count < 2 or set(map(len, ids)) != {_BYTES}:  # type: ignore[arg-type]  # noqa: PLR2004 - none is None
         return
     rises = _rises(ids, joined)
-    masked = _masked_differences(joined)
-    if _LEAST_MEAN * rises.count(0) + masked.bit_count() > count:
+    differs = _masked_differences(joined)
+    if _LEAST_MEAN * (rises.count(0) + differs.count(1)) > count:
         return
-    differs = masked.to_bytes(len(joined) - _BYTES).translate(_ONE_IF_ANY)
     begin = 0
     for end in _ends(rises, differs, count):
         if end - begin > 1 and _is_pending(ids[begin]):
@@ -60,11 +59,12 @@ def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
     return bytes(map(lt, times, times[1:]))
 
 
-def _masked_differences(joined: bytes) -> int:
-    """Return what differs from each id to the next, 16 bytes for each, all 0 where both may be of one run."""
+def _masked_differences(joined: bytes) -> bytes:
+    """Return which bytes differ from each id to the next, 16 of 0 or 1 for each, all 0 where both may be of one run."""
     size = len(joined) - _BYTES
     before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
-    return (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))
+    masked = (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))
+    return masked.to_bytes(size).translate(_ONE_IF_ANY)
 
 
 def _ends(rises: bytes, differs: bytes, count: int) -> Iterator[int]:

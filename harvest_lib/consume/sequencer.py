@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from harvest_lib.consume.batch import Batch, Message
+from harvest_lib.consume.batch import Batch, Held, Message
 from harvest_lib.consume.message_id import Flag, MalformedId, parts, unpack
 from harvest_lib.consume.runs import runs
 
@@ -86,7 +86,7 @@ class _Producer:
         self.acknowledged = acknowledged
         self.newest = max(acknowledged, newest)
         self.begin = begin
-        self.held: Batch | None = None
+        self.held: Held | None = None
 
 
 class Sequencer:
@@ -217,7 +217,7 @@ class Sequencer:
     def _hold(self, message: Message, producer: int, known: _Producer) -> None:
         if known.begin == _NOTHING:
             known.begin = message.offset
-            known.held = Batch.of(())
+            known.held = Held([], [], [])
             self._holding[producer] = known
         if known.held is None:
             return

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import Any
 
 from harvest_lib.consume.attempts import Attempts, Refused
-from harvest_lib.consume.batch import Message
+from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.intake import Intake, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
@@ -134,6 +134,11 @@ class Shard:
             self._open = self._open or self._begin()
             self._intake.take_at_once(self._open, group)
             return
+        if group and isinstance(group, (tuple, Batch)):
+            self._open = self._open or self._begin()
+            if len(group) <= self._show_life():
+                self._intake.take(self._open, group)
+                return
         messages = iter(group)
         for first in messages:
             self._open = self._open or self._begin()
@@ -149,7 +154,7 @@ class Shard:
         try:
             self._keep(sequencer)
         except PublishRefused as error:
-            raise opened.refused(error) from error
+            raise self._intake.refused(error, opened.only, is_anyones=True) from error
         self._attempts.kept()
         self._open = None
         self.committed += opened.taken

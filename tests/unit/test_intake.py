@@ -161,12 +161,13 @@ def test_what_kafka_never_takes_is_put_down_to_the_message_it_follows_from(attem
 def test_so_is_what_is_known_only_as_the_transaction_ends():
     trial = Trial(finalize=[publish_refused(4)])
     assert trial.refused(trial.intake.finalize, trial.take([4, 5])) == (4, False)
-    opened = Trial().take([4, 5])
-    late = opened.refused(publish_refused(4))
+    trial = Trial()
+    late = trial.intake.refused(publish_refused(4), trial.take([4, 5]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (4, False)
-    late = opened.refused(publish_refused(None))
+    late = trial.intake.refused(publish_refused(None), trial.take([4, 5]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (None, True)
-    late = Trial().take([4]).refused(publish_refused(None))
+    trial = Trial()
+    late = trial.intake.refused(publish_refused(None), trial.take([4]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (4, True)
 
 
