@@ -1,29 +1,41 @@
 """Which messages a writer gets: those whose namespace a regular expression finds something in, by default all.
 
-As in Transporter a match anywhere counts: write `^` and `$` where the whole namespace is meant.
+As in Transporter expressions are those of Go's `regexp`, and a match anywhere counts: write `^` and `$` where the whole
+namespace is meant. They are compiled by RE2, whose syntax Go's is. Python's `re` reads many of them as something else:
+it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last line break.
 """
 
 import re
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import re2
 
 EVERYTHING = ".*"
+
+Pattern: TypeAlias = Any
+"""One of RE2, which has no types: `search`, `fullmatch`, `groups`, `groupindex`, `pattern`."""
+
+_ESCAPE = re.compile(r"\\Q.*?(?:\\E|$)|\\.", re.DOTALL)
+_ONE_BYTE = r"\C"
+"""RE2 takes it, Go does not: it can match half a character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceFilter:
     """A compiled one. Remembers its verdicts: there are few namespaces and many messages."""
 
-    pattern: re.Pattern[str]
+    pattern: Pattern
     _verdicts: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def parse(cls, expression: str = EVERYTHING) -> "NamespaceFilter":
-        """Compile one. Raises ValueError, which says where it is off."""
+        """Compile one. Raises ValueError, which says what is wrong with it."""
         return cls(pattern=compiled(expression))
 
     def __str__(self) -> str:
         """Return the expression."""
-        return self.pattern.pattern
+        return str(self.pattern.pattern)
 
     def matches(self, namespace: str) -> bool:
         """Tell whether messages of this namespace pass."""
@@ -33,12 +45,21 @@ class NamespaceFilter:
         return verdict
 
 
-def compiled(expression: str) -> re.Pattern[str]:
-    """Compile a regular expression. Raises ValueError, which says where it is off."""
+def compiled(expression: str) -> Pattern:
+    """Compile a regular expression of Go's. Raises ValueError, which says what is wrong with it."""
+    options = re2.Options()
+    options.log_errors = False  # RE2 writes them to the standard error itself
     try:
-        return re.compile(expression)
-    except re.error as error:
-        where = "" if error.pos is None else f" at character {error.pos + 1}"
-        raise ValueError(f"is not a regular expression: {error.msg}{where}") from error
-    except (OverflowError, RecursionError) as error:
-        raise ValueError("is a regular expression too large to compile") from error
+        pattern = re2.compile(expression, options)
+    except re2.error as error:
+        said = error.args[0]
+        raise ValueError(_refusal(said.decode(errors="replace") if isinstance(said, bytes) else said)) from error
+    except UnicodeEncodeError as error:
+        raise ValueError(_refusal("it has a lone surrogate")) from error
+    if _ONE_BYTE in _ESCAPE.findall(expression):
+        raise ValueError(_refusal(f"invalid escape sequence: {_ONE_BYTE}"))
+    return pattern
+
+
+def _refusal(what: str) -> str:
+    return f"is not a regular expression of Go's `regexp`: {what}"

@@ -56,7 +56,7 @@ def _namespace(value: object) -> object:
     try:
         return NamespaceFilter.parse(value)
     except ValueError as error:
-        raise refused(str(error), "write one that Python's `re` knows, in single quotes") from None
+        raise refused(str(error), "write one of https://golang.org/s/re2syntax, in single quotes") from None
 
 
 def name_complaint(name: str) -> str:

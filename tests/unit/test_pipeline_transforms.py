@@ -60,6 +60,8 @@ def test_fields_are_redacted_but_null_stays_null():
         ({"route": {"find": r"public\.(.*)", "to": r"lake.\1"}}, "lake.flights"),
         ({"route": {"find": r"public\.(?P<table>.*)", "to": r"\g<table>"}}, "flights"),
         ({"route": {"find": "public", "to": "other"}}, "public.flights"),
+        ({"route": {"find": r"[[:alpha:]]+\.(fl.*)", "to": r"lake.\1"}}, "lake.flights"),
+        ({"route": {"find": r"(p.*)(x)?\.fl.*", "to": r"{é}\\\g<0>.\g<1>\2\."}}, "{é}\\public.flights.public\\."),
     ],
 )
 def test_messages_are_routed_to_another_namespace(entry, namespace):
@@ -113,8 +115,12 @@ def test_a_dropped_message_gets_to_no_further_transform():
         ({"rename": ["a"]}, "old and new"),
         ({"rename": {"a": "c", "b": "c"}}, "one name"),
         ({"route": {"find": "("}}, "lacks `to`"),
-        ({"route": {"find": "(", "to": "a"}}, "at character 1"),
+        ({"route": {"find": "(", "to": "a"}}, "missing )"),
+        ({"route": {"find": "(?=a)", "to": "b"}}, "regular expression of Go's `regexp`: invalid perl operator: (?="),
         ({"route": {"find": "a", "to": r"\1"}}, "group"),
+        ({"route": {"find": "(a)", "to": r"\g<b>"}}, r"group that `find` has not: \g<b>"),
+        ({"route": {"find": "(a)", "to": r"\d"}}, r"begins no group: \d"),
+        ({"route": {"find": "(a)", "to": "b\\"}}, "begins no group"),
         ({"route": 3}, "needs a namespace"),
         ({"redact": {"field": ["a"]}}, "does not know `field`"),
         ({"cloud_events": {}}, "lacks `source`"),
@@ -161,6 +167,6 @@ def test_a_namespace_passes_if_the_expression_finds_something_in_it(expression, 
     assert {name for name, each in namespaces.items() if wanted.matches(each)} == set(passes)
 
 
-def test_a_bad_expression_says_where_it_is_off():
-    with pytest.raises(ValueError, match="at character 3"):
+def test_a_bad_expression_says_what_is_wrong_with_it():
+    with pytest.raises(ValueError, match=r"missing \): ab\("):
         NamespaceFilter.parse("ab(")

@@ -5,13 +5,15 @@ Fields are those at the top of a message's data. One that a message lacks is no 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.namespace import compiled
+from harvest_lib.pipeline.namespace import Pattern, compiled
 
 REDACTED = "[redacted]"
+
+_REFERENCE = re.compile(r"\\(?:g<(\w+)>|([1-9][0-9]?)|(.?))", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,14 @@ class Redact:
 class Route:
     """Have a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of what `find` matched.
 
-    Without `find` all messages are routed; with it those whose whole namespace matches.
+    Without `find` all messages are routed; with it those whose whole namespace matches. It is one of Go's expressions,
+    as those of filters are. Remembers its answers: there are few namespaces and many messages.
     """
 
     to: str
-    find: re.Pattern[str] | None = None
+    find: Pattern | None = None
+    _template: str = ""
+    _routed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def parse(cls, to: str, find: str | None = None) -> "Route":
@@ -84,15 +89,31 @@ class Route:
         if find is None:
             return cls(to=to)
         pattern = compiled(find)
-        try:
-            pattern.sub(to, "")  # reads the template before it looks for anything
-        except (re.error, IndexError) as error:
-            raise ValueError(f"`to` has a group that `find` has not: {error}") from error
-        return cls(to=to, find=pattern)
+        return cls(to, pattern, _template(to, {str(n): n for n in range(pattern.groups + 1)} | pattern.groupindex))
 
     def __call__(self, message: Message) -> Message:
         """Return the message where it belongs."""
         if self.find is None:
             return message._replace(namespace=self.to)
-        match = self.find.fullmatch(message.namespace)
-        return message if match is None else message._replace(namespace=match.expand(self.to))
+        routed = self._routed.get(message.namespace)
+        if routed is None:
+            match = self.find.fullmatch(message.namespace)
+            routed = message.namespace if match is None else self._template.format(match[0], *match.groups(""))
+            self._routed[message.namespace] = routed
+        return message._replace(namespace=routed)
+
+
+def _template(to: str, groups: Mapping[str, int]) -> str:
+    """Return `to` as a template of `str.format`, with the numbers of groups. Raises ValueError for one not there."""
+
+    def part(reference: re.Match[str]) -> str:
+        name, number, other = reference.groups()
+        if other is not None:
+            if other.isalnum() or not other:
+                raise ValueError(f"`to` has a backslash that begins no group: {reference[0]}")
+            return other if other == "\\" else reference[0]
+        if (name or number) not in groups:
+            raise ValueError(f"`to` has a group that `find` has not: {reference[0]}")
+        return f"{{{groups[name or number]}}}"
+
+    return _REFERENCE.sub(part, to.replace("{", "{{").replace("}", "}}"))

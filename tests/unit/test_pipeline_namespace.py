@@ -1,0 +1,71 @@
+"""Regular expressions of namespaces are those of Go's `regexp`, which the design of pipelines names."""
+
+import pytest
+
+from harvest_lib.pipeline.namespace import NamespaceFilter
+
+
+@pytest.mark.parametrize(
+    ("expression", "namespace", "passes"),
+    [
+        ("[[:alpha:]]+", "public.flights", True),
+        ("^[[:alpha:]]+$", "flights", True),
+        ("^[[:alpha:]]+$", "flights2", False),
+        ("^[[:^digit:]]+$", "flights", True),
+        (r"^public\.flights$", "public.flights\n", False),
+        (r"\Apublic\.flights\z", "public.flights", True),
+        (r"^\Qa.b\E$", "a.b", True),
+        (r"^\Qa.b\E$", "acb", False),
+        (r"^\pL+$", "Flüge", True),
+        (r"^\p{Greek}+$", "πτήσεις", True),
+        (r"^\w+$", "Flüge", False),
+        (r"^\d$", "٣", False),
+        (r"^a\bü$", "aü", True),
+        (r"^(?<table>a)(?P<rest>b)$", "ab", True),
+        (r"^(?U)a+$", "aaa", True),
+        (r"^\x{1F600}$", "😀", True),
+        (r"a{,2}", "a{,2}", True),
+        (r"a{,2}", "aa", False),
+        (r"^\\C$", r"\C", True),
+        (r"^\Q\C\E$", r"\C", True),
+        ("", "anything", True),
+        (".*", "", True),
+    ],
+)
+def test_what_go_finds_is_found(expression, namespace, passes):
+    assert NamespaceFilter.parse(expression).matches(namespace) is passes
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(",
+        "(?=public)",
+        "(?<!public)",
+        r"(a)\1",
+        r"a\Z",
+        r"\u0041",
+        r"(?x)a b",
+        r"(?#why)a",
+        r"(?P=name)",
+        "a++",
+        "a**",
+        "a{1001}",
+        "(?>a)",
+        r"\C",
+        r"\\\C",
+        r"\QC\E\C",
+        "\ud800",
+        "(" * 2_000 + "a{1000}" * 2_000 + ")" * 2_000,
+    ],
+)
+def test_what_go_refuses_is_refused_and_nothing_is_printed(expression, capfd):
+    with pytest.raises(ValueError, match=r"is not a regular expression of Go's `regexp`: \S") as refused:
+        NamespaceFilter.parse(expression)
+    assert "b'" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_filter_shows_its_expression_and_equals_another_of_it():
+    assert str(NamespaceFilter.parse("^a$")) == "^a$"
+    assert NamespaceFilter.parse("^a$") == NamespaceFilter.parse("^a$") != NamespaceFilter.parse("^b$")
