@@ -8,6 +8,7 @@ Promises
   message; behind it, it rolls that back.
 - Messages of the next transaction are behind the acknowledgements of this one in each partition, as long as these were
   handed over first.
+- Each intent has an id of its own, which it is kept with: written again, it has the same.
 - One request at a time is on the wire, so nothing is called delivered that is in no log.
 """
 
@@ -120,9 +121,9 @@ class Publisher:
         Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused; then the publisher is of no more use.
         """
         self.flush()
-        acknowledgement = self._next_id(Flag.ACK_TXN)
         intents = [
-            Intent(topic=topic, partition=partition, id=acknowledgement) for topic, partition in sorted(self._pending)
+            Intent(topic=topic, partition=partition, id=self._next_id(Flag.ACK_TXN))
+            for topic, partition in sorted(self._pending)
         ]
         self._pending.clear()
         return intents

@@ -10,6 +10,8 @@ Promises
 - An acknowledgement leaves only once it is kept together with the checkpoint that has passed what it acknowledges. Who
   comes after writes again what was kept (`acknowledge_again`) before it sends anything: a lap whose checkpoint counts
   is read in the end, any other never.
+- No two messages of a producer share an id. Those of acknowledgements are kept with the checkpoint: written again, an
+  acknowledgement has the same.
 - Each `begin` has a producer id of its own. What was sent under the one before and not kept is never acknowledged, so
   it may arrive whenever it will.
 - In each partition acknowledgements go before the records of the next lap, which they would roll back otherwise.
@@ -70,8 +72,10 @@ class Sequenced(PipelinedLaps):
             return landed
         if not may_send():
             return Failed(reason="the term is over")
-        acknowledgement = self._next_id(Flag.ACK_TXN)
-        intents = [Intent(topic=topic, partition=number, id=acknowledgement) for topic, number in sorted(self._touched)]
+        intents = [
+            Intent(topic=topic, partition=number, id=self._next_id(Flag.ACK_TXN))
+            for topic, number in sorted(self._touched)
+        ]
         self._touched.clear()
         if not checkpoint(intents):
             return Failed(reason=_REFUSED)

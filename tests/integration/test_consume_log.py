@@ -6,10 +6,12 @@ from itertools import chain
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from support.sequenced import check_ids, read_ids
 from support.waiting import eventually
 
 from harvest_lib.consume import (
     Clock,
+    Flag,
     Intent,
     Message,
     Publisher,
@@ -75,6 +77,44 @@ def test_a_transaction_is_read_once_it_is_acknowledged_in_each_partition(setting
     assert committed(settings, topic, readers[0], 0) == [list("02468")]
     assert committed(settings, topic, readers[1], 1) == [list("13579")]
     assert not publisher.intents()
+
+
+def test_each_id_ticks_also_those_of_acknowledgements_and_what_is_written_again_has_the_same(
+    settings, make_topic, publish, bootstrap_servers
+):
+    topics, publisher = [make_topic(partitions=3), make_topic(partitions=3)], publish()
+    for _ in range(2):
+        for topic in topics:
+            for number in range(6):
+                publisher.publish_uncommitted(topic, b"%d" % number, partition=number % 3)
+        intents = publisher.intents()
+        kept = [Intent.of_json(each) for each in json.loads(json.dumps([each.to_json() for each in intents]))]
+        publisher.acknowledge(intents)
+    publisher.flush()
+    by_partition = {
+        (topic, number): ids for topic in topics for number, ids in read_ids(bootstrap_servers, topic).items()
+    }
+    check_ids(by_partition)
+    assert {len(ids) for ids in by_partition.values()} == {6}
+    newest = {each: ids[-1] for each, ids in by_partition.items()}
+    assert {each.flag for each in newest.values()} == {Flag.ACK_TXN}
+    after = publish()
+    after.acknowledge(kept)
+    after.flush()
+    again = {(topic, number): ids for topic in topics for number, ids in read_ids(bootstrap_servers, topic).items()}
+    assert again == {each: [*ids, newest[each]] for each, ids in by_partition.items()}
+
+
+def test_acknowledgements_that_share_an_id_as_they_once_did_are_still_written(settings, make_topic, publish):
+    """Checkpoints from before each had its own are loaded, and what they acknowledge is read."""
+    topic, publisher = make_topic(partitions=2), publish()
+    for number in range(4):
+        publisher.publish_uncommitted(topic, b"%d" % number, partition=number % 2)
+    shared = publisher.intents()[1].id
+    after = publish()
+    after.acknowledge([Intent.of_json([topic, number, shared.hex()]) for number in range(2)])
+    after.flush()
+    assert [committed(settings, topic, Sequencer(), number) for number in range(2)] == [[["0", "2"]], [["1", "3"]]]
 
 
 def test_who_comes_after_acknowledges_what_was_kept_and_rolls_back_the_rest(settings, make_topic, publish):

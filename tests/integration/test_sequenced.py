@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic, steps
-from support.sequenced import read_acknowledged
+from support.sequenced import check_ids, read_acknowledged, read_ids
 from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing, Subscription
-from harvest_lib.consume import Intent, Sequencer
+from harvest_lib.consume import Intent, Sequencer, unpack
 from harvest_lib.delivery import Committed, Failed, LapSettings, Sequenced, Topics, acknowledge_again
 from harvest_lib.errors import KafkaUnavailable, TopicCompacted
 from harvest_lib.harvester import Harvest
@@ -182,6 +182,22 @@ def test_what_was_kept_and_not_acknowledged_is_acknowledged_by_who_leads_next(le
     new = leader().lead()
     assert new.at.position == {"lap": 2}
     assert read() == list(range(30)), "before it sends anything"
+
+
+def test_each_id_ticks_and_acknowledgements_that_are_written_again_have_the_same(leader, bootstrap_servers, outbox):
+    old = leader().lead()
+    for lap in range(3):
+        old.lap(*range(lap * 100, lap * 100 + 100))
+    settled(old)
+    by_partition = read_ids(bootstrap_servers, outbox.topic)
+    check_ids(by_partition)
+    old.crash_once_kept(*range(300, 400))
+    kept = [Intent.of_json(each) for each in outbox.subscription()["checkpoint"]["intents"]]
+    assert len({each.id for each in kept}) == 4
+    leader().lead()
+    again = read_ids(bootstrap_servers, outbox.topic)
+    check_ids(again)
+    assert {number: ids[-1] for number, ids in again.items()} == {each.partition: unpack(each.id) for each in kept}
 
 
 def test_a_lap_that_failed_is_never_read(leader, read):
