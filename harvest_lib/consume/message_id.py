@@ -7,7 +7,8 @@ A version 1 UUID of RFC 4122, 16 bytes, carried in the Kafka header `message-id`
     10 bits   a flag, the lower bits of the clock sequence
     48 bits   the producer id, in place of the node id
 
-so that every reader of UUIDs sees when a message was made. Pure: what time it is, is passed in.
+so that every reader of UUIDs sees when a message was made. A clock of zero, and the zero UUID, is for a message whose
+sender does not sequence it. Pure: what time it is, is passed in.
 """
 
 import secrets
@@ -18,6 +19,8 @@ from struct import error as StructError  # noqa: N812  (the standard library spe
 from typing import NamedTuple
 
 HEADER_NAME = "message-id"
+ZERO = bytes(16)
+"""The zero UUID: no id."""
 
 _WHOLE = Struct(">IHHHHI")
 _HALVES = Struct(">IIHHI")

@@ -1,6 +1,6 @@
 """Makes of all messages of a partition those that are committed: once each, and only when their sender says so.
 
-    message ─► no id, or OUTSIDE_TXN ────────────────────────────► committed
+    message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
                CONTINUE_TXN ─► held in the ring ─┐
                ACK_TXN ──────────────────────────┴─► committed up to its clock, rolled back above
                                                      (read again from the log, where the ring was too small)
@@ -8,6 +8,8 @@
 Promises
 - Of each producer, a message comes at most once, in the order of its clocks: one whose clock is not above what was
   seen before is a repetition, and is dropped.
+- A message without an id, or whose clock is zero (so has the zero UUID), is committed as it comes, whatever its flag:
+  its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
 - Nothing waits for anybody: what a producer acknowledges comes at once, wherever others' pending messages stand.
 - All that one acknowledgement commits comes together.
 - At most `ring` messages are held, whatever is pending. Where it is full, the transaction that began first is let go,
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from harvest_lib.consume.batch import Batch, Held, Message
-from harvest_lib.consume.message_id import Flag, MalformedId, parts, unpack
+from harvest_lib.consume.message_id import ZERO, Flag, MalformedId, parts, unpack
 from harvest_lib.consume.runs import runs
 
 _NOTHING = -1
@@ -191,7 +193,10 @@ class Sequencer:
             try:
                 producer, clock, flag = parts(message_id)
             except MalformedId:
-                self.malformed += 1
+                self.malformed += message_id != ZERO
+                yield (message,)
+                continue
+            if not clock:
                 yield (message,)
                 continue
             known = producers.get(producer)

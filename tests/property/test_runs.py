@@ -18,7 +18,7 @@ STRETCH = st.tuples(
     st.integers(1, 14),  # how many messages
     st.sampled_from([*[Flag.CONTINUE_TXN] * 3, Flag.ACK_TXN, Flag.OUTSIDE_TXN]),
 )
-ODD = st.sampled_from([None, b"", b"7", bytes(16), b"x" * 16, b"x" * 15])
+ODD = st.sampled_from([None, *(pack(1, 0, flag) for flag in Flag), b"", b"7", bytes(16), b"x" * 16, b"x" * 15])
 LOGS = st.lists(st.one_of(STRETCH, STRETCH, STRETCH, ODD), max_size=12)
 
 

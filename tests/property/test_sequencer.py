@@ -11,6 +11,7 @@ from support.published import Log, Publisher, Reading
 from harvest_lib.consume import Flag, Message, Replay, Sequencer, pack, unpack
 
 PUBLISHERS = 3
+ZERO = bytes(16)
 
 
 class Partition(RuleBasedStateMachine):
@@ -76,11 +77,14 @@ class Partition(RuleBasedStateMachine):
         if acknowledged:
             publisher.end()
 
-    @rule()
-    def write_without_an_id(self):
-        record = self.log.new()
-        self.log.append(None, record)
-        self.log.expected.append(record)
+    @rule(which=st.integers(0, PUBLISHERS - 1), kind=st.sampled_from([None, ZERO, *Flag]), times=st.integers(1, 2))
+    def write_without_a_clock(self, which, kind, times):
+        """Without an id, with the zero UUID, or with a known producer's id of clock zero: each copy counts."""
+        message_id = pack(self.publisher(which).number, 0, kind) if isinstance(kind, Flag) else kind
+        for _ in range(times):
+            record = self.log.new()
+            self.log.append(message_id, record)
+            self.log.expected.append(record)
 
     def reading(self, which):
         return self.readings[which % len(self.readings)]
@@ -106,7 +110,11 @@ class Partition(RuleBasedStateMachine):
             self.each_in_order(found)
 
     def each_in_order(self, found):
-        by_record = {message.record: message.id for message in self.log.messages if message.record and message.id}
+        by_record = {
+            message.record: message.id
+            for message in self.log.messages
+            if message.record and message.id not in {None, ZERO} and unpack(message.id).clock
+        }
         clocks = {}
         for record in found:
             if record in by_record:
@@ -141,6 +149,11 @@ class RollsNothingBack(Sequencer):
         return super()._acknowledge(offset, producer, known, max(clock, known.newest))
 
 
+class DropsWhatHasNoClock(Sequencer):
+    def _take(self, messages):
+        return super()._take(each for each in messages if each.id in {None, ZERO} or unpack(each.id).clock)
+
+
 class ForgetsProducers(Sequencer):
     def states(self):
         return []
@@ -155,6 +168,7 @@ DEFECTIVE = [
     LetsRepetitionsThrough,
     ForgetsWhatDoesNotFit,
     ReadsAgainToTheEnd,
+    DropsWhatHasNoClock,
     RollsNothingBack,
     ForgetsProducers,
     HoldsAll,
@@ -180,6 +194,9 @@ def naive(log):
     acknowledged, pending, committed, last = {}, {}, [], {}
     for offset, message_id, _ in log:
         producer, clock, flag = unpack(message_id)
+        if clock == 0:
+            committed.append([offset])
+            continue
         acknowledged.setdefault(producer, clock - 1)
         waiting = pending.setdefault(producer, [])
         if flag == Flag.CONTINUE_TXN:
@@ -197,7 +214,7 @@ def naive(log):
     return [group for group in committed if group]
 
 
-IDS = st.tuples(st.integers(1, 3), st.integers(1, 12), st.sampled_from(Flag))
+IDS = st.tuples(st.integers(1, 3), st.integers(0, 12), st.sampled_from(Flag))
 
 
 @settings(max_examples=1_000, deadline=None)

@@ -33,7 +33,29 @@ def test_what_stands_alone_gives_up_what_was_pending_before_it():
     assert sequencer.empty == 1
 
 
-@pytest.mark.parametrize("message_id", [b"short", bytes(16)])
+@pytest.mark.parametrize("as_batch", [False, True])
+@pytest.mark.parametrize("flag", ["outside", "continue", "ack", None])
+def test_a_message_of_clock_zero_is_committed_at_once_each_time_and_is_not_tracked(flag, as_batch):
+    """Gazette's way to opt out: there is nothing to sequence it by."""
+    zero = bytes(16) if flag is None else (A, 0, flag)
+    sequencer = Sequencer()
+    log = messages(zero, zero, *((A, clock, "continue") for clock in range(1, 9)), zero, (A, 9, "ack"), zero)
+    found = sequencer.take(Batch.of(log) if as_batch else log)
+    assert offsets(found) == [[0], [1], [10], [*range(2, 10)], [12]]
+    assert (sequencer.offset, sequencer.held, sequencer.duplicates, sequencer.malformed) == (13, 0, 0, 0)
+    assert [(each.producer, each.acknowledged) for each in sequencer.states()] == [(A, 9)]
+
+
+def test_a_pending_message_of_clock_zero_of_an_older_checkpoint_is_read_again_and_no_later_one():
+    """Those were tracked once: it was not committed when the checkpoint was made."""
+    state = ProducerState(producer=A, acknowledged=-1, begin=0, newest=2)
+    log = messages((A, 0, "continue"), (A, 2, "continue"), (A, 0, "continue"), (A, 3, "continue"), (A, 3, "ack"))
+    sequencer = Sequencer(offset=2, states=[state])
+    committed, replay = sequencer.take(log)
+    assert offsets([committed, replay.pick(log)]) == [[2], [0, 1, 3]]
+
+
+@pytest.mark.parametrize("message_id", [b"short", b"x" * 16])
 def test_an_id_that_nobody_can_read_is_as_none(message_id):
     sequencer = Sequencer()
     assert offsets(sequencer.take(messages(message_id, None))) == [[0], [1]]
