@@ -29,7 +29,13 @@ from harvest_lib.errors import CheckpointError
 
 Position = Mapping[str, Any]
 
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('harvest subscription ' || %(subscription)s, 0))"
+# Rows and no advisory lock: that could be held for ever by whoever may connect, such as a writer of the outbox.
+_LOCK = "SELECT shard FROM {table} WHERE subscription = %(subscription)s ORDER BY shard FOR UPDATE"
+
+_FIRST = """
+INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)
+ON CONFLICT (subscription, shard) DO NOTHING
+"""
 
 _KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(subscription)s ORDER BY shards, source"
 
@@ -134,8 +140,8 @@ class Checkpoints:
         self._table = table
         self._subscription = subscription
         names = {"table": in_statement(table)}
-        self._lead, self._renew, self._save, self._stands = (
-            sql.SQL(each).format(**names) for each in (_LEAD, _RENEW, _SAVE, _STANDS)
+        self._first, self._lead, self._renew, self._save, self._stands = (
+            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, _STANDS)
         )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
@@ -154,7 +160,8 @@ class Checkpoints:
         self.close()  # so that the new connection carries the id
         connection = self._connected()
         with translated(), connection.transaction():
-            lock_subscription(connection, subscription.name)
+            while not lock_subscription(connection, self._table, subscription.name):
+                connection.execute(self._first, values)  # waits for whoever else begins it, and locks its row then
             check_subscription(connection, self._table, subscription)
             row = connection.execute(self._lead, values).fetchone()
         assert row is not None  # noqa: S101 - it is inserted or updated
@@ -244,9 +251,11 @@ class Checkpoints:
         return self._connection
 
 
-def lock_subscription(connection: psycopg.Connection[Any], name: str) -> None:
-    """Keep others from leading, adding, moving or dividing a subscription, until the end of the transaction."""
-    connection.execute(_LOCK, {"subscription": name})
+def lock_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, name: str) -> bool:
+    """Keep others from leading, moving or dividing a subscription, until the end of the transaction; False if it has no
+    row to lock. `table` is that of the subscriptions."""
+    locked = connection.execute(sql.SQL(_LOCK).format(table=in_statement(table)), {"subscription": name})
+    return locked.fetchone() is not None
 
 
 def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, subscription: Subscription) -> None:

@@ -29,7 +29,6 @@ _POLL_SECONDS = 0.1
 
 _STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
 # A save that is under way is waited for, and counts.
-_LOCK_ROWS = "SELECT FROM {table} WHERE subscription = %(name)s FOR UPDATE"
 _FORGET_SENT = """
 DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
 """
@@ -102,8 +101,7 @@ class Resharding:
         subscriptions = self._subscriptions
         place = place or subscriptions.anchor("now")[1]
         with translated(), subscriptions.connection.transaction():
-            lock_subscription(subscriptions.connection, self._name)
-            subscriptions.execute(_LOCK_ROWS, name=self._name)
+            lock_subscription(subscriptions.connection, subscriptions.outbox.subscriptions.identifier, self._name)
             rows = subscriptions.get(self._name)
             told = rows[0].until is not None
             if not (all(_stands_at(each, at) for each in rows) if told else _resting_place(rows) == at):

@@ -166,7 +166,7 @@ class Subscriptions:
         self._check(name, source, shards, topics, keys)
         at, place = self.anchor(start)
         with translated(), self.connection.transaction():
-            lock_subscription(self.connection, name)
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             if self.shards(name):
                 raise CheckpointError(
                     f"there is a subscription {name!r} already",
@@ -189,7 +189,7 @@ class Subscriptions:
     def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
         """Forget a subscription; return where it stood. Raises CheckpointError while it is led, unless `force`."""
         with translated(), self.connection.transaction():
-            lock_subscription(self.connection, name)
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             standings = self.get(name)
             led = [each for each in standings if each.is_led]
             if led and not force:
@@ -211,7 +211,7 @@ class Subscriptions:
             raise _unknown_source(source)
         anchor = None if to == "mirror" else self.anchor(to)
         with translated(), self.connection.transaction():
-            lock_subscription(self.connection, name)
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             standings = self.get(name)
             generation = max(self.now(), *(each.generation + 1 for each in standings))
             for each in standings:

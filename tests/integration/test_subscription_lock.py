@@ -1,0 +1,112 @@
+"""Who leads, adds, moves or divides a subscription waits for the others, and for nobody who may only connect."""
+
+import threading
+from uuid import uuid4
+
+import psycopg
+import pytest
+from support.native_outbox import NativeOutbox
+from support.waiting import eventually
+
+from harvest_lib.checkpoint import Checkpoints, Subscription
+from harvest_lib.errors import CheckpointError
+from harvest_lib.resharding import Resharding
+from harvest_lib.source import Selection
+from harvest_lib.subscriptions import Subscriptions
+
+SQUAT = """
+SELECT pg_advisory_lock(hashtextextended('harvest subscription ' || name, 0)),
+       pg_advisory_lock(hashtextextended('harvest subscription ' || name, 'outbox_subscriptions'::regclass::bigint))
+FROM unnest(ARRAY['default', 'new']) AS name
+"""
+WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@pytest.fixture
+def outbox(dsn):
+    made = NativeOutbox(dsn, "t")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def subscriptions(outbox):
+    return Subscriptions(outbox.connection, outbox.name, Selection(table=outbox.name.identifier))
+
+
+@pytest.fixture
+def checkpoints(outbox):
+    made = []
+
+    def make(**subscription):
+        made.append(Checkpoints(outbox.dsn, outbox.name.subscriptions.identifier, Subscription(**subscription)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_who_may_only_connect_keeps_nobody_from_leading_or_moving(outbox, subscriptions, checkpoints):
+    """Advisory locks may be taken by everybody."""
+    with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
+        squatter.execute(SQUAT)
+        subscriptions.connection.execute("SET statement_timeout = '5s'")
+        checkpoints().lead(uuid4())
+        subscriptions.add("new")
+        subscriptions.rewind("new", to="now")
+        assert Resharding(subscriptions, "new", 2).run(10).after == 2
+        assert len(subscriptions.remove("new")) == 2
+
+
+def test_the_first_leaders_of_a_subscription_wait_for_each_other_whatever_their_shards(outbox, checkpoints):
+    """Else two could begin it with different numbers of shards, and each key have two leaders."""
+    errors = []
+
+    def lead():
+        try:
+            checkpoints(shard=1, shards=2).lead(uuid4())
+        except CheckpointError as error:
+            errors.append(error)
+
+    with psycopg.connect(outbox.dsn) as first:
+        first.execute(
+            "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) "
+            "VALUES ('default', 0, 1, 'snapshot')"
+        )
+        second = threading.Thread(target=lead)
+        second.start()
+        eventually(lambda: outbox.connection.execute(WAITS).fetchone() == (1,), 10, "the second waits")
+        first.commit()
+    second.join(20)
+    assert [error.cause for error in errors] == ["the subscription 'default' is divided into 1, not 2"]
+    assert outbox.subscription(shard=1) is None
+
+
+def test_a_leader_waits_for_who_divides_and_sees_what_came_of_it(outbox, subscriptions, checkpoints):
+    subscriptions.add("default")
+    errors = []
+
+    def lead():
+        try:
+            checkpoints().lead(uuid4())
+        except CheckpointError as error:
+            errors.append(error)
+
+    leader = threading.Thread(target=lead)
+    with outbox.connection.transaction():
+        assert Resharding(subscriptions, "default", 2).run(10).after == 2
+        leader.start()
+        with psycopg.connect(outbox.dsn, autocommit=True) as other:
+            eventually(lambda: other.execute(WAITS).fetchone() == (1,), 10, "the leader waits")
+    leader.join(20)
+    assert [error.cause for error in errors] == ["the subscription 'default' is divided into 2, not 1"]
+
+
+def test_a_shard_that_leads_before_the_first_one_leaves_its_place_at_the_beginning(outbox, checkpoints):
+    checkpoints(shard=1, shards=2).lead(uuid4())
+    begun = outbox.subscription(shard=0)
+    assert (begun["epoch"], begun["leader_id"], begun["checkpoint"], begun["seen"]) == (0, None, None, "1:1:")
+    first = checkpoints(shard=0, shards=2)
+    assert first.lead(uuid4()).position is None
+    assert outbox.subscription(shard=0)["epoch"] == 1
