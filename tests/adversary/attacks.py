@@ -168,14 +168,23 @@ class Targets:
     honest: tuple = ()
     """Only where Postgres is to refuse them."""
     without: frozenset = frozenset()
-    """Kinds of attack that are left out: `pools`, `internal`, `compacted`, `tiny`, `large`, `locks`, `message-id`."""
+    """Kinds of attack that are left out: `pools`, `internal`, `compacted`, `tiny`, `large`, `locks`, `message-id`, 
+    `prepared`, and `unsendable`, all that Kafka never takes."""
+
+    def statements(self):
+        """Return those that are tried."""
+        return [each for each in STATEMENTS if "prepared" not in self.without or not each.startswith("PREPARE")]
 
     def all(self):
         """Return each that is named."""
-        found = [self.own, self.own, self.own, *self.honest, *MISSING]
+        found = [self.own, self.own, self.own, *self.honest, *self.missing()]
         found += [*self.small()]
         found += self.pools if "pools" not in self.without else ()
         return found + (INTERNAL if "internal" not in self.without else [])
+
+    def missing(self):
+        """Return those that there are not."""
+        return MISSING if "unsendable" not in self.without else []
 
     def small(self):
         """Return those of its own that do not take everything."""
@@ -192,9 +201,12 @@ def attacks(targets, number, count, *, longest_hold_seconds):
     )
     contents = st.one_of(st.none(), st.sampled_from(["", "b", "\x02\x01", "x" * 16, "y" * 30_000]))
 
+    kinds = ["good", "own headers", "topic", "many headers"]
+    kinds += ["headers", "illegal", "size"] if "unsendable" not in targets.without else []
+
     @st.composite
     def row(draw):
-        kind = draw(st.sampled_from(["good", "own headers", "headers", "topic", "illegal", "size", "many headers"]))
+        kind = draw(st.sampled_from(kinds))
         topic, key = draw(topics), draw(keys)
         match kind:
             case "good":
@@ -225,7 +237,7 @@ def attacks(targets, number, count, *, longest_hold_seconds):
     rows = st.lists(row(), min_size=1, max_size=4).map(tuple)
     flood = st.builds(
         Flood,
-        topic=st.sampled_from([targets.own, *targets.small(), *MISSING]),
+        topic=st.sampled_from([targets.own, *targets.small(), *targets.missing()]),
         key=keys,
         records=st.integers(10, 300),
         value_bytes=st.sampled_from([0, 20, 1_000]),
@@ -238,7 +250,7 @@ def attacks(targets, number, count, *, longest_hold_seconds):
         rows.map(lambda found: Copied(rows=found)),
         rows.map(lambda found: Undone(rows=found)),
         st.sampled_from(SETTINGS).map(lambda text: Statement(text=text)),
-        st.sampled_from(STATEMENTS).map(lambda text: Statement(text=text)),
+        st.sampled_from(targets.statements()).map(lambda text: Statement(text=text)),
         st.builds(Forbidden, column=st.sampled_from(FORBIDDEN_COLUMNS), topic=topics),
         flood,
         *((large,) if "large" not in targets.without else ()),
@@ -262,9 +274,10 @@ def attacks(targets, number, count, *, longest_hold_seconds):
     collect()
     # Each statement once, whatever was drawn: first of all, so that the quickest run has them.
     some = random.Random(number)
-    listed = [Attack(steps=(Statement(text=text),), alone=True) for text in [*SETTINGS, *STATEMENTS]]
+    listed = [Attack(steps=(Statement(text=text),), alone=True) for text in [*SETTINGS, *targets.statements()]]
     listed += [Attack(steps=(Row(topic=topic, key=f"key-{at % KEYS}"),)) for at, topic in enumerate(targets.all())]
-    listed += [Attack(steps=(Row(topic=targets.own, key="key-0", value="v" * 1_100_000),))]
+    if "unsendable" not in targets.without:
+        listed += [Attack(steps=(Row(topic=targets.own, key="key-0", value="v" * 1_100_000),))]
     listed += [
         _marked(
             Attack(

@@ -154,7 +154,8 @@ class Field:
             tiny=self.make_topic(partitions=1, **{"max.message.bytes": 2_000}),
             pools=(f"{self.group}.neli", f"{self.group}.default.checkpoint"),
             honest=self.honest_topics if self.allow else (),
-            without=WITHOUT,
+            # A transaction that stays open stalls `transaction_id`, as its page says.
+            without=WITHOUT | ({"prepared"} if self.source == "transaction_id" else set()),
         )
         self.roles = {part: f"{part}_{self.group[-8:]}" for part in ("harvester", "honest", "adversary")}
         self.config = self.folder / "harvest.yaml"
@@ -203,7 +204,10 @@ class Field:
         with psycopg.connect(self.dsn_of("adversary"), autocommit=True) as squatter:
             for statement in LOCKS if "locks" not in WITHOUT else ():
                 squatter.execute(statement)
-            return self._attack(listed, drawn, seconds)
+            try:
+                return self._attack(listed, drawn, seconds)
+            finally:
+                _end_prepared(self.dsn)
 
     def _attack(self, listed, drawn, seconds):
         member = Member(self.config, self.folder / "harvester.log")
@@ -260,6 +264,13 @@ class Field:
         for kind in ("Row", "Statement", "Undone", "commit", "rollback", "disconnect"):
             assert adversary.done[kind] > 0, (kind, adversary.done)
         assert any(kind.startswith("Statement") for kind in adversary.refused), adversary.refused
+
+
+def _end_prepared(dsn):
+    """End transactions that were prepared: no database can be dropped that has some."""
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        for (gid,) in owner.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
+            owner.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
 
 def _peak_bytes(member):
