@@ -168,7 +168,7 @@ class Targets:
     honest: tuple = ()
     """Only where Postgres is to refuse them."""
     without: frozenset = frozenset()
-    """Kinds of attack that are left out: `pools`, `internal`, `compacted`, `tiny`, `large`, `locks`, `message-id`, 
+    """Kinds of attack that are left out: `pools`, `internal`, `compacted`, `tiny`, `large`, `locks`, `message-id`,
     `prepared`, and `unsendable`, all that Kafka never takes."""
 
     def statements(self):
