@@ -91,6 +91,21 @@ STATEMENTS = [
     "SELECT pg_sleep(0.2)",
 ]
 
+SUBTRANSACTIONS = """
+DO $$BEGIN FOR i IN 1..150 LOOP
+  BEGIN
+    INSERT INTO public.outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+    VALUES (now(), '{topic}', 'key-' || i % 6, CASE WHEN i % 2 = 0 THEN '{value}' ELSE '' END || i, '{{}}', '{{}}');
+    IF i % 2 = 0 THEN RAISE EXCEPTION 'undone'; END IF;
+  EXCEPTION WHEN raise_exception THEN NULL; END;
+END LOOP; END$$"""
+"""More of them than the server keeps in memory, half of them undone."""
+
+MANY_TOPICS = """
+INSERT INTO public.outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT now(), 'no-' || md5(random()::text), 'key-' || i % 9, 'v', '{}', '{}' FROM generate_series(1, 200) i"""
+"""Each of another topic that there is not: all of them have to be asked for."""
+
 FORBIDDEN_COLUMNS = ["id", "transaction_id", "leader_id"]
 
 
@@ -173,7 +188,9 @@ class Targets:
 
     def statements(self):
         """Return those that are tried."""
-        return [each for each in STATEMENTS if "prepared" not in self.without or not each.startswith("PREPARE")]
+        found = [each for each in STATEMENTS if "prepared" not in self.without or not each.startswith("PREPARE")]
+        found += [SUBTRANSACTIONS.format(topic=self.own, value=ROLLED_BACK)]
+        return found + ([MANY_TOPICS] if "unsendable" not in self.without else [])
 
     def all(self):
         """Return each that is named."""
@@ -278,6 +295,8 @@ def attacks(targets, number, count, *, longest_hold_seconds):
     listed += [Attack(steps=(Row(topic=topic, key=f"key-{at % KEYS}"),)) for at, topic in enumerate(targets.all())]
     if "unsendable" not in targets.without:
         listed += [Attack(steps=(Row(topic=targets.own, key="key-0", value="v" * 1_100_000),))]
+    if "large" not in targets.without:
+        listed += [Attack(steps=(Flood(topic=targets.own, key="key-2", records=400, value_bytes=900_000),))]
     listed += [
         _marked(
             Attack(

@@ -54,6 +54,9 @@ ARRIVES_SECONDS = 60.0
 MOST_BYTES = 700 << 20
 """What the process may have in memory at its peak. It has some 120 MB to begin with."""
 
+SEGMENT_SIZE = 2_000
+"""Small enough for the adversary to leave them all behind, by records and by ids that it draws."""
+
 OUTBOX = OutboxTable(("outbox",))
 PASSWORD = "only for tests"
 
@@ -164,7 +167,7 @@ class Field:
             if self.source == "mark":
                 OUTBOX.create(owner)
             else:
-                NativeTable(outbox=OUTBOX, value_type="text").create(owner)
+                NativeTable(outbox=OUTBOX, value_type="text", segment_size=SEGMENT_SIZE).create(owner)
             ParkedRecords(OUTBOX).create(owner)
             for role in self.roles.values():
                 owner.execute(
@@ -235,7 +238,7 @@ class Field:
             self._check(member, reader, honest, adversary)
             return adversary
         finally:
-            peak = _peak_bytes(member) if member.alive else 0
+            peak = _peak_bytes(member) if member.alive else 0  # shown by `-rP` also where all is well
             code = member.end(30)
             said = "".join(line for line in member.lines() if '"records_held"' not in line)
             sys.stdout.write(f"peak {peak >> 20} MB, exit code {code}, log {member.log}\n{said[-20_000:]}")
@@ -260,6 +263,7 @@ class Field:
         # That all of it happened, and the checks had something to look at.
         assert len(honest.committed) == 12
         assert honest.rolled_back > 0
+        assert honest.slowest_seconds < ARRIVES_SECONDS, "nobody keeps it from writing"
         assert read_topic(self.servers, self.targets.own)
         for kind in ("Row", "Statement", "Undone", "commit", "rollback", "disconnect"):
             assert adversary.done[kind] > 0, (kind, adversary.done)
@@ -303,12 +307,14 @@ def test_nor_does_one_that_is_held_to_its_topics(field, way):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 300)
 @pytest.mark.parametrize("way", WAYS)
 def test_nor_does_one_that_goes_on(field, way):
     field(way).attack(LONG_SECONDS)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 300)
 @pytest.mark.parametrize("way", ALLOWED)
 def test_nor_does_one_that_goes_on_and_is_held_to_its_topics(field, way):
     field(way, allow=True).attack(LONG_SECONDS)
