@@ -153,11 +153,9 @@ class Honest:
     slowest_seconds: float = 0.0
     error: Exception | None = None
 
-    def __post_init__(self):
+    def __enter__(self):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self):
         self._thread.start()
         return self
 

@@ -171,8 +171,17 @@ class Statements:
 
     # -- checkpoints
 
+    def lock(self, _values, _transaction):
+        return [] if self._database.subscription is None else [(SUBSCRIPTION.shard,)]
+
+    def first(self, _values, transaction):
+        if self._database.subscription is None:
+            nobody = {"generation": 1, "epoch": 0, "leader_id": None, "until": None, "checkpoint": None}
+            self._replace(transaction, nobody)
+        return []
+
     def lead(self, values, transaction):
-        before = self._database.subscription or {"generation": 1, "epoch": 0, "until": None, "checkpoint": None}
+        before = self._database.subscription
         row = {**before, "epoch": before["epoch"] + 1, "leader_id": values["leader_id"]}
         self._replace(transaction, row)
         self._told("lead", leader_id=str(values["leader_id"]), epoch=row["epoch"])
@@ -297,7 +306,7 @@ def _known():
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
-        checkpoints: "lead save stands",
+        checkpoints: "first lead save stands",
         SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS): "load add moved due release",
     }
     found = {
@@ -307,14 +316,14 @@ def _known():
     }
     marking = MarkSource("", OUTBOX, PARKED)
     found |= {each.as_string(None): "nothing" for each in (marking._lock_parked, marking._keep_parked)}
-    found[sql.SQL(_KINDS).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = "kinds"
+    for statement, name in ((_KINDS, "kinds"), (_LOCK, "lock")):
+        found[sql.SQL(statement).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = name
     return found | {
         connected._NOW: "now",
         server._WHERE: "where",
         server._IN_RECOVERY: "in_recovery",
         server._BARRIER: "barrier",
         mark._TIMELINE: "in_recovery",
-        _LOCK: "nothing",
         _ANNOUNCE: "",
     }
 

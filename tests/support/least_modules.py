@@ -113,6 +113,7 @@ EXEMPT = {
     "integration/test_spark_audit_results": _SPARK_AUDIT,
     "integration/test_spark_contracts": _SINK,
     "integration/test_start_errors": "its subject is other users, and servers that are not there",
+    "integration/test_subscription_lock": _PART,
 }
 """Why the rest does not run."""
 
