@@ -29,6 +29,9 @@ from spark_jobs.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
 
+VERIFIED = "verified"
+"""The last part of the key of `verified_asset`."""
+
 _LONGEST_SAID = 2000
 _FOUND_SOMETHING = (1,)
 """The audit's exit code for anomalies: that they are there is for the checks to say."""
@@ -169,7 +172,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     """
 
     @dg.asset(
-        key=settings.audit_key("verified"),
+        key=settings.audit_key(VERIFIED),
         deps=[settings.audit_key("summary")],
         group_name=settings.name,
         description="Up to when delivery is proved. Not renewed while a record is lost, unknown or out of order.",

@@ -81,6 +81,19 @@ def test_data_flows_from_the_source_to_the_audit():
     assert dg.AssetKey(["kafka", "flights"]) in upstream
 
 
+def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
+    whole = outbox_definitions(OutboxSettings(name="shop", topics=["orders"]))
+    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"shop_audit_tables", "shop_audit_checks"}
+    left = [each for each in whole.assets if not (isinstance(each, dg.AssetsDefinition) and has_audits(each))]
+    without = dg.Definitions(assets=left, jobs=whole.jobs, resources=whole.resources)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="shop_audit"):
+        dg.Definitions.validate_loadable(without)
+
+
+def has_audits(assets):
+    return any(key.path[0] == "audit" for key in assets.keys)  # noqa: SIM118 - no mapping
+
+
 def test_a_day_is_a_partition_and_a_backfill_is_one_run():
     written = defs().resolve_asset_graph().get(dg.AssetKey(["postgres", "flights"]))
     days = written.partitions_def.get_partition_keys()
