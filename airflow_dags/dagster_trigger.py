@@ -60,7 +60,7 @@ class DagsterJobOperator(BaseOperator):
 
     Returns the run's id and address. Raises DagsterRunFailed (with cause, evidence and next step) when the run failed,
     was not finished within `wait`, or Dagster was unreachable for `patience`; fails for good, without another try, when
-    Dagster has no such job or refuses the run.
+    Dagster has no such job, refuses the run, or ran nothing in it.
     """
 
     template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config")
@@ -76,11 +76,13 @@ class DagsterJobOperator(BaseOperator):
         wait: timedelta = timedelta(hours=1),
         patience: timedelta = timedelta(minutes=5),
         poll: timedelta = timedelta(seconds=5),
+        allow_empty: bool = False,
         **arguments: Any,
     ) -> None:
         """Prepare. `location` is needed only when several code locations have a job of this name.
 
-        `partition` is the one to run of a partitioned job.
+        `partition` is the one to run of a partitioned job. A run that succeeds without having run a step, or with a
+        check that was planned and not evaluated, fails the task unless `allow_empty`.
         """
         super().__init__(**arguments)
         self.job_name = job_name
@@ -90,6 +92,7 @@ class DagsterJobOperator(BaseOperator):
         self.wait = wait
         self.patience = patience
         self.poll = poll
+        self.allow_empty = allow_empty
 
     def execute(self, context: "Context") -> None:
         """Hand over to the trigger; the worker is free from here on."""
@@ -102,6 +105,7 @@ class DagsterJobOperator(BaseOperator):
             deadline=time.time() + self.wait.total_seconds(),
             poll_seconds=self.poll.total_seconds(),
             patience_seconds=self.patience.total_seconds(),
+            allow_empty=self.allow_empty,
         )
         # Airflow's own timeout knows no cause; it is there for the case that no triggerer runs at all.
         self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)

@@ -72,6 +72,8 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
     """A run that has lived so long ends a row of failures. Default 300 s."""
+    healthy_after_working_seconds: float = Field(default=30.0, gt=0)
+    """And so does one that has led for so long while it delivered, or nothing waited. Default 30 s."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -91,6 +93,8 @@ class AuditSettings(dg.Model, dg.Resolvable):
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
     """Where several outboxes of a database are audited: what the ids of this one's audits begin with, and only those
     count. Default none: the last audit counts, whoever ran it."""
+    allow_empty: bool = False
+    """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
     """Where Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"

@@ -37,8 +37,9 @@ NUMBERS = """
 # Stands for `spark_jobs.audit`: it leaves the summary that its variables say, and exits as that does.
 AUDIT = """
 import os, sys, psycopg
-_, option, audit_id = sys.argv
+_, option, audit_id, *allowed = sys.argv
 assert option == "--audit-id"
+assert allowed == (["--allow-empty"] if os.environ.get("HARVEST_AUDIT_ALLOW_EMPTY") else [])
 with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
     connection.execute("CREATE SCHEMA IF NOT EXISTS harvest_audit")
     connection.execute('''CREATE TABLE IF NOT EXISTS harvest_audit.summary (NUMBERS)''')
@@ -46,7 +47,8 @@ with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
         connection.execute(
             "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, duplicates_adjacent,"
             " duplicates_separated, reordered, unknown, delay_p99_ms)"
-            " VALUES (%s, clock_timestamp(), 8, 10, %s, 0, 0, 0, 0, 12.5)", [audit_id, os.environ["LOST"]]
+            " VALUES (%s, clock_timestamp(), 8, %s, %s, 0, 0, 0, 0, 12.5)",
+            [audit_id, os.environ.get("COMMITTED", "10"), os.environ["LOST"]],
         )
 sys.exit(os.environ.get("LOST", "0") != "0")
 """
@@ -76,8 +78,9 @@ def ran(stack, admin, tmp_path_factory):
     def asked(dag_id, conf=None, **changes):
         return {"dag_id": f"harvest_{dag_id}", "conf": conf or {}, "variables": changes}
 
-    with dagster_stub() as well, dagster_stub() as badly:
-        well.next_status = "SUCCESS"
+    with dagster_stub() as well, dagster_stub() as badly, dagster_stub() as idle:
+        well.next_status = idle.next_status = "SUCCESS"
+        idle.steps = []
         badly.next_status, badly.failure = "FAILURE", "column delay is of type text"
         secret = badly.url.replace("//", "//user:canary@")
         runs = {
@@ -88,15 +91,18 @@ def ran(stack, admin, tmp_path_factory):
             ),
             "failing": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=secret),
             "unknown": asked("run_dagster_job", {"job": "no_such_job"}, DAGSTER_URL=secret),
+            "idle": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=idle.url),
             "smoke": asked("topic_smoke_test", {"topic": topic}),
             "audit": asked("nightly_audit", LOST="0"),
             "on_message": asked("audit_on_message", LOST="0"),
             "lost": asked("nightly_audit", LOST="2"),
             "no_summary": asked("nightly_audit"),
+            "empty": asked("nightly_audit", LOST="0", COMMITTED="0"),
+            "allowed": asked("nightly_audit", LOST="0", COMMITTED="0", HARVEST_AUDIT_ALLOW_EMPTY="1"),
         }
         imported, ends = run_airflow(variables, list(runs.values()))
         yield SimpleNamespace(
-            imported=imported, topic=topic, well=well, badly=badly, **dict(zip(runs, ends, strict=True))
+            imported=imported, topic=topic, well=well, badly=badly, nothing=idle, **dict(zip(runs, ends, strict=True))
         )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         for name in names:
@@ -162,3 +168,15 @@ def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(ran):
 def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(ran):
     assert ran.no_summary["tasks"] == {"audit": "success", "report": "failed"}  # yesterday's summary is there
     assert "the audit left no summary" in ran.no_summary["log"]
+
+
+def test_an_audit_that_compared_nothing_is_not_taken_for_a_good_one_unless_that_is_allowed(ran):
+    assert ran.empty["tasks"] == {"audit": "success", "report": "failed"}
+    assert "no committed record" in ran.empty["log"]
+    assert ran.allowed["tasks"] == {"audit": "success", "report": "success"}, ran.allowed["log"]
+
+
+def test_a_dagster_run_without_a_step_fails_the_task_and_is_not_started_again(ran):
+    assert ran.idle["tasks"] == {"dagster_job": "failed"}
+    assert "succeeded and ran no step" in ran.idle["log"]
+    assert ran.nothing.launched() == 1

@@ -13,7 +13,7 @@ MADE = {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
 
 
 @pytest.fixture
-def attributes(outbox, reaper, tmp_path):  # noqa: ARG001 - the table has to be there
+def attributes(outbox, reaper, tmp_path):
     """What the user's `defs.yaml` says of the outbox."""
     return {
         "name": "shop",

@@ -91,7 +91,7 @@ def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
 
 
 def has_audits(assets):
-    return any(key.path[0] == "audit" for key in assets.keys)  # noqa: SIM118 - no mapping
+    return any(key.path[0] == "audit" for key in assets.keys)
 
 
 def test_a_day_is_a_partition_and_a_backfill_is_one_run():
