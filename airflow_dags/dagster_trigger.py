@@ -12,6 +12,7 @@ database.
 
 import json
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
@@ -109,6 +110,13 @@ class DagsterJobOperator(BaseOperator):
         )
         # Airflow's own timeout knows no cause; it is there for the case that no triggerer runs at all.
         self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)
+
+    def on_kill(self) -> None:
+        """End this process: the worker's, or the one of `dag.test()`, where the trigger waits too.
+
+        Airflow has put a handler in place of SIGTERM's own effect that does no more than call this.
+        """
+        raise SystemExit(128 + signal.SIGTERM)
 
     def completed(self, context: "Context", event: dict[str, str]) -> dict[str, str]:  # noqa: ARG002 - Airflow's
         """Take what the trigger found."""

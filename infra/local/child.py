@@ -27,6 +27,13 @@ from typing import NoReturn
 FAILED = 125
 CAP_DAC_OVERRIDE = 1
 
+_NOT_INHERITED = (
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # the interpreter ignores them
+    *(signal.SIGINT, signal.SIGQUIT),  # a shell does, for what it starts by `&`; Dagster takes SIGTERM as it finds SIGINT
+    *(signal.SIGTERM, signal.SIGHUP),  # nohup does
+)
+"""Signals that a server must not ignore because whoever started us does."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
 _PR_CAP_AMBIENT = 47
@@ -63,9 +70,8 @@ def main(arguments: list[str]) -> NoReturn:
         if sys.platform == "linux":
             _prctl("end with the parent", _PR_SET_PDEATHSIG, options.signal)
         _check_parent(options.parent)
-        # The interpreter ignores these two; a server must not inherit that.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        for number in _NOT_INHERITED:
+            signal.signal(number, signal.SIG_DFL)
         os.execv(options.command[0], options.command)  # noqa: S606 - a shell is what it must not go through
     except (OSError, StepError) as error:
         sys.stderr.write(f"cannot start {options.command[0]}: {error}\n")

@@ -2,6 +2,9 @@
 Dagster is. They run in one process, which takes its time to begin; the tests look at what came of it."""
 
 import os
+import signal
+import socket
+import subprocess
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +13,9 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
-from support.airflow_process import run_airflow
+from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
+from support.waiting import eventually
 
 from infra.local.airflow import Airflow, kafka_connections
 from infra.local.databases import own_database
@@ -102,7 +106,7 @@ def ran(stack, admin, tmp_path_factory):
         }
         imported, ends = run_airflow(variables, list(runs.values()))
         yield SimpleNamespace(
-            imported=imported, topic=topic, well=well, badly=badly, nothing=idle, **dict(zip(runs, ends, strict=True))
+            variables=variables, asked=asked, imported=imported, topic=topic, well=well, badly=badly, nothing=idle, **dict(zip(runs, ends, strict=True))
         )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         for name in names:
@@ -180,3 +184,20 @@ def test_a_dagster_run_without_a_step_fails_the_task_and_is_not_started_again(ra
     assert ran.idle["tasks"] == {"dagster_job": "failed"}
     assert "succeeded and ran no step" in ran.idle["log"]
     assert ran.nothing.launched() == 1
+
+
+def test_a_dag_that_is_tried_out_ends_on_sigterm_while_dagster_does_not_answer(ran, tmp_path):
+    """`dag.test()` runs the trigger in its own process, where Airflow's handler of the signal only calls `on_kill`."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        run = ran.asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=url)
+        log = tmp_path / "airflow.log"
+        with airflow_started(ran.variables, [run], log) as process:
+            eventually(lambda: "running trigger in line" in log.read_text(), 120, "it waits for Dagster")
+            process.send_signal(signal.SIGTERM)
+            try:
+                code = process.wait(20)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"it outlives SIGTERM: {log.read_text()[-2000:]}")
+    assert code == 128 + signal.SIGTERM

@@ -50,6 +50,23 @@ def test_a_child_ends_with_its_parent(user, tmp_path):
 
 
 @LINUX
+def test_a_child_ignores_no_signal_that_whoever_started_us_ignores():
+    """A shell without job control ignores SIGINT for what it starts by `&`; Dagster then ignores SIGTERM as well."""
+    script = (
+        "import signal, subprocess\n"
+        "from pathlib import Path\n"
+        "from infra.local.process import through_child\n"
+        "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "command = through_child([Path('/bin/cat'), '/proc/self/status'])\n"
+        "print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    (ignored,) = [int(line.split()[1], 16) for line in done.stdout.splitlines() if line.startswith("SigIgn:")]
+    assert ignored == 0
+
+
+@LINUX
 def test_a_child_whose_parent_is_gone_does_not_start():
     command = [sys.executable, "-I", "-S", child.__file__, "--parent", "1", "--", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
