@@ -77,7 +77,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
             settings.resource_key: HarvesterResource(
                 config_file=settings.config_file,
                 dsn=dg.EnvVar(settings.dsn_variable) if settings.dsn_variable else None,
-                outbox_table=settings.table,
+                outbox_table=settings.stated_table,
             ),
             PIPES_KEY: _PIPES,
         },

@@ -111,7 +111,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
     """What everything of this outbox is called: jobs, sensors, assets."""
     table: str = "outbox"
-    """`table` or `schema.table`. Default `outbox`."""
+    """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1)
     """The Kafka topics that its records go to."""
     config_file: str | None = None
@@ -127,6 +127,11 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @property
     def resource_key(self) -> str:
         return f"{self.name}_harvester"
+
+    @property
+    def stated_table(self) -> str | None:
+        """The table if it is stated here; else the configuration says which."""
+        return self.table if "table" in self.model_fields_set else None
 
     @property
     def outbox_key(self) -> dg.AssetKey:

@@ -29,7 +29,10 @@ CAP_DAC_OVERRIDE = 1
 
 _NOT_INHERITED = (
     *(signal.SIGPIPE, signal.SIGXFSZ),  # the interpreter ignores them
-    *(signal.SIGINT, signal.SIGQUIT),  # a shell does, for what it starts by `&`; Dagster takes SIGTERM as it finds SIGINT
+    *(
+        signal.SIGINT,
+        signal.SIGQUIT,
+    ),  # a shell does, for what it starts by `&`; Dagster takes SIGTERM as it finds SIGINT
     *(signal.SIGTERM, signal.SIGHUP),  # nohup does
 )
 """Signals that a server must not ignore because whoever started us does."""

@@ -106,7 +106,14 @@ def ran(stack, admin, tmp_path_factory):
         }
         imported, ends = run_airflow(variables, list(runs.values()))
         yield SimpleNamespace(
-            variables=variables, asked=asked, imported=imported, topic=topic, well=well, badly=badly, nothing=idle, **dict(zip(runs, ends, strict=True))
+            variables=variables,
+            asked=asked,
+            imported=imported,
+            topic=topic,
+            well=well,
+            badly=badly,
+            nothing=idle,
+            **dict(zip(runs, ends, strict=True)),
         )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         for name in names:

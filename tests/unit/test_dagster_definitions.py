@@ -166,6 +166,30 @@ def test_a_configuration_file_that_is_not_there_is_named(monkeypatch):
         HarvesterResource().config()
 
 
+def test_a_components_file_goes_before_the_variables_that_all_components_share(tmp_path, monkeypatch):
+    """As under `harvest up --all --definitions`, which tells everybody where its own servers are."""
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "harvest-local")
+    monkeypatch.setenv("HARVEST_BOOTSTRAP_SERVERS", "local:9092")
+    monkeypatch.setenv("HARVEST_DSN", "host=local dbname=local")
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        "leaderGroupID: orders\noutboxTable: sales\nbaseKafkaConfig: {bootstrap.servers: 'kafka:9092'}\n"
+        "limits: {heartbeatTimeout: 4s}\n"
+    )
+    monkeypatch.setenv("HARVEST_LIMITS__HEARTBEAT_TIMEOUT_SECONDS", "3")
+    settings = OutboxSettings(name="orders", topics=["orders"], config_file=str(file))
+    config = outbox_definitions(settings).resources["orders_harvester"].config()
+    assert (config.leader_group_id, config.outbox_table) == ("orders", "sales")
+    assert config.base_kafka_config["bootstrap.servers"] == "kafka:9092"
+    assert config.limits.heartbeat_timeout_seconds == 4
+    assert config.data_source.conninfo() != "", "what the file does not say is as the environment has it"
+    assert "local" in config.data_source.conninfo()
+    stated = OutboxSettings(name="orders", topics=["orders"], config_file=str(file), table="stated")
+    assert outbox_definitions(stated).resources["orders_harvester"].config().outbox_table == "stated"
+    monkeypatch.setenv("HARVEST_CONFIG", str(file))
+    assert HarvesterResource().config().leader_group_id == "harvest-local", "a file the environment names goes after it"
+
+
 def test_the_file_is_read_when_it_is_needed(tmp_path, monkeypatch):
     file = tmp_path / "reaper.yaml"
     file.write_text("leaderGroupID: shop\noutboxTable: sales\n")
