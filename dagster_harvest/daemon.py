@@ -102,7 +102,8 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
 
     @dg.job(
         name=settings.daemon_job_name,
-        description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; kept alive by {settings.name}_supervisor.",
+        description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
+        f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
         # Dagster's own retries know nothing of beats: the supervisor alone starts the next run.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},

@@ -14,6 +14,8 @@ Before it turns into COMMAND by `exec` it
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.
 
+What the command writes is for its user alone, and it ignores no signal because whoever started us does.
+
 Exit code 125 says that a step failed; standard error says which.
 """
 
@@ -36,6 +38,9 @@ _NOT_INHERITED = (
     *(signal.SIGTERM, signal.SIGHUP),  # nohup does
 )
 """Signals that a server must not ignore because whoever started us does."""
+
+_OWNER_ONLY = 0o077
+"""What servers write, records among it, is for their user alone."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
@@ -73,6 +78,7 @@ def main(arguments: list[str]) -> NoReturn:
         if sys.platform == "linux":
             _prctl("end with the parent", _PR_SET_PDEATHSIG, options.signal)
         _check_parent(options.parent)
+        os.umask(_OWNER_ONLY)
         for number in _NOT_INHERITED:
             signal.signal(number, signal.SIG_DFL)
         os.execv(options.command[0], options.command)  # noqa: S606 - a shell is what it must not go through
