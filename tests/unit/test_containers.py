@@ -78,28 +78,50 @@ COMPOSE = {
 IMAGE = closed(
     ["repository", "tag"], repository={"type": "string"}, tag={"type": "string"}, pullPolicy={"type": "string"}
 )
+QUANTITY = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi)?$"}
+ROOM = closed(["cpu", "memory"], cpu=QUANTITY, memory=QUANTITY)
+RESOURCES = closed(["requests", "limits"], requests=ROOM, limits=ROOM)
+NOT_ROOT = {"runAsNonRoot": {"const": True}, "runAsUser": {"const": 10001}}
+SECCOMP = closed(["type"], type={"const": "RuntimeDefault"})
+POD = closed(
+    ["runAsNonRoot", "runAsUser", "seccompProfile"], **NOT_ROOT, fsGroup={"const": 10001}, seccompProfile=SECCOMP
+)
+BARRED = {
+    "allowPrivilegeEscalation": {"const": False},
+    "capabilities": closed(["drop"], drop={"const": ["ALL"]}),
+}
+CONTAINER = closed(list(BARRED), **BARRED)
+LIMITED = {"podSecurityContext": POD, "securityContext": CONTAINER, "resources": RESOURCES}
 SECRETS = {"type": "array", "items": closed(["name"], name={"type": "string"})}
 DAGSTER_CHART = closed(
     **{
         "global": closed(postgresqlSecretName={"type": "string"}),
-        "dagsterWebserver": closed(replicaCount={"type": "integer"}),
-        "dagsterDaemon": closed(enabled={"type": "boolean"}),
+        "dagsterWebserver": closed(list(LIMITED), replicaCount={"type": "integer"}, **LIMITED),
+        "dagsterDaemon": closed(list(LIMITED), enabled={"type": "boolean"}, **LIMITED),
         "runLauncher": closed(
             ["type", "config"],
             type={"enum": ["K8sRunLauncher"]},
-            config=closed(k8sRunLauncher=closed(envSecrets=SECRETS)),
+            config=closed(
+                k8sRunLauncher=closed(
+                    ["securityContext", "resources"],
+                    envSecrets=SECRETS,
+                    securityContext=closed([*NOT_ROOT, *BARRED], **NOT_ROOT, **BARRED, seccompProfile=SECCOMP),
+                    resources=RESOURCES,
+                )
+            ),
         ),
         "dagster-user-deployments": closed(
             enabled={"type": "boolean"},
             deployments={
                 "type": "array",
                 "items": closed(
-                    ["name", "image", "dagsterApiGrpcArgs", "port"],
+                    ["name", "image", "dagsterApiGrpcArgs", "port", *LIMITED],
                     name={"type": "string"},
                     image=IMAGE,
                     dagsterApiGrpcArgs=WORDS,
                     port={"type": "integer"},
                     envSecrets=SECRETS,
+                    **LIMITED,
                 ),
             },
         ),
@@ -114,7 +136,14 @@ DAGSTER_CHART = closed(
     }
 )
 SWITCH = closed(["enabled"], enabled={"type": "boolean"})
+SIZED = closed(["resources"], resources=RESOURCES)
 AIRFLOW_CHART = closed(
+    ["securityContexts", "scheduler", "apiServer", "dagProcessor", "migrateDatabaseJob", "triggerer"],
+    securityContexts=closed(["pod", "containers"], pod=POD, containers=CONTAINER),
+    scheduler=SIZED,
+    apiServer=SIZED,
+    dagProcessor=SIZED,
+    migrateDatabaseJob=SIZED,
     airflowVersion={"type": "string"},
     executor={"enum": ["LocalExecutor"]},
     uid={"type": "integer"},
@@ -128,7 +157,7 @@ AIRFLOW_CHART = closed(
     postgresql=SWITCH,
     redis=SWITCH,
     statsd=SWITCH,
-    triggerer=closed(enabled={"type": "boolean"}, replicas={"type": "integer"}),
+    triggerer=closed(["resources"], enabled={"type": "boolean"}, replicas={"type": "integer"}, resources=RESOURCES),
 )
 
 
@@ -161,6 +190,21 @@ def test_a_misspelt_key_is_found(compose):
     wrong = json.loads(json.dumps(compose))
     wrong["services"]["kafka"]["enviroment"] = {}
     assert complaints(COMPOSE, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("helm/values-dagster.yaml", DAGSTER_CHART), ("helm/values-airflow.yaml", AIRFLOW_CHART)]
+)
+@pytest.mark.parametrize(
+    "left_out", ["resources", "limits", "runAsNonRoot", "capabilities", "allowPrivilegeEscalation"]
+)
+def test_values_without_limits_or_a_security_context_are_found(name, schema, left_out):
+    def without(value):
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key != left_out}
+        return [without(each) for each in value] if isinstance(value, list) else value
+
+    assert complaints(schema, without(content(name)))
 
 
 def test_what_is_named_is_there(compose):

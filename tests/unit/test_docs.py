@@ -52,12 +52,16 @@ def test_every_setting_is_described(name):
 
 
 SECRET_ON_A_COMMAND_LINE = re.compile(
-    r"""^[^#]*(?:--dsn[ =]["']?(?:\$\{?HARVEST_DSN|[^"'\n]*password=[^*\s])|psql\s[^\n]*password=[^*\s])""",
+    r"""^[^#]*(?:--dsn[ =]["']?(?:\$\{?HARVEST_DSN|[^"'\n]*password=[^*\s])|psql\s(?:[^\n]*password=[^*\s]|"?\$))""",
     re.MULTILINE,
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+SHOWN = [*PAGES, ROOT / "infra" / "local" / "secure.py"]
+"""Pages, and what `harvest up --secure` prints."""
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_puts_a_password_on_a_command_line(page):
     """Everybody on the machine can read it there; the shell puts what a variable holds there too."""
     assert SECRET_ON_A_COMMAND_LINE.findall(page.read_text(encoding="utf-8")) == []
@@ -70,6 +74,7 @@ def test_no_page_puts_a_password_on_a_command_line(page):
         "    python -m spark_jobs.audit --dsn ${HARVEST_DSN}",
         "job --dsn 'host=db user=app password=x'",
         'psql "host=db password=x" -c',
+        'harvest grants postgres | psql "$OWNER_DSN"',
     ],
 )
 def test_a_password_on_a_command_line_is_found(line):

@@ -87,6 +87,17 @@ def test_a_server_that_ends_while_starting_is_reported_with_its_last_words(tmp_p
         server.await_ready(lambda: False, seconds=10)
 
 
+def test_a_log_is_for_the_owner_alone_also_one_that_was_open_before(tmp_path):
+    log = tmp_path / "some.log"
+    log.write_text("before\n")
+    log.chmod(0o644)
+    server = ServerProcess("some", log=log, stop_signals={signal.SIGTERM: 1})
+    server.spawn([Path("/bin/sh"), "-c", "echo said; umask"], environment=os.environ)
+    eventually(lambda: server.pid is None, 10, "it ended")
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text() == "before\nsaid\n0077\n"
+
+
 def test_a_server_that_ignores_signals_is_ended_with_its_family(tmp_path):
     server = ServerProcess("some", log=tmp_path / "some.log", stop_signals={signal.SIGTERM: 0.1})
     script = "trap '' TERM; sleep 600 & echo $!; wait; wait"
