@@ -28,7 +28,7 @@ help:  ## list the targets
 
 setup:  ## make the environment from the lock
 	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh 2>/dev/null)" ]; then \
-	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && touch $(STAMP); \
+	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && touch $(STAMP); \
 	fi
 
 demo: setup  ## Spark writes, the harvester delivers, its leader is killed twice, the audit proves it
@@ -41,6 +41,7 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 	@$(BIN)/python -m infra.demo_pipeline
 
 test: lint audit  ## lint, types, layers, audit and the tests, on WORKERS=2 workers
+	@sh infra/machine.sh pooler
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 

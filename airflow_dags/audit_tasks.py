@@ -17,7 +17,10 @@ from airflow.sdk import task
 from psycopg.rows import dict_row
 
 from harvest_lib.database import connect
-from harvest_lib.errors import ConfigError, HarvestError
+from harvest_lib.errors import ConfigError, HarvestError, NothingChecked
+
+ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
+"""Set to anything, an audit that finds no committed record counts as one: an outbox may be new."""
 
 AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
 
@@ -45,6 +48,7 @@ class AuditMissing(HarvestError):
 def run_audit() -> BashOperator:
     """Compare Kafka with what was committed, in a Spark of its own that ends with the task."""
     command = f'{shlex.quote(sys.executable)} -m spark_jobs.audit --audit-id "$HARVEST_AUDIT_ID"'
+    command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
     return BashOperator(
         task_id="audit",
         bash_command=f"{command} || test $? -eq {_FOUND}",
@@ -58,7 +62,10 @@ def run_audit() -> BashOperator:
 
 @task(task_id="report")
 def report(audit_id: str) -> dict[str, Any]:
-    """Show the numbers of an audit. Raises AuditFailed when they are wrong, naming them."""
+    """Show the numbers of an audit.
+
+    Raises AuditFailed when they are wrong, naming them, and NothingChecked when no committed record was found.
+    """
     numbers = _summary(audit_id)
     print(_page(numbers))  # noqa: T201 - a task's output is its log
     wrong = {column: numbers[column] for column in _WRONG if numbers[column]}
@@ -71,6 +78,13 @@ def report(audit_id: str) -> dict[str, Any]:
             evidence=f"{meanings}; of {numbers['committed']} committed, with {numbers['records']} in Kafka",
             next_step=f"look at {', '.join(f'harvest_audit.{table}' for table in tables)}"
             f" WHERE audit_id = '{numbers['audit_id']}'",
+        )
+    if not numbers["committed"] and not os.environ.get(ALLOW_EMPTY_VARIABLE):
+        raise NothingChecked(
+            "the audit found no committed record, so it proves nothing",
+            evidence=f"0 records committed, {numbers['records']} messages in the topics",
+            next_step="check the outbox, the business table and the topics; where they may be empty, "
+            f"set {ALLOW_EMPTY_VARIABLE}=1 where Airflow's tasks run",
         )
     return {name: value if isinstance(value, int | float | None) else str(value) for name, value in numbers.items()}
 

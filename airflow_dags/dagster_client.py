@@ -4,7 +4,7 @@ Answers are values; what went wrong is a DagsterError with cause, evidence and n
 may pass by itself: whoever gets it may ask again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -63,6 +63,21 @@ class Run:
     def failed(self) -> bool:
         """Whether the run ended without success."""
         return self.finished and self.status != "SUCCESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a run has done: steps that succeeded, checks as `asset:check`."""
+
+    steps: int
+    planned: frozenset[str]
+    passed: frozenset[str]
+    failed: frozenset[str]
+
+    @property
+    def not_evaluated(self) -> Sequence[str]:
+        """The checks that were planned and said nothing."""
+        return sorted(self.planned - self.passed - self.failed)
 
 
 class DagsterClient:
@@ -164,6 +179,28 @@ class DagsterClient:
         ]
         return _short("; ".join(said) or (f"failed steps: {', '.join(steps)}" if steps else ""))
 
+    async def work(self, run_id: str) -> Work:
+        """Return what a run has done."""
+        planned, passed, failed = set[str](), set[str](), set[str]()
+        after: str | None = None
+        while True:
+            answer = _expect(await self._ask(queries.WORK, {"runId": run_id, "after": after}), "runOrError", "Run")
+            page = answer["eventConnection"]
+            for event in page["events"]:
+                if event["__typename"] == "AssetCheckEvaluationPlannedEvent":
+                    planned.add(_check(event))
+                elif event["__typename"] == "AssetCheckEvaluationEvent":
+                    (passed if event["evaluation"]["success"] else failed).add(_check(event["evaluation"]))
+            after = page["cursor"]
+            if not page["hasMore"]:
+                break
+        return Work(
+            steps=sum(each["status"] == "SUCCESS" for each in answer["stepStats"]),
+            planned=frozenset(planned),
+            passed=frozenset(passed),
+            failed=frozenset(failed),
+        )
+
     async def terminate(self, run_id: str) -> None:
         """Ask Dagster to end a run; one that has ended already is left alone."""
         await self._ask(queries.TERMINATE, {"runId": run_id})
@@ -247,6 +284,10 @@ def _loads(location: Mapping[str, Any]) -> bool:
 def _run(content: Mapping[str, Any]) -> Run:
     tags = {tag["key"]: tag["value"] for tag in content["tags"]}
     return Run(run_id=content["runId"], status=content["status"], tags=tags)
+
+
+def _check(content: Mapping[str, Any]) -> str:
+    return f"{'/'.join(content['assetKey']['path'])}:{content['checkName']}"
 
 
 def _root(error: Mapping[str, Any]) -> str:

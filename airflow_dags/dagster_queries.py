@@ -70,6 +70,27 @@ query HarvestFailures($runId: ID!) {
 }
 """
 
+WORK = """
+query HarvestWork($runId: ID!, $after: String) {
+  runOrError(runId: $runId) {
+    __typename
+    ... on Run {
+      stepStats { stepKey status }
+      eventConnection(afterCursor: $after, limit: 1000) {
+        events {
+          __typename
+          ... on AssetCheckEvaluationPlannedEvent { checkName assetKey { path } }
+          ... on AssetCheckEvaluationEvent { evaluation { checkName assetKey { path } success } }
+        }
+        cursor
+        hasMore
+      }
+    }
+    ... on PythonError { message }
+  }
+}
+"""
+
 TERMINATE = """
 mutation HarvestTerminate($runId: String!) {
   terminateRun(runId: $runId) { __typename }

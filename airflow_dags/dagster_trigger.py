@@ -12,6 +12,7 @@ database.
 
 import json
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
@@ -60,7 +61,7 @@ class DagsterJobOperator(BaseOperator):
 
     Returns the run's id and address. Raises DagsterRunFailed (with cause, evidence and next step) when the run failed,
     was not finished within `wait`, or Dagster was unreachable for `patience`; fails for good, without another try, when
-    Dagster has no such job or refuses the run.
+    Dagster has no such job, refuses the run, or ran nothing in it.
     """
 
     template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config")
@@ -76,11 +77,13 @@ class DagsterJobOperator(BaseOperator):
         wait: timedelta = timedelta(hours=1),
         patience: timedelta = timedelta(minutes=5),
         poll: timedelta = timedelta(seconds=5),
+        allow_empty: bool = False,
         **arguments: Any,
     ) -> None:
         """Prepare. `location` is needed only when several code locations have a job of this name.
 
-        `partition` is the one to run of a partitioned job.
+        `partition` is the one to run of a partitioned job. A run that succeeds without having run a step, or with a
+        check that was planned and not evaluated, fails the task unless `allow_empty`.
         """
         super().__init__(**arguments)
         self.job_name = job_name
@@ -90,6 +93,7 @@ class DagsterJobOperator(BaseOperator):
         self.wait = wait
         self.patience = patience
         self.poll = poll
+        self.allow_empty = allow_empty
 
     def execute(self, context: "Context") -> None:
         """Hand over to the trigger; the worker is free from here on."""
@@ -102,9 +106,17 @@ class DagsterJobOperator(BaseOperator):
             deadline=time.time() + self.wait.total_seconds(),
             poll_seconds=self.poll.total_seconds(),
             patience_seconds=self.patience.total_seconds(),
+            allow_empty=self.allow_empty,
         )
         # Airflow's own timeout knows no cause; it is there for the case that no triggerer runs at all.
         self.defer(trigger=trigger, method_name="completed", timeout=self.wait + _BACKSTOP)
+
+    def on_kill(self) -> None:
+        """End this process: the worker's, or the one of `dag.test()`, where the trigger waits too.
+
+        Airflow has put a handler in place of SIGTERM's own effect that does no more than call this.
+        """
+        raise SystemExit(128 + signal.SIGTERM)
 
     def completed(self, context: "Context", event: dict[str, str]) -> dict[str, str]:  # noqa: ARG002 - Airflow's
         """Take what the trigger found."""

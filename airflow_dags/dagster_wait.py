@@ -27,6 +27,10 @@ class DagsterRunFailed(DagsterError):
     """The Dagster run that was waited for did not succeed: its page in Dagster says why."""
 
 
+class DagsterRunEmpty(DagsterError):
+    """The Dagster run succeeded and has done nothing, or left a check unevaluated: look at what its job selects."""
+
+
 class DagsterRunUnfinished(DagsterError):
     """The Dagster run goes on after the time it was given: look at it there, or give it more."""
 
@@ -59,7 +63,7 @@ class Request:
 
     `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
     Unix time, so that beginning anew does not move it; `patience_seconds` is how long Dagster may be unreachable at a
-    time.
+    time. A run that succeeded without a step, or with a check that was not evaluated, counts only with `allow_empty`.
     """
 
     job_name: str
@@ -70,6 +74,7 @@ class Request:
     deadline: float
     poll_seconds: float
     patience_seconds: float
+    allow_empty: bool = False
 
     @property
     def tags(self) -> dict[str, str]:
@@ -86,7 +91,7 @@ async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
     try:
         run = await _followed(client, request)
     except DagsterError as error:
-        refused = isinstance(error, JobMissing | DagsterRefused)
+        refused = isinstance(error, JobMissing | DagsterRefused | DagsterRunEmpty)
         parts = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
         return {"outcome": "refused" if refused else "failed", **parts}
     return {"outcome": "succeeded", "run_id": run.run_id, "url": client.run_url(run.run_id)}
@@ -151,7 +156,19 @@ async def _succeeded(client: DagsterClient, request: Request, run: Run) -> Run:
             evidence=await client.failures(run.run_id) or f"its status is {run.status}",
             next_step=f"look at {client.run_url(run.run_id)}",
         )
-    return run
+    work = await client.work(run.run_id)
+    evaluated = len(work.passed) + len(work.failed)
+    _log.info("%d steps succeeded, %d checks were evaluated, %d failed", work.steps, evaluated, len(work.failed))
+    if request.allow_empty or (work.steps and not work.not_evaluated):
+        return run
+    left = ", ".join(work.not_evaluated)
+    raise DagsterRunEmpty(
+        f"the Dagster job {request.job_name} succeeded "
+        + ("and left checks unevaluated" if work.steps else "and ran no step"),
+        evidence=f"{work.steps} steps succeeded; checks not evaluated: {left or 'none'}",
+        next_step=f"look at {client.run_url(run.run_id)} and at what the job selects; "
+        "where that is expected, set allow_empty",
+    )
 
 
 def _unfinished(client: DagsterClient, request: Request, run: Run | None) -> DagsterRunUnfinished:

@@ -19,15 +19,19 @@ from dagster import AssetExecutionContext
 from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
 from dagster_harvest.piped import SAID_VARIABLE, WELL_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
-from dagster_harvest.summary import TABLES, AuditMissing, details, last_summary
+from dagster_harvest.summary import TABLES, AuditMissing, details, last_summary, require_compared
 from harvest_lib.errors import HarvestError
 from spark_jobs.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
+
+VERIFIED = "verified"
+"""The last part of the key of `verified_asset`."""
 
 _LONGEST_SAID = 2000
 _FOUND_SOMETHING = (1,)
@@ -55,7 +59,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
         for key in settings.topic_keys
     ]
     if settings.writer is None:
-        about = f"The table {settings.table}, which applications write."
+        about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
         return [*specs, dg.AssetSpec(settings.outbox_key, group_name=group, kinds={"postgres"}, description=about)]
     source = dg.AssetSpec(
         dg.AssetKey(["source", settings.writer.source]), group_name=group, description="Where the rows come from."
@@ -138,12 +142,13 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments = ["--audit-id", audit_id, "--json"]
         arguments += [word for topic in settings.topics for word in ("--topic", topic)]
         arguments += ["--table", settings.writer.table] if settings.writer is not None else []
+        arguments += ["--allow-empty"] if settings.audit.allow_empty else []
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
             run_piped(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
             with _resource(context, settings).connect() as connection:
-                summary = last_summary(connection, audit_id)
+                summary = require_compared(last_summary(connection, audit_id), settings)
                 counts = details(connection, summary.audit_id)
         except AuditMissing as error:
             failure = as_failure(error)
@@ -165,19 +170,32 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
 def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     """Return what consumers may build on: that all that was committed came, in order, up to the last audit.
 
-    Blocking checks of the summary stand before it: while one of them fails, it stays where it was.
+    Blocking checks of the summary stand before it in a run of both; alone it judges the last audit by the same rules.
     """
 
     @dg.asset(
-        key=settings.audit_key("verified"),
+        key=settings.audit_key(VERIFIED),
         deps=[settings.audit_key("summary")],
         group_name=settings.name,
         description="Up to when delivery is proved. Not renewed while a record is lost, unknown or out of order.",
         required_resource_keys={settings.resource_key},
     )
     def verified(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        with _resource(context, settings).connect() as connection:
-            return dg.MaterializeResult(metadata=_numbers(last_summary(connection, settings.audit.id_prefix)))
+        failure: dg.Failure | None = None
+        try:
+            with _resource(context, settings).connect() as connection:
+                summary = require_compared(last_summary(connection, settings.audit.id_prefix), settings)
+        except HarvestError as error:
+            failure = as_failure(error)
+        if failure is not None:
+            raise failure
+        if wrong := [verdict.description for verdict in blocking_verdicts(summary) if not verdict.passed]:
+            raise dg.Failure(
+                description=f"the audit {summary.audit_id} found anomalies: {'; '.join(map(str, wrong))}",
+                metadata={"next_step": "look at the checks of the audit's summary, then audit again"},
+                allow_retries=False,
+            )
+        return dg.MaterializeResult(metadata=_numbers(summary))
 
     return verified
 

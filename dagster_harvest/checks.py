@@ -6,7 +6,8 @@ lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering
 ordering                      data downstream would be wrong; duplicates warn under deliveries that may repeat
 expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
 
-A number that is not known is no zero: a check that cannot read what it judges fails and says why.
+A number that is not known is no zero: a check that cannot read what it judges fails and says why, and so does one of an
+audit that compared nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import dagster as dg
 
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
-from dagster_harvest.summary import last_summary
+from dagster_harvest.summary import last_summary, require_compared
 from harvest_lib.errors import HarvestError
 from harvest_lib.outlook import Outlook, Waiting
 from spark_jobs.audit_summary import AuditSummary
@@ -128,7 +129,13 @@ _JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "ordering": judged_ordering,
     "duplicates": judged_duplicates,
 }
-"""All but `duplicates` block: an at-least-once delivery that repeats harms nobody who was told of it."""
+_DOES_NOT_BLOCK = "duplicates"
+"""An at-least-once delivery that repeats harms nobody who was told of it."""
+
+
+def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
+    """Return what the blocking checks say of an audit."""
+    return [judge(summary) for name, judge in _JUDGES.items() if name != _DOES_NOT_BLOCK]
 
 
 # -- the checks as Dagster runs them
@@ -167,7 +174,7 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=f"{settings.name}_audit_checks",
         specs=[
-            dg.AssetCheckSpec(name, asset=key, blocking=name != "duplicates", description=judge.__doc__)
+            dg.AssetCheckSpec(name, asset=key, blocking=name != _DOES_NOT_BLOCK, description=judge.__doc__)
             for name, judge in _JUDGES.items()
         ],
         required_resource_keys={settings.resource_key},
@@ -175,7 +182,7 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
     def audit(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
         try:
             with _resource(context, settings).connect() as connection:
-                summary = last_summary(connection, settings.audit.id_prefix)
+                summary = require_compared(last_summary(connection, settings.audit.id_prefix), settings)
         except HarvestError as error:
             for name in _JUDGES:
                 yield named(unreadable(error), name, key)

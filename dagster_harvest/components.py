@@ -5,12 +5,13 @@ from typing import Any
 import dagster as dg
 
 from dagster_harvest.alerts import alert_sensors
-from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
+from dagster_harvest.assets import PIPES_KEY, VERIFIED, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.summary import TABLES
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
@@ -44,7 +45,8 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
         assets.append(written_assets(settings, settings.writer))
     audit_job = dg.define_asset_job(
         settings.audit_job_name,
-        selection=dg.AssetSelection.groups(settings.name) & dg.AssetSelection.key_prefixes(["audit", settings.name]),
+        # By keys, which a project cannot change: a group it can, and keys that are not there are an error at load.
+        selection=dg.AssetSelection.assets(*map(settings.audit_key, (*TABLES, VERIFIED))),
         executor_def=dg.in_process_executor,
         description="Audits, and judges what it found.",
     )
@@ -75,7 +77,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
             settings.resource_key: HarvesterResource(
                 config_file=settings.config_file,
                 dsn=dg.EnvVar(settings.dsn_variable) if settings.dsn_variable else None,
-                outbox_table=settings.table,
+                outbox_table=settings.stated_table,
             ),
             PIPES_KEY: _PIPES,
         },

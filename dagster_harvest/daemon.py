@@ -19,6 +19,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_harvest.beating import Beating
+from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
@@ -34,6 +35,9 @@ _log = logging.getLogger(__name__)
 DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
+WORKED_TAG = "harvest/worked"
+"""Of a run that has delivered for `healthy_after_working_seconds`: what failed before it is not held against its
+successor."""
 
 _STEP_SECONDS = 0.2
 """How long the interpreter is kept from running a signal handler at most."""
@@ -98,7 +102,8 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
 
     @dg.job(
         name=settings.daemon_job_name,
-        description=f"Moves the outbox {settings.table!r} to Kafka; kept alive by {settings.name}_supervisor.",
+        description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
+        f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
         # Dagster's own retries know nothing of beats: the supervisor alone starts the next run.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},
@@ -135,6 +140,8 @@ class _Daemon:
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
         self._last = (time.monotonic(), 0)
+        self._worked_seconds = 0.0
+        self._has_told_of_work = False
 
     def run(self) -> None:
         run, daemon = self._context.run, self._settings.daemon
@@ -198,9 +205,21 @@ class _Daemon:
             waiting=self._waiting(),
         )
         self._say(numbers.line())
+        self._tell_of_work(numbers, delivered - before, now - then)
         for key in self._settings.topic_keys:
             with _without_dagsters_storage():
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
+
+    def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
+        """Mark the run once it has worked for long enough. While Dagster's storage is away: at the next report."""
+        waiting = numbers.waiting.records if numbers.waiting is not None else None
+        if is_at_work(leads=numbers.leader_id is not None, delivered=delivered, waiting=waiting):
+            self._worked_seconds += seconds
+        if self._has_told_of_work or self._worked_seconds < self._settings.daemon.healthy_after_working_seconds:
+            return
+        with _without_dagsters_storage():
+            self._context.instance.add_run_tags(self._context.run.run_id, {WORKED_TAG: "true"})
+            self._has_told_of_work = True
 
     def _waiting(self) -> Waiting | None:
         try:

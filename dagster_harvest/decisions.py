@@ -2,7 +2,8 @@
 
 A run is alive as long as it beats, whatever Dagster believes: the default launcher never notices that a run's process
 is gone, and the run stays STARTED for ever. So a run that Dagster believes STARTED and that has not beaten for
-`stale_after_seconds` is given up, and the next generation begins, the later the more runs have failed in a row.
+`stale_after_seconds` is given up, and the next generation begins, the later the more runs have failed in a row. A run
+that has delivered for some time ends the row: what kept earlier ones from working is over.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ class DaemonRun:
     phase: Phase
     changed_at: float
     began_at: float | None = None
+    has_worked: bool = False
+    """Whether it has delivered for `healthy_after_working_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +116,25 @@ def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
 
 
 def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSettings) -> int:
-    """Count the failures since a run last lived long enough, or ended in order."""
+    """Count the failures since a run last lived or delivered for long enough, or ended in order."""
     count = 0
     for run in newest_first:
         if run.phase != "failed":
             break
         count += 1
+        if run.has_worked:
+            break
         if run.began_at is not None and run.changed_at - run.began_at >= settings.healthy_after_seconds:
             break
     return count
+
+
+def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
+    """Tell whether a run has done its work since it was last asked: it leads, and delivered records or none wait.
+
+    `waiting` is None if that is not known.
+    """
+    return leads and (delivered > 0 or waiting == 0)
 
 
 def _of_active(run: DaemonRun, beat: Beat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:

@@ -27,7 +27,8 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     """Where the harvester's configuration is, and what overrides it."""
 
     config_file: str | None = None
-    """The YAML; default: the file that HARVEST_CONFIG names, and without that HARVEST_* variables alone."""
+    """The YAML; what it says goes before HARVEST_* variables, which the whole process shares. Default: the file that
+    HARVEST_CONFIG names, after the variables, and without that the variables alone."""
     dsn: str | None = None
     """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
     outbox_table: str | None = None
@@ -58,7 +59,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
                     field="config_file" if self.config_file else CONFIG_VARIABLE,
                     next_step="name the harvester's YAML there, as it is seen from where Dagster runs this code",
                 )
-            return load(file, **arguments).harvest
+            return load(file, file_first=self.config_file is not None, **arguments).harvest
         return HarvestConfig(**arguments)
 
     def harvest(self) -> Harvest:

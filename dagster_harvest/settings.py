@@ -72,6 +72,8 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
     """A run that has lived so long ends a row of failures. Default 300 s."""
+    healthy_after_working_seconds: float = Field(default=30.0, gt=0)
+    """And so does one that has led for so long while it delivered, or nothing waited. Default 30 s."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -91,6 +93,8 @@ class AuditSettings(dg.Model, dg.Resolvable):
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
     """Where several outboxes of a database are audited: what the ids of this one's audits begin with, and only those
     count. Default none: the last audit counts, whoever ran it."""
+    allow_empty: bool = False
+    """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
     """Where Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"
@@ -107,7 +111,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
     """What everything of this outbox is called: jobs, sensors, assets."""
     table: str = "outbox"
-    """`table` or `schema.table`. Default `outbox`."""
+    """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1)
     """The Kafka topics that its records go to."""
     config_file: str | None = None
@@ -123,6 +127,11 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @property
     def resource_key(self) -> str:
         return f"{self.name}_harvester"
+
+    @property
+    def stated_table(self) -> str | None:
+        """The table if it is stated here; else the configuration says which."""
+        return self.table if "table" in self.model_fields_set else None
 
     @property
     def outbox_key(self) -> dg.AssetKey:

@@ -7,6 +7,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from dagster_harvest.settings import OutboxSettings
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError, OutboxTableError
 from spark_jobs.audit_summary import AuditSummary
@@ -56,6 +57,13 @@ def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None)
         evidence = f"harvest_audit.summary has no row of {prefix!r}" if prefix else "harvest_audit.summary is empty"
         raise AuditMissing("nothing was audited yet", evidence=evidence, next_step=next_step)
     return AuditSummary(**row)
+
+
+def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSummary:
+    """Return the summary. Raises NothingChecked if it compared nothing and an empty audit is not allowed."""
+    if summary.is_empty and not settings.audit.allow_empty:
+        raise summary.nothing_checked("set `allow_empty: true` below `audit`")
+    return summary
 
 
 def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int]:

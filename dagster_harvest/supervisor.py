@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import dagster as dg
 
 from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
-from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, location_of
+from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, WORKED_TAG, location_of
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, Keep, Phase, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Beat, Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
@@ -231,4 +231,5 @@ def _seen(record: dg.RunRecord) -> DaemonRun:
         phase=phase,
         changed_at=record.end_time or (record.start_time if phase == "started" else None) or updated_at,
         began_at=record.start_time,
+        has_worked=WORKED_TAG in run.tags,
     )

@@ -28,6 +28,7 @@
     │   └── OffsetBeyondLog        an offset that the log does not have yet
     ├── PipelineError          a pipeline stopped, or cannot go on
     ├── LifecycleError         a call that does not fit the state the harvester is in
+    ├── NothingChecked         a check that found nothing to look at
     └── StackError             the local stack could not be brought up or down
 
 Every message has three parts: the cause, the evidence for it, and the next step to take. Expected outcomes (a
@@ -197,6 +198,12 @@ class PipelineError(HarvestError):
 
 class LifecycleError(HarvestError):
     """The harvester is not in a state that allows this call: see `Harvest.state`."""
+
+
+class NothingChecked(HarvestError):
+    """A check found nothing to look at, which proves nothing: name what should be there, or allow an empty result."""
+
+    exit_code = 10
 
 
 class StackError(HarvestError):

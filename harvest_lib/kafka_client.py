@@ -6,6 +6,7 @@ words as evidence; nothing that this module says holds a secret.
 
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -26,6 +27,10 @@ from harvest_lib.errors import (
 )
 
 REACH_TIMEOUT_SECONDS = 5.0
+
+# A producer that is closed aborts what is open, and warns when it cannot: it was fenced, or no broker answers. Whoever
+# uses the transactional id next aborts it in any case. Not `catch_warnings`, which is for one thread alone.
+warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
 
 
 class KafkaProducer(Protocol):

@@ -1,12 +1,22 @@
 #!/bin/sh
-# Bring what some faults of `harvest chaos` need of the machine, by its packages, where that may be done: as root on
-# Debian and its like. Where it may not, or fails, those faults say what is missing and are left out.
+# Bring what is needed of the machine, by its packages, where that may be done: as root on Debian and its like. Where it
+# may not, or fails, whoever needs it says what is missing.
+#   machine.sh           for some faults of `harvest chaos`
+#   machine.sh pooler    for the tests with a pooler before Postgres
 set -eu
+# Programs of root's are not on everybody's path.
+has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
 wanted=
-command -v ip >/dev/null 2>&1 && command -v tc >/dev/null 2>&1 || wanted="$wanted iproute2"
-command -v mount >/dev/null 2>&1 || wanted="$wanted mount"
+case "${1:-faults}" in
+pooler) has pgbouncer || wanted="$wanted pgbouncer" ;;
+*)
+  has ip && has tc || wanted="$wanted iproute2"
+  has mount || wanted="$wanted mount"
+  ;;
+esac
 if [ -z "$wanted" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then exit 0; fi
-echo "installing$wanted for the faults of the machine"
+echo "installing$wanted"
+# Debian starts the services it installs; nobody wants this pooler to run.
 # shellcheck disable=SC2086 # several words
-timeout 300 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' \
+timeout 300 sh -c 'apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' \
   apt $wanted >/dev/null 2>&1 || echo "not all could be installed:$wanted"

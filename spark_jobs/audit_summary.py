@@ -6,6 +6,8 @@ Outside of `spark_jobs.audit`, which needs Spark: whoever reads the table does n
 from dataclasses import dataclass
 from datetime import datetime
 
+from harvest_lib.errors import NothingChecked
+
 MUST_BE_ZERO = ("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown")
 """The counts of an `AuditSummary` that make it not `ok`."""
 
@@ -45,6 +47,25 @@ class AuditSummary:
     """How long the oldest of them has waited; 0 if there are none."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no committed record was found, so that no delivery was looked at."""
+        return self.committed == 0
+
+    @property
+    def anomalies(self) -> tuple[str, ...]:
+        """The counts that must be zero and are not."""
+        return tuple(name for name in MUST_BE_ZERO if getattr(self, name))
+
+    @property
     def ok(self) -> bool:
-        """Whether every count that must be zero is."""
-        return not any(getattr(self, name) for name in MUST_BE_ZERO)
+        """Whether committed records were found, and every count that must be zero is."""
+        return not self.is_empty and not self.anomalies
+
+    def nothing_checked(self, allow: str) -> NothingChecked:
+        """Return the error of an audit that is empty; `allow` says how an empty one is allowed."""
+        return NothingChecked(
+            "the audit found no committed record, so it proves nothing",
+            evidence=f"audit {self.audit_id}: 0 records committed, {self.records:,} messages in the topics",
+            next_step=f"check the outbox, its subscription, the business table and the topics; "
+            f"where they may be empty, {allow}",
+        )

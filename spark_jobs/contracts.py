@@ -2,7 +2,7 @@
 
 Each contract is written once, as data, and becomes two pandera models of one meaning: one for pandas, one for Spark.
 
-    FLIGHTS.enforce(frame)        pandas or Spark; returns the frame, or raises ContractBroken
+    FLIGHTS.enforce(frame)        pandas or Spark; returns the frame, or raises ContractBroken, also of one without rows
     FlightsModel, OutboxModel, AuditSummaryModel                      the models for pandas
     FlightsSparkModel, OutboxSparkModel, AuditSummarySparkModel       the models for Spark
 
@@ -132,17 +132,20 @@ class Contract:
             members[f"check_{name}"] = pas.dataframe_check(name=name)(_of_class(_no_row_without(condition)))
         return type(f"{_title(self.name)}SparkModel", (pas.DataFrameModel,), members)
 
-    def enforce(self, frame: Any) -> Any:
+    def enforce(self, frame: Any, *, allow_empty: bool = False) -> Any:
         """Return the frame if it is as the contract says; raise ContractBroken with every check that fails.
 
-        A pandas frame is returned in the types declared. On a Spark frame each check is a job: cache what is dear.
+        A frame without rows shows nothing and fails, unless `allow_empty`. A pandas frame is returned in the types
+        declared. On a Spark frame each check is a job: cache what is dear.
         """
         missing = [name for name, column in self.columns.items() if column.required and name not in frame.columns]
         if missing:  # pandera's word for it has a row in it
             raise ContractBroken(self.name, tuple(Failure(column=name, check="is missing") for name in missing))
-        if isinstance(frame, pd.DataFrame):
-            return self._enforce_pandas(frame)
-        return self._enforce_spark(frame)
+        is_pandas = isinstance(frame, pd.DataFrame)
+        enforced = self._enforce_pandas(frame) if is_pandas else self._enforce_spark(frame)
+        if not allow_empty and (frame.empty if is_pandas else frame.isEmpty()):
+            raise ContractBroken(self.name, (Failure(column=self.name, check="has no rows"),))
+        return enforced
 
     def _enforce_pandas(self, frame: pd.DataFrame) -> pd.DataFrame:
         declared = self.as_declared(frame)

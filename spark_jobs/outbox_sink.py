@@ -9,6 +9,7 @@ the staging table is not one; 5 database; 8 the batch id stands for other data; 
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -111,7 +112,12 @@ def _arguments() -> Parser:
     add("input", help="a file or folder of parquet, csv (with a header) or jsonl")
     add("--format", choices=sorted(set(_FORMATS.values())), help="(default: by the name's ending)")
     add("--schema", help="columns and types as Spark spells them: 'id BIGINT, at TIMESTAMP' (default: found out)")
-    add("--dsn", required=True, help="libpq conninfo or URL; the password is better left to PGPASSWORD or a passfile")
+    add(
+        "--dsn",
+        default=os.environ.get("HARVEST_DSN"),
+        required=not os.environ.get("HARVEST_DSN"),
+        help="libpq conninfo or URL, without a password: that is in PGPASSWORD or a passfile (default: $HARVEST_DSN)",
+    )
     add("--batch-id", required=True, help="what is in the input; the same id is never promoted twice")
     add("--topic", required=True, help="Kafka topic of the records")
     add("--key", required=True, action="append", help="column of the key; of several, joined by a colon")

@@ -14,6 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support import least
 from support.least_modules import reason
+from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
 from support.waiting import eventually
 

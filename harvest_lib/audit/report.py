@@ -93,9 +93,14 @@ class AuditReport:
         return self.duplicates - self.unexplained_duplicates
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared: nothing was committed, nothing waits, and Kafka has no record of ours."""
+        return not (self.committed or self.pending or self.records - self.foreign)
+
+    @property
     def ok(self) -> bool:
-        """Whether every count that must be zero is."""
-        return not any(getattr(self, name) for name in MUST_BE_ZERO)
+        """Whether something was compared, and every count that must be zero is."""
+        return not self.is_empty and not any(getattr(self, name) for name in MUST_BE_ZERO)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values that `json.dumps` takes."""

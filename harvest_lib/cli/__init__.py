@@ -2,7 +2,7 @@
 
 Exit codes, for every command: 0 done; 1 something was found wrong (`audit`), or not running (`ps`); 2 the command line
 is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 130 interrupted.
+9 pipeline; 10 nothing was checked; 130 interrupted.
 """
 
 import sys
@@ -32,7 +32,7 @@ app = typer.Typer(
     name="harvest",
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 found wrong, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, 7 stack, "
-    "8 checkpoint, 9 pipeline.",
+    "8 checkpoint, 9 pipeline, 10 nothing was checked.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

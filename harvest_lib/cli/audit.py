@@ -15,7 +15,8 @@ from rich.table import Table
 
 from harvest_lib import audit as audits
 from harvest_lib.cli.history import history
-from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.options import AllowEmpty, ConfigFile, Json, configuration
+from harvest_lib.errors import NothingChecked
 from harvest_lib.outbox import OutboxTable
 
 _ROWS = {
@@ -80,6 +81,7 @@ def audit(
             help="Where to put temporary data, 150 bytes a record. Default: the system's folder.",
         ),
     ] = None,
+    allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
     """Compare what was committed with what is in Kafka: lost, duplicated, reordered, unknown.
@@ -88,7 +90,8 @@ def audit(
     delivered and purged, so losses cannot be seen. Records that a topic's retention or compaction removed count as
     lost. Within a key, ids must ascend.
 
-    Exits with 0 when all is well, 1 when anomalies were found, 3, 5 or 6 when configuration, Postgres or Kafka failed.
+    Exits with 0 when all is well, 1 when anomalies were found, 3, 5 or 6 when configuration, Postgres or Kafka failed,
+    10 when there was nothing to compare: no record was committed, and none of ours is in Kafka.
 
     Examples:
 
@@ -135,17 +138,25 @@ def audit(
         show_keys=show_keys,
         spill_directory=spill,
     )
+    ok = report.ok or (report.is_empty and allow_empty)
     if as_json:
-        typer.echo(json.dumps(report.to_json()))
+        typer.echo(json.dumps({**report.to_json(), "ok": ok, "empty": report.is_empty}))
     else:
         _show(report, topic)
-    if not report.ok:
+    if report.is_empty and not allow_empty:
+        raise NothingChecked(
+            "the audit had nothing to compare",
+            evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
+            next_step="check the topics, the outbox table and --committed; where it may be empty, say --allow-empty",
+        )
+    if not ok:
         raise typer.Exit(1)
 
 
 def _show(report: audits.AuditReport, topics: list[str]) -> None:
     console = Console(highlight=False)
     verdict = "[green]all is well[/]" if report.ok else "[red]anomalies found[/]"
+    verdict = "[yellow]nothing was compared[/]" if report.is_empty else verdict
     console.print(f"audit of {escape(', '.join(topics))}: {verdict}", soft_wrap=True)
     table = Table(show_header=False)
     table.add_column()

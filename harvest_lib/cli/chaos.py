@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from harvest_lib.config.durations import parse_duration
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import HarvestError, NothingChecked
 
 _LONGEST_FINDINGS = 10
 
@@ -69,7 +69,8 @@ def chaos(
     and checks the history of what everybody did. With --simulate the harvester's loops run against simulated servers,
     where a seed decides everything, and does the same again.
 
-    Exits with 1 if a record was lost or anything was found that the delivery does not allow.
+    Exits with 1 if a record was lost or anything was found that the delivery does not allow, with 10 if nothing was
+    proved: in one of the ways no fault struck, no record was committed, or none was delivered.
 
     Examples:
 
@@ -103,6 +104,8 @@ def chaos(
     ]
     if idle := [name for name in names if not any(map(known[name].fits, ways))]:
         raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
+    # A run in which none of the faults can strike would prove nothing.
+    ways = [each for each in ways if any(known[name].fits(each) for name in names or known)]
     turns = _part("infra.chaos.turns").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # writers' connections are cut on purpose
     outcomes: list[Any] = []
@@ -121,6 +124,12 @@ def chaos(
         _show(found, report.table(outcomes))
     if found["lost"] or found["unexplained"]:
         raise typer.Exit(1)
+    if found["proved_nothing"]:
+        raise NothingChecked(
+            "the run proves nothing",
+            evidence="; ".join(found["proved_nothing"]),
+            next_step="give it a longer --duration and faults that this machine can make; read the history beside it",
+        )
 
 
 def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:

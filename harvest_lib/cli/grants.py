@@ -50,7 +50,7 @@ def postgres(
 
     Examples:
 
-      harvest grants postgres -f harvest.yaml | psql "$OWNER_DSN"
+      harvest grants postgres -f harvest.yaml | psql -U owner shop
 
       harvest grants postgres -f harvest.yaml --writer shop --writer billing --allow shop=orders --allow shop=carts
 

@@ -33,7 +33,7 @@ def postgres(
 
     Examples:
 
-      harvest grants consumer postgres --role order_states | psql "$OWNER_DSN"
+      harvest grants consumer postgres --role order_states | psql -U owner shop
 
       harvest grants consumer postgres --key-values --table shop.consumers
     """

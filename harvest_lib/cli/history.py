@@ -12,8 +12,9 @@ from rich.text import Text
 
 from harvest_lib.audit.checker import ANOMALIES, Delivery, Finding, Promise, Verdict, check
 from harvest_lib.audit.history import BadLine, read_history, to_line
-from harvest_lib.cli.options import Json
+from harvest_lib.cli.options import AllowEmpty, Json
 from harvest_lib.cli.terminal import printable
+from harvest_lib.errors import NothingChecked
 
 _EVENTS_SHOWN = 8
 _BAD_LINES_SHOWN = 20
@@ -31,6 +32,7 @@ def history(
         bool, typer.Option("--barrier/--pipelined", help="At least once: one record of a key in flight, or any number.")
     ] = True,
     show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N unexplained of each anomaly.")] = 5,
+    allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
     """Check a history: what was written, sent, acknowledged, purged, read and applied, of all processes of a run.
@@ -38,7 +40,8 @@ def history(
     Anomalies have the names of Jepsen's Kafka workload; the page `history` of the documentation says what each means
     and what each promise allows. Duplicates that the promise allows are counted as explained.
 
-    Exits with 0 when all is explained, 1 when something is not or a line could not be read.
+    Exits with 0 when all is explained, 1 when something is not or a line could not be read, 10 when the files tell of
+    no record: nothing was checked.
 
     Examples:
 
@@ -56,12 +59,19 @@ def history(
     finally:
         gc.enable()
         gc.unfreeze()
+    ok = verdict.ok and not bad and (verdict.records > 0 or allow_empty)
     if as_json:
-        typer.echo(json.dumps({**verdict.to_json(), "ok": verdict.ok and not bad, "bad_lines": list(map(str, bad))}))
+        typer.echo(json.dumps({**verdict.to_json(), "ok": ok, "bad_lines": list(map(str, bad))}))
     else:
         _show(verdict, bad)
     if bad or not verdict.ok:
         raise typer.Exit(1)
+    if not ok:
+        raise NothingChecked(
+            "the history tells of no record, so no promise was checked",
+            evidence=f"{len(files)} files, {verdict.events:,} events, 0 records",
+            next_step="name the files of writers and readers; where a history may be empty, say --allow-empty",
+        )
 
 
 def _show(verdict: Verdict, bad: list[BadLine]) -> None:
@@ -69,7 +79,9 @@ def _show(verdict: Verdict, bad: list[BadLine]) -> None:
     said = "[green]the promise is kept[/]" if verdict.ok and not bad else "[red]the promise is not kept[/]"
     if verdict.ok and bad:
         said = "[red]not all could be read[/]"
-    console.print(f"history of {verdict.events:,} events: {said}")
+    elif not verdict.records:
+        said = "[yellow]nothing was checked[/]"
+    console.print(f"history of {verdict.events:,} events of {verdict.records:,} records: {said}")
     table = Table("anomaly", "explained", "unexplained")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -14,6 +14,9 @@ ConfigFile = Annotated[
         "--config", "--file", "-f", help="YAML, goharvest's reaper.yaml included. Without it: HARVEST_* variables."
     ),
 ]
+AllowEmpty = Annotated[
+    bool, typer.Option("--allow-empty", help="Exit with 0 where there was nothing to check, instead of with 10.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

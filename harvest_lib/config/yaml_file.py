@@ -53,8 +53,10 @@ class ReaperFile:
     logging_level: str = "info"
 
 
-def load(path: str | os.PathLike[str], **arguments: Any) -> ReaperFile:
+def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments: Any) -> ReaperFile:
     """Read a file; environment variables go before it, and `arguments` (fields of HarvestConfig) before both.
+
+    With `file_first` the file goes before the environment: a process may have several files, and has one environment.
 
     Raises ConfigError with all that is wrong; its `source`, `line` and `field` are those of the first problem.
     """
@@ -64,11 +66,12 @@ def load(path: str | os.PathLike[str], **arguments: Any) -> ReaperFile:
     origins = Origins(
         file=str(path),
         lines=contents.lines,
-        variables=variables,
+        variables={path: name for path, name in variables.items() if not (file_first and path in contents.lines)},
         arguments=paths(given),
         problems=[*contents.problems, *misnamed],
     )
-    values = _merged(_merged(contents.values, environment), given)
+    below, above = (environment, contents.values) if file_first else (contents.values, environment)
+    values = _merged(_merged(below, above), given)
     return ReaperFile(harvest=HarvestConfig(_origins=origins, **values), logging_level=contents.logging_level)
 
 

@@ -1,7 +1,7 @@
 """What came of runs: as JSON, for a terminal, and as the table of faults in the documentation."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,21 @@ def unexplained(outcome: Outcome) -> int:
     return sum(outcome.verdict.unexplained.values()) + len(outcome.broken)
 
 
+def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return of each run in which nothing was at stake what was missing: faults, commits or deliveries."""
+    wanted: Mapping[str, Callable[[Outcome], object]] = {
+        "no fault struck": lambda each: each.struck,
+        "no record was committed": lambda each: each.committed,
+        "no record was delivered": lambda each: each.delivered,
+    }
+    return [
+        f"{each.plan.way.source}/{each.plan.way.delivery}: {missing}"
+        for each in outcomes
+        for missing, found in wanted.items()
+        if not found(each)
+    ]
+
+
 def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:
     """Return the sums, what did not strike and why, and each run, as values that `json.dumps` takes."""
     return {
@@ -43,6 +58,7 @@ def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[s
         "faults": sum(len(each.struck) for each in outcomes),
         "seconds": round(sum(each.seconds for each in outcomes), 1),
         "not_struck": dict(left_out),
+        "proved_nothing": proved_nothing(outcomes),
         "runs": [_run(each) for each in outcomes],
     }
 

@@ -122,4 +122,5 @@ def _report(flights: Flights, consumers: ConsumerPool, place: Place) -> dict[str
     }
     if not report["messages"]:
         raise StackError("no flights came", next_step="read the logs beside the report")
-    return {"ok": not (report["double_effects"] or report["missing_effects"]), **report}
+    was_struck = consumers.kills > 0 and consumers.freezes > 0
+    return {"ok": was_struck and not (report["double_effects"] or report["missing_effects"]), **report}

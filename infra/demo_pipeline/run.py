@@ -204,7 +204,8 @@ def _report(folder: Path, place: Place, kills: Sequence[Kill]) -> dict[str, Any]
         "kills": len(kills),
         "destinations": destinations,
     }
-    return {"ok": bool(source) and not report["differences"] and not report["unexplained_duplicates"], **report}
+    is_proved = bool(source) and bool(kills) and all(each["rows"] for each in destinations.values())
+    return {"ok": is_proved and not report["differences"] and not report["unexplained_duplicates"], **report}
 
 
 def _as_copied(row: Row) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from infra.local.databases import kept_secret, sqlalchemy_url
 from infra.local.ports import keep_ports
 from infra.local.process import tail, through_child
 from infra.local.service import Plan, ask
-from infra.local.state import make_folder, write_private
+from infra.local.state import make_folder, make_private, private_log, write_private
 
 USER = "admin"
 
@@ -50,7 +50,7 @@ class Airflow:
 
     def prepare(self) -> None:
         """Choose the port, and make the login unless it is there."""
-        make_folder(self._home)
+        make_private(self._home)
         self._port = keep_ports(self._home / "ports.json", ["api"])["api"]
         if not self.password_file.exists():
             write_private(self.password_file, json.dumps({USER: kept_secret(self._home / "login")}) + "\n")
@@ -92,7 +92,7 @@ class Airflow:
     def migrate(self, variables: Mapping[str, str]) -> None:
         """Bring the database to this version of Airflow. Raises StackError, which names the log, when it fails."""
         make_folder(self._log.parent)
-        with self._log.open("ab") as log:
+        with private_log(self._log) as log:
             try:
                 done = subprocess.run(
                     through_child([sys.executable, "-m", "airflow", "db", "migrate"]),

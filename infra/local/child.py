@@ -14,6 +14,8 @@ Before it turns into COMMAND by `exec` it
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.
 
+What the command writes is for its user alone, and it ignores no signal because whoever started us does.
+
 Exit code 125 says that a step failed; standard error says which.
 """
 
@@ -26,6 +28,19 @@ from typing import NoReturn
 
 FAILED = 125
 CAP_DAC_OVERRIDE = 1
+
+_NOT_INHERITED = (
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # the interpreter ignores them
+    *(
+        signal.SIGINT,
+        signal.SIGQUIT,
+    ),  # a shell does, for what it starts by `&`; Dagster takes SIGTERM as it finds SIGINT
+    *(signal.SIGTERM, signal.SIGHUP),  # nohup does
+)
+"""Signals that a server must not ignore because whoever started us does."""
+
+_OWNER_ONLY = 0o077
+"""What servers write, records among it, is for their user alone."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
@@ -63,9 +78,9 @@ def main(arguments: list[str]) -> NoReturn:
         if sys.platform == "linux":
             _prctl("end with the parent", _PR_SET_PDEATHSIG, options.signal)
         _check_parent(options.parent)
-        # The interpreter ignores these two; a server must not inherit that.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        os.umask(_OWNER_ONLY)
+        for number in _NOT_INHERITED:
+            signal.signal(number, signal.SIG_DFL)
         os.execv(options.command[0], options.command)  # noqa: S606 - a shell is what it must not go through
     except (OSError, StepError) as error:
         sys.stderr.write(f"cannot start {options.command[0]}: {error}\n")

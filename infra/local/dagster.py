@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from harvest_lib.errors import StackError
 from infra.local.ports import accepts, keep_ports
 from infra.local.service import Plan, ask
-from infra.local.state import make_folder, write_private
+from infra.local.state import make_private, write_private
 
 LOCATION = "harvest"
 """What Dagster calls our code location."""
@@ -46,7 +46,7 @@ class Dagster:
 
     def prepare(self) -> None:
         """Choose the ports."""
-        make_folder(self._home)
+        make_private(self._home)
         self._ports = keep_ports(self._home / "ports.json", ["webserver", "code"])
 
     def plans(self, dsn: str, environment: Mapping[str, str]) -> list[Plan]:

@@ -23,9 +23,10 @@ def prepare(dsn: str, bootstrap_servers: str) -> None:
     create_topic({"bootstrap.servers": bootstrap_servers}, TOPIC, partitions=_PARTITIONS, config={})
 
 
-def variables(known: Mapping[str, str]) -> dict[str, str]:
-    """Return what the harvester has to be told besides where the servers are, unless somebody else says so."""
-    return {
-        "HARVEST_LEADER_GROUP_ID": known.get("HARVEST_LEADER_GROUP_ID", "harvest-local"),
-        "HARVEST_DELIVERY": known.get("HARVEST_DELIVERY", "transactional"),
-    }
+def variables(known: Mapping[str, str], *, is_ours: bool) -> dict[str, str]:
+    """Return what the harvester has to be told besides where the servers are, unless somebody else says so.
+
+    Of definitions that are not ours it is only the group, of which a file of a component's may say another.
+    """
+    group = {"HARVEST_LEADER_GROUP_ID": known.get("HARVEST_LEADER_GROUP_ID", "harvest-local")}
+    return {**group, "HARVEST_DELIVERY": known.get("HARVEST_DELIVERY", "transactional")} if is_ours else group

@@ -27,7 +27,7 @@ from infra.local.java import argument_file, find_java
 from infra.local.kafka_security import AUTHORIZER, OPERATOR, KafkaSecurity
 from infra.local.ports import accepts, keep_ports
 from infra.local.process import ServerProcess, through_child
-from infra.local.state import make_folder, write_private
+from infra.local.state import make_private, write_private
 
 VERSIONS = ("4.3.1", "3.9.1")
 SASL_USER = "harvest"
@@ -143,7 +143,7 @@ class KafkaCluster:
         java_home = find_java(self._parts)
         jars = resolve(kafka_jars(self.version), self._parts, java_home)
         self._java = [java_home / "bin" / "java", *_JVM, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
-        make_folder(self._folder)
+        make_private(self._folder)
         names = [f"{role}-{number}" for number in self._numbers for role in self._roles]
         self.ports = keep_ports(self._folder / "ports.json", names)
         for number in self._numbers:

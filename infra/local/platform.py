@@ -145,7 +145,7 @@ class Platform:
             **kept,
             **_without_proxy(kept),
             **kafka_connections(bootstrap_servers),
-            **example.variables(kept),
+            **example.variables(kept, is_ours=self._definitions == DEFINITIONS),
             "HARVEST_DSN": dsn,
             "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
             "HARVEST_HOME": str(self._state),

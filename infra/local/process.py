@@ -16,7 +16,7 @@ import psutil
 
 from harvest_lib.errors import StackError
 from infra.local import child
-from infra.local.state import make_folder
+from infra.local.state import make_folder, private_log
 
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 10
@@ -62,7 +62,7 @@ class ServerProcess:
         make_folder(self.log.parent)
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
-        with self.log.open("ab") as log:
+        with private_log(self.log) as log:
             self._process = subprocess.Popen(
                 through_child(command, end_signal=self._end_signal, user=user, paths=paths),
                 stdin=subprocess.DEVNULL,

@@ -114,6 +114,11 @@ class Security:
         write_private(self.folder / "harvester.env", variable)
 
 
+_APPLY = (
+    'import os, sys, psycopg; psycopg.connect(os.environ["HARVEST_DSN"], autocommit=True).execute(sys.stdin.read())'
+)
+
+
 def settings_text(folder: Path) -> str:
     """Return what is to be shown of a secured stack: configurations, and the commands to go on with. No secret."""
     scram, mtls = (folder / f"harvester-{name}.yaml" for name in ("scram", "mtls"))
@@ -129,7 +134,8 @@ def settings_text(folder: Path) -> str:
             "# as the owner: the tables; then what each role may do, with the names of your topics",
             f"OWNER=$(jq -r .dsn {shlex.quote(str(folder.parent / 'stack.json'))})",
             f'HARVEST_DSN="$OWNER" harvest init -f {by_mtls}',
-            f'harvest grants postgres -f {by_mtls} | psql "$OWNER"',
+            # Not by psql, whose command line would have the owner's password.
+            f'harvest grants postgres -f {by_mtls} | HARVEST_DSN="$OWNER" python -c {shlex.quote(_APPLY)}',
             f"harvest grants kafka -f {by_mtls} --topic orders --json |"
             f" python docs/examples/apply_acls.py {shlex.quote(str(operator))}",
             "# as the harvester: by certificate, or by password",

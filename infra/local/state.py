@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from harvest_lib.errors import StackError
 
@@ -32,6 +33,20 @@ def make_folder(path: Path) -> Path:
             next_step="name a folder you may write to in HARVEST_HOME",
         ) from error
     return path
+
+
+def make_private(path: Path) -> Path:
+    """Make a folder that nobody but its owner may look into, also one that was made open before."""
+    make_folder(path).chmod(0o700)
+    return path
+
+
+@contextmanager
+def private_log(path: Path) -> Iterator[BinaryIO]:
+    """Open a log to append to it, for the owner's eyes only: servers quote in it what they were given."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        os.fchmod(log.fileno(), 0o600)
+        yield log
 
 
 def write_private(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from harvest_lib.errors import StackError
 from infra.local.description import Description, process_started, running
 from infra.local.process import tail
 from infra.local.stack import Stack
-from infra.local.state import locked, make_folder
+from infra.local.state import locked, make_folder, private_log
 
 _WATCH_SECONDS = 0.5
 _REVIVALS, _REVIVALS_SECONDS = 3, 60
@@ -146,7 +146,7 @@ def _check_secure(found: Description, *, wanted: bool) -> None:
 def _launch(command: list[str], log: Path) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as report:
-        with log.open("ab") as output:
+        with private_log(log) as output:
             process = subprocess.Popen(
                 [*command, "--report", str(writing)],
                 stdin=subprocess.DEVNULL,

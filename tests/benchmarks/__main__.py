@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from rich.console import Console
 
+from harvest_lib.errors import NothingChecked
 from harvest_lib.tuning import tune_interpreter
 from infra.local import Stack
 from infra.local.state import default_state
@@ -39,7 +40,14 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
             drain_laps(servers, _WARM_UP_RECORDS, delivery=delivery)
         for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
-                results += SCENARIOS[name](servers, Size(records=records, rounds=rounds))
+                found = list(SCENARIOS[name](servers, Size(records=records, rounds=rounds)))
+            if not found:
+                raise NothingChecked(
+                    f"the scenario {name} measured nothing",
+                    evidence="it returned no result",
+                    next_step="look at its entry in tests/benchmarks/scenarios.py",
+                )
+            results += found
             write(results, folder / "report.json")  # what there is, should a later one fail
     show(results, console)
     console.print(f"written to {folder / 'report.json'}")

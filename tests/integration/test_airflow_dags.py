@@ -2,6 +2,9 @@
 Dagster is. They run in one process, which takes its time to begin; the tests look at what came of it."""
 
 import os
+import signal
+import socket
+import subprocess
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +13,9 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
-from support.airflow_process import run_airflow
+from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
+from support.waiting import eventually
 
 from infra.local.airflow import Airflow, kafka_connections
 from infra.local.databases import own_database
@@ -37,8 +41,9 @@ NUMBERS = """
 # Stands for `spark_jobs.audit`: it leaves the summary that its variables say, and exits as that does.
 AUDIT = """
 import os, sys, psycopg
-_, option, audit_id = sys.argv
+_, option, audit_id, *allowed = sys.argv
 assert option == "--audit-id"
+assert allowed == (["--allow-empty"] if os.environ.get("HARVEST_AUDIT_ALLOW_EMPTY") else [])
 with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
     connection.execute("CREATE SCHEMA IF NOT EXISTS harvest_audit")
     connection.execute('''CREATE TABLE IF NOT EXISTS harvest_audit.summary (NUMBERS)''')
@@ -46,7 +51,8 @@ with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
         connection.execute(
             "INSERT INTO harvest_audit.summary (audit_id, at, records, committed, lost, duplicates_adjacent,"
             " duplicates_separated, reordered, unknown, delay_p99_ms)"
-            " VALUES (%s, clock_timestamp(), 8, 10, %s, 0, 0, 0, 0, 12.5)", [audit_id, os.environ["LOST"]]
+            " VALUES (%s, clock_timestamp(), 8, %s, %s, 0, 0, 0, 0, 12.5)",
+            [audit_id, os.environ.get("COMMITTED", "10"), os.environ["LOST"]],
         )
 sys.exit(os.environ.get("LOST", "0") != "0")
 """
@@ -76,8 +82,9 @@ def ran(stack, admin, tmp_path_factory):
     def asked(dag_id, conf=None, **changes):
         return {"dag_id": f"harvest_{dag_id}", "conf": conf or {}, "variables": changes}
 
-    with dagster_stub() as well, dagster_stub() as badly:
-        well.next_status = "SUCCESS"
+    with dagster_stub() as well, dagster_stub() as badly, dagster_stub() as idle:
+        well.next_status = idle.next_status = "SUCCESS"
+        idle.steps = []
         badly.next_status, badly.failure = "FAILURE", "column delay is of type text"
         secret = badly.url.replace("//", "//user:canary@")
         runs = {
@@ -88,15 +95,25 @@ def ran(stack, admin, tmp_path_factory):
             ),
             "failing": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=secret),
             "unknown": asked("run_dagster_job", {"job": "no_such_job"}, DAGSTER_URL=secret),
+            "idle": asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=idle.url),
             "smoke": asked("topic_smoke_test", {"topic": topic}),
             "audit": asked("nightly_audit", LOST="0"),
             "on_message": asked("audit_on_message", LOST="0"),
             "lost": asked("nightly_audit", LOST="2"),
             "no_summary": asked("nightly_audit"),
+            "empty": asked("nightly_audit", LOST="0", COMMITTED="0"),
+            "allowed": asked("nightly_audit", LOST="0", COMMITTED="0", HARVEST_AUDIT_ALLOW_EMPTY="1"),
         }
         imported, ends = run_airflow(variables, list(runs.values()))
         yield SimpleNamespace(
-            imported=imported, topic=topic, well=well, badly=badly, **dict(zip(runs, ends, strict=True))
+            variables=variables,
+            asked=asked,
+            imported=imported,
+            topic=topic,
+            well=well,
+            badly=badly,
+            nothing=idle,
+            **dict(zip(runs, ends, strict=True)),
         )
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         for name in names:
@@ -162,3 +179,32 @@ def test_an_audit_that_finds_records_lost_fails_and_names_the_numbers(ran):
 def test_an_audit_without_a_summary_is_not_taken_for_a_good_one(ran):
     assert ran.no_summary["tasks"] == {"audit": "success", "report": "failed"}  # yesterday's summary is there
     assert "the audit left no summary" in ran.no_summary["log"]
+
+
+def test_an_audit_that_compared_nothing_is_not_taken_for_a_good_one_unless_that_is_allowed(ran):
+    assert ran.empty["tasks"] == {"audit": "success", "report": "failed"}
+    assert "no committed record" in ran.empty["log"]
+    assert ran.allowed["tasks"] == {"audit": "success", "report": "success"}, ran.allowed["log"]
+
+
+def test_a_dagster_run_without_a_step_fails_the_task_and_is_not_started_again(ran):
+    assert ran.idle["tasks"] == {"dagster_job": "failed"}
+    assert "succeeded and ran no step" in ran.idle["log"]
+    assert ran.nothing.launched() == 1
+
+
+def test_a_dag_that_is_tried_out_ends_on_sigterm_while_dagster_does_not_answer(ran, tmp_path):
+    """`dag.test()` runs the trigger in its own process, where Airflow's handler of the signal only calls `on_kill`."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        run = ran.asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=url)
+        log = tmp_path / "airflow.log"
+        with airflow_started(ran.variables, [run], log) as process:
+            eventually(lambda: "running trigger in line" in log.read_text(), 120, "it waits for Dagster")
+            process.send_signal(signal.SIGTERM)
+            try:
+                code = process.wait(20)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"it outlives SIGTERM: {log.read_text()[-2000:]}")
+    assert code == 128 + signal.SIGTERM

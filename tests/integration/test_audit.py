@@ -20,6 +20,7 @@ from harvest_lib.errors import (
     DatabaseError,
     DatabaseUnavailable,
     KafkaUnavailable,
+    NothingChecked,
     TopicMissing,
 )
 from harvest_lib.provenance import HEADER_NAME, stamp
@@ -292,6 +293,26 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
     assert "lost: id 5" in result.output
     pending = "SELECT id FROM outbox"
     assert harvest_audit("-t", topic, "--committed-file", str(committed), "--pending", pending).exit_code == 0
+
+
+def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, producers, harvest_audit):
+    topic = make_topic()
+    fill_outbox(dsn, topic, [])
+    result = harvest_audit("--topic", topic)
+    assert isinstance(result.exception, NothingChecked)
+    assert "nothing was compared" in result.output
+    allowed = harvest_audit("--topic", topic, "--allow-empty", "--json")
+    assert allowed.exit_code == 0, allowed.output
+    assert [json.loads(allowed.output)[name] for name in ("ok", "empty", "committed")] == [True, True, 0]
+    producer = producers()
+    producer.produce(topic, "another program's")
+    producer.flush()
+    foreign = harvest_audit("--topic", topic, "--json")
+    assert isinstance(foreign.exception, NothingChecked)
+    assert json.loads(foreign.stdout)["ok"] is False
+    with psycopg.connect(dsn) as connection:
+        connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
+    assert harvest_audit("--topic", topic).exit_code == 0, "one that waits was looked at"
 
 
 def test_the_command_reads_what_is_committed_meanwhile(dsn, make_topic, producers, harvest_audit, monkeypatch):

@@ -3,9 +3,11 @@
 import json
 
 import pytest
-from dagster import DagsterInstance
+from dagster import DagsterInstance, materialize
 from psycopg.conninfo import conninfo_to_dict
+from support.audit_stand_in import insert
 
+from dagster_harvest.assets import verified_asset
 from dagster_harvest.components import outbox_definitions
 from dagster_harvest.settings import AuditSettings, OutboxSettings
 
@@ -14,7 +16,7 @@ from dagster_harvest.settings import AuditSettings, OutboxSettings
 def audit(outbox, reaper, tmp_path):
     """Run the audit's job; return the result, the verdicts, and what was materialized."""
 
-    def run(**finds):
+    def run(*, allow_empty=False, **finds):
         settings = OutboxSettings(
             name="shop",
             topics=["orders"],
@@ -23,6 +25,7 @@ def audit(outbox, reaper, tmp_path):
                 module="support.audit_stand_in",
                 arguments=["--finds", json.dumps(finds)] if finds else [],
                 docs_folder=str(tmp_path / "docs"),
+                allow_empty=allow_empty,
             ),
         )
         with DagsterInstance.ephemeral() as instance:
@@ -71,6 +74,35 @@ def test_a_copy_by_the_next_term_blocks_nothing(audit):
     assert failed(verdicts) == {"duplicates"}
     assert result.success
     assert "verified" in made
+
+
+def test_an_audit_that_compared_nothing_fails_unless_that_is_allowed(audit):
+    result, verdicts, made, _ = audit(committed=0, records=0)
+    assert not result.success
+    assert (verdicts, made) == ({}, {})
+    failure = result.failure_data_for_node("shop_audit_tables").user_failure_data
+    assert "0 records committed" in failure.description
+    result, verdicts, made, _ = audit(allow_empty=True, committed=0, records=0)
+    assert result.success
+    assert failed(verdicts) == set()
+    assert made["verified"]["committed"].value == 0
+
+
+def test_verified_alone_judges_the_last_audit(outbox, reaper):
+    """Without the checks, which block it in a run of the whole job."""
+    settings = OutboxSettings(name="shop", topics=["orders"], config_file=str(reaper))
+    verified, resources = verified_asset(settings), outbox_definitions(settings).resources
+
+    def materialized():
+        with DagsterInstance.ephemeral() as instance:
+            return materialize([verified], instance=instance, resources=resources, raise_on_error=False).success
+
+    assert not materialized(), "nothing was audited yet"
+    for audit_id, (numbers, is_verified) in enumerate(
+        [({}, True), ({"lost": 1}, False), ({"duplicates_cross_epoch": 2}, True), ({"committed": 0}, False)]
+    ):
+        insert(outbox.connection, str(audit_id), **numbers)
+        assert materialized() == is_verified, numbers
 
 
 def test_what_no_other_check_judges_the_suite_does(audit):

@@ -9,7 +9,7 @@ from support.outbox import harvest_config
 
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import OutboxSettings, Thresholds
+from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
 from dagster_harvest.summary import AuditMissing, details, last_summary
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester import Harvest
@@ -46,6 +46,14 @@ def checked(reaper):
 
 def failed(evaluations):
     return {name for name, each in evaluations.items() if not each.passed}
+
+
+def test_an_audit_that_compared_nothing_fails_every_check_unless_that_is_allowed(checked, insert):
+    insert(committed=0, records=0)
+    evaluations = checked(audit_checks)
+    assert failed(evaluations) == {"lost", "unknown", "ordering", "duplicates"}
+    assert "no committed record" in evaluations["lost"].description
+    assert failed(checked(audit_checks, audit=AuditSettings(allow_empty=True))) == set()
 
 
 def test_each_finding_of_an_audit_fails_exactly_its_check(checked, insert):

@@ -13,7 +13,7 @@ from support.outbox import read_topic
 from support.waiting import eventually
 
 from dagster_harvest.beating import Beating
-from dagster_harvest.daemon import GENERATION_TAG, daemon_job
+from dagster_harvest.daemon import GENERATION_TAG, WORKED_TAG, daemon_job
 from dagster_harvest.heartbeat import Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
@@ -87,6 +87,19 @@ def observations(instance, topic):
 def delivered_as_told(instance, topic):
     """Return how many records the last observation tells of; none, before the first."""
     return max((each["delivered_records"].value for each in observations(instance, topic)), default=0)
+
+
+def worked(instance):
+    return WORKED_TAG in only_run(instance).tags
+
+
+def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execute, settings, outbox, instance):
+    settings.daemon.healthy_after_working_seconds = 3
+    outbox.fill(500, keys=100)
+    terminate_when(lambda: outbox.count() == 0 and worked(instance), instance)
+    assert not execute().success
+    assert only_run(instance).status is DagsterRunStatus.CANCELED
+    assert outbox.count() == 0
 
 
 def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(

@@ -9,7 +9,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from support.outbox import harvest_config
 from support.waiting import eventually
 
-from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, daemon_job
+from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, WORKED_TAG, daemon_job
 from dagster_harvest.heartbeat import Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
@@ -76,6 +76,19 @@ def test_the_first_tick_asks_for_the_first_generation(tick):
     assert request.run_key == "shop:0:1"
     assert request.tags[GENERATION_TAG] == "1"
     assert request.run_config == {}
+
+
+def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
+    tick, believed, beats, outbox, instance
+):
+    for generation in range(1, 7):
+        instance.report_run_failed(believed(generation), "no broker answers")
+    run = believed(7)
+    instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
+    beats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=3)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = beat_at - interval '16 s'")
+    (request,) = tick().run_requests
+    assert request.run_key == "shop:0:8"
 
 
 def test_a_living_run_is_left_alone(tick, believed, beats):

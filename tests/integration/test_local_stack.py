@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_a_folder_is_held_once(stack: Stack):
 def test_a_supervisor_that_cannot_start_says_why(tmp_path):
     with pytest.raises(StackError, match="no end of it"):
         _launch([sys.executable, "-c", "raise SystemExit('no end of it')"], tmp_path / "log")
+
+
+def test_what_the_servers_keep_and_log_is_for_the_owner_alone(stack: Stack, make_topic):
+    """Data, configurations, keys and logs. What a program has written before may be open: its folder is not."""
+    make_topic()
+    (kafka,), (postgres,) = (
+        [each for each in stack.state.glob(f"{name}-*") if each.is_dir()] for name in ("kafka", "postgres")
+    )
+    seen = 0
+    for folder in (kafka, postgres, stack.state / "logs"):
+        closed = (folder.stat().st_mode & 0o077) == 0
+        for path in folder.rglob("*"):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # a server's own
+                continue
+            if stat.S_ISREG(mode):
+                seen += 1
+                assert closed or not mode & 0o077, f"{path} {stat.filemode(mode)}"
+    assert seen > 100
+    meta = next(kafka.rglob("meta.properties"))
+    assert stat.filemode(meta.stat().st_mode) == "-rw-------"
 
 
 def test_servers_of_the_environment_are_used(stack: Stack, tmp_path, monkeypatch):

@@ -9,10 +9,12 @@ from tempfile import TemporaryDirectory
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.machine import require
 from support.waiting import eventually
 
 from harvest_lib.database import connect, require_session
 from harvest_lib.errors import DatabaseError
+from infra.chaos.namespaces import has_program
 
 PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
@@ -26,8 +28,8 @@ def free_port():
 @pytest.fixture
 def pooled(dsn):
     """Start a pooler in a mode and return how to connect to it; skipped where there is none on the machine."""
-    if shutil.which(PGBOUNCER) is None:
-        pytest.skip("pgbouncer is not installed here")
+    lacking = None if has_program("pgbouncer") else "there is no pgbouncer: `make setup` installs it, as root on Debian"
+    require(lacking, "pgbouncer")
     server, running = conninfo_to_dict(dsn), []
     folder = TemporaryDirectory()  # pytest's own is closed to the pooler's user
 

@@ -53,6 +53,16 @@ def test_the_command_prints_and_exits_by_what_it_found(native, capsys):
     assert json.loads(capsys.readouterr().out)["unknown"] == 1
 
 
+def test_the_command_fails_when_no_committed_record_was_found(native, capsys):
+    arguments = ["--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic]
+    assert main([*arguments, "--audit-id", "nightly"]) == 10
+    said = capsys.readouterr()
+    assert "audit nightly: nothing was compared" in said.out
+    assert "0 records committed" in said.err
+    assert main([*arguments, "--json", "--allow-empty"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
 def test_expectations_and_their_pages(native, tmp_path, monkeypatch):
     native.outbox.fill(RECORDS, keys=KEYS)
     native.outbox.harvest(delivery="pipelined").drain(60)

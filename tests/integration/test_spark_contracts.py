@@ -26,6 +26,10 @@ def frame(spark, contract, **changes):
 @pytest.mark.parametrize("contract", [FLIGHTS, OUTBOX, AUDIT_SUMMARY], ids=lambda contract: contract.name)
 def test_what_is_as_it_should_be_passes(spark, contract):
     assert contract.enforce(frame(spark, contract)).count() == 2
+    nothing = frame(spark, contract).where("false")
+    with pytest.raises(ContractBroken, match="has no rows"):
+        contract.enforce(nothing)
+    assert contract.enforce(nothing, allow_empty=True).count() == 0
 
 
 @pytest.mark.parametrize(

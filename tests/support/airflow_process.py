@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
 
 _MARK = "-- here the next run begins --"
@@ -33,6 +34,19 @@ def run_airflow(environment, runs):
     imported, *ends = json.loads(answer)
     _, *logs = text.split(_MARK)
     return imported, [{**end, "log": log} for end, log in zip(ends, logs, strict=True)]
+
+
+@contextmanager
+def airflow_started(environment, runs, log):
+    """Start the same and return the process, whose output goes into a file; it is killed in the end."""
+    with log.open("wb") as file:
+        command = [sys.executable, "-P", __file__, json.dumps(runs)]
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, cwd="/")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
 
 
 def main(runs):

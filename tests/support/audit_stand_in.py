@@ -41,6 +41,7 @@ def main():
     for option in ("--audit-id", "--topic", "--table", "--finds"):
         parser.add_argument(option)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--allow-empty", action="store_true")
     options = parser.parse_args()
     finds = json.loads(options.finds or "{}")
     if "error" in finds:

@@ -18,6 +18,8 @@ class DagsterStub:
         self.asked = []
         self.next_status = "STARTED"
         self.failure = ""
+        self.steps = ["SUCCESS"]
+        self.checks = []  # of each page of events: name, and whether it passed; None if it was not evaluated
         self.password = ""
         self.http_status = 200
         self.drop_launch_answers = 0
@@ -71,6 +73,19 @@ class DagsterStub:
         events = [{"stepKey": "flights", "error": error}] if self.failure else []
         content = {"__typename": "Run", "stepStats": [], "eventConnection": {"events": [{}, *events]}}
         return {"runOrError": content}
+
+    def _work(self, variables):
+        pages = self.checks or [[]]
+        number = int(variables["after"] or 0)
+        events = [{"__typename": "MessageEvent"}]
+        for name, passed in pages[number]:
+            check = {"checkName": name, "assetKey": {"path": ["audit", "shop"]}}
+            events.append({"__typename": "AssetCheckEvaluationPlannedEvent", **check})
+            if passed is not None:
+                events.append({"__typename": "AssetCheckEvaluationEvent", "evaluation": {**check, "success": passed}})
+        connection = {"events": events, "cursor": str(number + 1), "hasMore": number + 1 < len(pages)}
+        stats = [{"stepKey": str(step), "status": status} for step, status in enumerate(self.steps)]
+        return {"runOrError": {"__typename": "Run", "stepStats": stats, "eventConnection": connection}}
 
     def _terminate(self, variables):
         self.runs[variables["runId"]]["status"] = "CANCELED"

@@ -74,6 +74,7 @@ EXEMPT = {
     "integration/test_consume_sqlite_shard": _CONSUMER,
     "integration/test_consume_sqlite_statements": _CONSUMER,
     "integration/test_dagster_audit": _DAGSTER,
+    "integration/test_dagster_project": _DAGSTER,
     "integration/test_dagster_checks": _DAGSTER,
     "integration/test_dagster_commands": _DAGSTER,
     "integration/test_dagster_daemon": _DAGSTER,

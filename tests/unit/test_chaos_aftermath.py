@@ -1,12 +1,19 @@
 """Promises of faults that the checker of histories does not look at."""
 
+import json
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+from typer.testing import CliRunner
+
 from harvest_lib.audit.checker import Finding, Verdict
 from harvest_lib.audit.history import HistoryWriter, Poll, PolledRecord, Term
+from harvest_lib.cli import app
+from harvest_lib.errors import NothingChecked
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
 from infra.chaos.faults import FAULTS, Fault
 from infra.chaos.report import document, unexplained
@@ -89,6 +96,31 @@ def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
     assert [(each["name"], each["fault"]) for each in shown["runs"][0]["findings"]] == [
         ("promise-broken", "leader-killed")
     ]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ({"struck": []}, "no fault struck"),
+        ({"committed": 0, "delivered": 0}, "no record was committed"),
+        ({"delivered": 0}, "no record was delivered"),
+    ],
+)
+def test_a_run_in_which_nothing_was_at_stake_proves_nothing(lacking, said, monkeypatch, tmp_path):
+    whole = outcome(term(40, "one", "a"), term(52, "two", "b"), fault="leader-killed")
+
+    def command(outcome):
+        monkeypatch.setattr("infra.chaos.run.run", lambda *_: outcome)
+        struck = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(tmp_path)]
+        return CliRunner().invoke(app, [*struck, "--json"])
+
+    proved = command(whole)
+    assert proved.exit_code == 0, proved.output
+    assert json.loads(proved.stdout)["proved_nothing"] == []
+    empty = command(replace(whole, **lacking))
+    assert f"mark/barrier: {said}" in json.loads(empty.stdout)["proved_nothing"]
+    assert isinstance(empty.exception, NothingChecked)
+    assert said in str(empty.exception)
 
 
 def test_what_was_allowed_of_a_killed_leader_is_not_of_one_that_was_released():

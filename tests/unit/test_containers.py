@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from psycopg.conninfo import conninfo_to_dict
+
+from infra.local import kafka, postgres
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = "^[a-zA-Z0-9._-]+$"
@@ -74,28 +78,50 @@ COMPOSE = {
 IMAGE = closed(
     ["repository", "tag"], repository={"type": "string"}, tag={"type": "string"}, pullPolicy={"type": "string"}
 )
+QUANTITY = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi)?$"}
+ROOM = closed(["cpu", "memory"], cpu=QUANTITY, memory=QUANTITY)
+RESOURCES = closed(["requests", "limits"], requests=ROOM, limits=ROOM)
+NOT_ROOT = {"runAsNonRoot": {"const": True}, "runAsUser": {"const": 10001}}
+SECCOMP = closed(["type"], type={"const": "RuntimeDefault"})
+POD = closed(
+    ["runAsNonRoot", "runAsUser", "seccompProfile"], **NOT_ROOT, fsGroup={"const": 10001}, seccompProfile=SECCOMP
+)
+BARRED = {
+    "allowPrivilegeEscalation": {"const": False},
+    "capabilities": closed(["drop"], drop={"const": ["ALL"]}),
+}
+CONTAINER = closed(list(BARRED), **BARRED)
+LIMITED = {"podSecurityContext": POD, "securityContext": CONTAINER, "resources": RESOURCES}
 SECRETS = {"type": "array", "items": closed(["name"], name={"type": "string"})}
 DAGSTER_CHART = closed(
     **{
         "global": closed(postgresqlSecretName={"type": "string"}),
-        "dagsterWebserver": closed(replicaCount={"type": "integer"}),
-        "dagsterDaemon": closed(enabled={"type": "boolean"}),
+        "dagsterWebserver": closed(list(LIMITED), replicaCount={"type": "integer"}, **LIMITED),
+        "dagsterDaemon": closed(list(LIMITED), enabled={"type": "boolean"}, **LIMITED),
         "runLauncher": closed(
             ["type", "config"],
             type={"enum": ["K8sRunLauncher"]},
-            config=closed(k8sRunLauncher=closed(envSecrets=SECRETS)),
+            config=closed(
+                k8sRunLauncher=closed(
+                    ["securityContext", "resources"],
+                    envSecrets=SECRETS,
+                    securityContext=closed([*NOT_ROOT, *BARRED], **NOT_ROOT, **BARRED, seccompProfile=SECCOMP),
+                    resources=RESOURCES,
+                )
+            ),
         ),
         "dagster-user-deployments": closed(
             enabled={"type": "boolean"},
             deployments={
                 "type": "array",
                 "items": closed(
-                    ["name", "image", "dagsterApiGrpcArgs", "port"],
+                    ["name", "image", "dagsterApiGrpcArgs", "port", *LIMITED],
                     name={"type": "string"},
                     image=IMAGE,
                     dagsterApiGrpcArgs=WORDS,
                     port={"type": "integer"},
                     envSecrets=SECRETS,
+                    **LIMITED,
                 ),
             },
         ),
@@ -110,7 +136,14 @@ DAGSTER_CHART = closed(
     }
 )
 SWITCH = closed(["enabled"], enabled={"type": "boolean"})
+SIZED = closed(["resources"], resources=RESOURCES)
 AIRFLOW_CHART = closed(
+    ["securityContexts", "scheduler", "apiServer", "dagProcessor", "migrateDatabaseJob", "triggerer"],
+    securityContexts=closed(["pod", "containers"], pod=POD, containers=CONTAINER),
+    scheduler=SIZED,
+    apiServer=SIZED,
+    dagProcessor=SIZED,
+    migrateDatabaseJob=SIZED,
     airflowVersion={"type": "string"},
     executor={"enum": ["LocalExecutor"]},
     uid={"type": "integer"},
@@ -124,7 +157,7 @@ AIRFLOW_CHART = closed(
     postgresql=SWITCH,
     redis=SWITCH,
     statsd=SWITCH,
-    triggerer=closed(enabled={"type": "boolean"}, replicas={"type": "integer"}),
+    triggerer=closed(["resources"], enabled={"type": "boolean"}, replicas={"type": "integer"}, resources=RESOURCES),
 )
 
 
@@ -159,6 +192,21 @@ def test_a_misspelt_key_is_found(compose):
     assert complaints(COMPOSE, wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "schema"), [("helm/values-dagster.yaml", DAGSTER_CHART), ("helm/values-airflow.yaml", AIRFLOW_CHART)]
+)
+@pytest.mark.parametrize(
+    "left_out", ["resources", "limits", "runAsNonRoot", "capabilities", "allowPrivilegeEscalation"]
+)
+def test_values_without_limits_or_a_security_context_are_found(name, schema, left_out):
+    def without(value):
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key != left_out}
+        return [without(each) for each in value] if isinstance(value, list) else value
+
+    assert complaints(schema, without(content(name)))
+
+
 def test_what_is_named_is_there(compose):
     services = compose["services"]
     for service in services.values():
@@ -188,9 +236,30 @@ def test_nothing_is_open_to_the_network_and_no_password_stands_there(compose):
 
 def test_everything_of_harvest_up_all_is_there(compose):
     assert set(compose["services"]) == {
-        *("postgres", "kafka", "dagster-code", "dagster-webserver", "dagster-daemon", "airflow-migrate"),
+        *(
+            "postgres",
+            "kafka",
+            "harvest-init",
+            "dagster-code",
+            "dagster-webserver",
+            "dagster-daemon",
+            "airflow-migrate",
+        ),
         *("airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
     }
+
+
+def test_the_servers_are_of_the_versions_that_are_tested(compose):
+    assert compose["services"]["kafka"]["image"] == f"apache/kafka:{kafka.VERSIONS[0]}"
+    assert compose["services"]["postgres"]["image"] == f"postgres:{max(postgres.VERSIONS)}"
+
+
+def test_nothing_of_ours_is_the_superuser(compose):
+    for name, service in compose["services"].items():
+        dsn = service.get("environment", {}).get("HARVEST_DSN")
+        assert dsn is None or conninfo_to_dict(dsn)["user"] == "outbox_owner", name
+        held = [key for key, value in service.get("environment", {}).items() if "POSTGRES_PASSWORD:" in value]
+        assert held == (["POSTGRES_PASSWORD"] if name == "postgres" else []), name
 
 
 def test_airflow_is_told_by_options_it_has(compose):
@@ -215,3 +284,28 @@ def test_what_containers_are_told_is_yaml(compose):
     for name, value in compose["services"]["airflow-triggerer"]["environment"].items():
         if name.startswith("AIRFLOW_CONN"):
             assert json.loads(value)["conn_type"] == "kafka"
+
+
+def test_the_image_installs_what_the_lock_names_and_nothing_else():
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    commands = [each.strip(" \\\n") for each in re.split(r"&&|\nRUN |\n[A-Z]+ ", dockerfile.replace("\\\n", " "))]
+    installs = [
+        each for each in commands if re.match(r"(?:python -m )?(?:uv )?pip |uv (?!sync)|pipx |curl |wget ", each)
+    ]
+    assert installs == ["pip install --no-cache-dir --require-hashes --no-deps -r /tmp/image-uv.txt"]
+    synced = [each for each in commands if each.startswith("uv sync")]
+    assert len(synced) == 2
+    assert all("--frozen" in each for each in synced)
+    extras = set(re.findall(r"--extra (\w+)", dockerfile))
+    project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
+    assert extras <= set(project["optional-dependencies"])
+    assert "image" in extras
+
+
+def test_the_uv_of_the_image_is_that_of_the_lock():
+    lock = tomllib.loads((INFRA.parent / "uv.lock").read_text())
+    (locked,) = [package for package in lock["package"] if package["name"] == "uv"]
+    text = (INFRA / "image-uv.txt").read_text()
+    assert re.findall(r"^uv==(\S+)", text, re.MULTILINE) == [locked["version"]]
+    known = {each["hash"] for each in [*locked["wheels"], locked["sdist"]]}
+    assert set(re.findall(r"--hash=(\S+)", text)) == known

@@ -20,6 +20,7 @@ from spark_jobs.contracts import (
     OutboxModel,
     OutboxSparkModel,
 )
+from spark_jobs.expectations import expect_audit
 from spark_jobs.source import FLIGHT_COLUMNS
 
 FLIGHT = {
@@ -60,7 +61,7 @@ def frame(contract, **changes):
 @pytest.mark.parametrize("contract", GOOD, ids=lambda contract: contract.name)
 def test_what_is_as_it_should_be_passes(contract):
     assert len(contract.enforce(frame(contract))) == 3
-    assert contract.enforce(frame(contract).iloc[:0]).empty
+    assert contract.enforce(frame(contract).iloc[:0], allow_empty=True).empty
 
 
 @pytest.mark.parametrize(
@@ -149,3 +150,14 @@ def test_the_contract_of_the_summary_is_the_table_and_the_value():
     assert names == list(AuditSummary.__dataclass_fields__)
     definition = CREATE_TABLES.split("harvest_audit.summary (")[1].split(");")[0]
     assert names == [line.split()[0] for line in definition.strip().splitlines()]
+
+
+@pytest.mark.parametrize("contract", [FLIGHTS, OUTBOX, AUDIT_SUMMARY], ids=lambda contract: contract.name)
+def test_a_frame_without_rows_shows_nothing_and_is_refused(contract):
+    with pytest.raises(ContractBroken, match="has no rows"):
+        contract.enforce(frame(contract).iloc[:0])
+
+
+def test_expectations_of_no_audit_are_refused(tmp_path):
+    with pytest.raises(ContractBroken, match="has no rows"):
+        expect_audit(frame(AUDIT_SUMMARY).iloc[:0], docs=tmp_path)

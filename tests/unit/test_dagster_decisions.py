@@ -1,8 +1,10 @@
 """What the supervisor decides: exactly one run, whatever Dagster believes."""
 
+from dataclasses import replace
+
 import pytest
 
-from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, Wait, backoff_seconds, decide
+from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, Wait, backoff_seconds, decide, is_at_work
 from dagster_harvest.heartbeat import Beat
 from dagster_harvest.settings import DaemonSettings
 
@@ -88,6 +90,21 @@ def test_a_long_life_ends_a_row_of_failures():
     assert decided(runs).failures == 2
 
 
+def test_a_run_that_has_delivered_ends_a_row_of_earlier_failures():
+    """Six failures of another cause, a run that delivers for 71 s, then a kill."""
+    failing = [run(generation, "failed", 400 - 40 * generation, lived=1) for generation in range(1, 7)]
+    killed = replace(run(7, "failed", 0.0, lived=71), has_worked=True)
+    decision = decided([*failing, killed], beat(7, age=16.0))
+    assert decision == Start(generation=8, failures=1, reason="after 1 failed in a row")
+    assert isinstance(decided([*failing, replace(killed, has_worked=False)], beat(7, age=16.0)), Wait)
+
+
+def test_a_failure_after_one_that_has_delivered_counts_anew():
+    failing = [run(generation, "failed", 400, lived=1) for generation in range(1, 7)]
+    runs = [*failing, replace(run(7, "failed", 20, lived=71), has_worked=True), run(8, "failed", 5, lived=1)]
+    assert decided(runs).failures == 2
+
+
 def test_a_run_that_was_terminated_is_followed_at_once():
     decision = decided([run(1, "failed", 9), run(2, "canceled", 0.1)], beat(2, is_stopped=True))
     assert decision == Start(generation=3, failures=0, reason="the last one has canceled")
@@ -143,3 +160,19 @@ def test_while_nobody_can_ask_postgres_a_run_is_tried_so_that_it_says_what_is_wr
 def test_a_generation_is_never_used_again():
     assert decided([run(4, "canceled", 1)], beat(9, age=100)).generation == 10
     assert decided([run(12, "canceled", 1)], beat(9, age=100)).generation == 13
+
+
+@pytest.mark.parametrize(
+    ("leads", "delivered", "waiting", "works"),
+    [
+        (True, 1, 500, True),
+        (True, 1, None, True),
+        (True, 0, 0, True),
+        (True, 0, 500, False),
+        (True, 0, None, False),
+        (False, 0, 0, False),
+        (False, 7, 0, False),
+    ],
+)
+def test_a_run_works_that_leads_and_delivers_what_waits(leads, delivered, waiting, works):
+    assert is_at_work(leads=leads, delivered=delivered, waiting=waiting) == works

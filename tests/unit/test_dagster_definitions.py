@@ -81,6 +81,19 @@ def test_data_flows_from_the_source_to_the_audit():
     assert dg.AssetKey(["kafka", "flights"]) in upstream
 
 
+def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
+    whole = outbox_definitions(OutboxSettings(name="shop", topics=["orders"]))
+    assert set(whole.resolve_job_def("shop_audit").graph.node_dict) >= {"shop_audit_tables", "shop_audit_checks"}
+    left = [each for each in whole.assets if not (isinstance(each, dg.AssetsDefinition) and has_audits(each))]
+    without = dg.Definitions(assets=left, jobs=whole.jobs, resources=whole.resources)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="shop_audit"):
+        dg.Definitions.validate_loadable(without)
+
+
+def has_audits(assets):
+    return any(key.path[0] == "audit" for key in assets.keys)
+
+
 def test_a_day_is_a_partition_and_a_backfill_is_one_run():
     written = defs().resolve_asset_graph().get(dg.AssetKey(["postgres", "flights"]))
     days = written.partitions_def.get_partition_keys()
@@ -151,6 +164,30 @@ def test_a_configuration_file_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("HARVEST_CONFIG", "/nowhere/else.yaml")
     with pytest.raises(ConfigError, match="HARVEST_CONFIG"):
         HarvesterResource().config()
+
+
+def test_a_components_file_goes_before_the_variables_that_all_components_share(tmp_path, monkeypatch):
+    """As under `harvest up --all --definitions`, which tells everybody where its own servers are."""
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "harvest-local")
+    monkeypatch.setenv("HARVEST_BOOTSTRAP_SERVERS", "local:9092")
+    monkeypatch.setenv("HARVEST_DSN", "host=local dbname=local")
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        "leaderGroupID: orders\noutboxTable: sales\nbaseKafkaConfig: {bootstrap.servers: 'kafka:9092'}\n"
+        "limits: {heartbeatTimeout: 4s}\n"
+    )
+    monkeypatch.setenv("HARVEST_LIMITS__HEARTBEAT_TIMEOUT_SECONDS", "3")
+    settings = OutboxSettings(name="orders", topics=["orders"], config_file=str(file))
+    config = outbox_definitions(settings).resources["orders_harvester"].config()
+    assert (config.leader_group_id, config.outbox_table) == ("orders", "sales")
+    assert config.base_kafka_config["bootstrap.servers"] == "kafka:9092"
+    assert config.limits.heartbeat_timeout_seconds == 4
+    assert config.data_source.conninfo() != "", "what the file does not say is as the environment has it"
+    assert "local" in config.data_source.conninfo()
+    stated = OutboxSettings(name="orders", topics=["orders"], config_file=str(file), table="stated")
+    assert outbox_definitions(stated).resources["orders_harvester"].config().outbox_table == "stated"
+    monkeypatch.setenv("HARVEST_CONFIG", str(file))
+    assert HarvesterResource().config().leader_group_id == "harvest-local", "a file the environment names goes after it"
 
 
 def test_the_file_is_read_when_it_is_needed(tmp_path, monkeypatch):

@@ -6,7 +6,9 @@ Against a real HTTP server that speaks Dagster's GraphQL; that the questions are
 import asyncio
 import time
 
+import graphql
 import pytest
+from dagster_graphql.schema import create_schema
 from support.dagster_stub import dagster_stub
 from support.waiting import eventually
 
@@ -124,6 +126,31 @@ def test_a_failed_run_is_told_with_its_first_cause(dagster):
     assert event["next_step"] == f"look at {dagster.url}/runs/run-1"
 
 
+@pytest.mark.parametrize(
+    ("steps", "checks", "cause"),
+    [
+        ([], [], "ran no step"),
+        (["SKIPPED"], [[("lost", True)]], "ran no step"),
+        (["SUCCESS"], [[("lost", True), ("unknown", None)]], "left checks unevaluated"),
+        (["SUCCESS"], [[("lost", True)], [("unknown", None)]], "left checks unevaluated"),
+    ],
+    ids=["nothing", "skipped", "a check", "a check on the second page"],
+)
+def test_a_run_that_succeeded_and_proves_nothing_fails_for_good(steps, checks, cause, dagster):
+    dagster.next_status, dagster.steps, dagster.checks = "SUCCESS", steps, checks
+    ended = wait(dagster)
+    assert ended["outcome"] == "refused"
+    assert cause in ended["cause"]
+    assert "unknown" in ended["evidence"] or cause == "ran no step"
+    assert wait(dagster, request(2, allow_empty=True))["outcome"] == "succeeded"
+
+
+def test_a_run_whose_checks_were_all_evaluated_counts_also_when_one_failed(dagster):
+    """Of a check that fails and does not block, Dagster says that the run succeeded."""
+    dagster.next_status, dagster.checks = "SUCCESS", [[("lost", True)], [("duplicates", False)]]
+    assert wait(dagster)["outcome"] == "succeeded"
+
+
 def test_an_unknown_job_is_refused_with_those_there_are(dagster):
     event = wait(dagster, request(job_name="flight_job"))
     assert event["outcome"] == "refused"
@@ -218,7 +245,6 @@ def test_ending_the_task_ends_its_run_and_no_other(dagster):
 
 
 def test_the_questions_are_dagsters():
-    graphql = pytest.importorskip("graphql")
-    schema = pytest.importorskip("dagster_graphql.schema").create_schema().graphql_schema
-    for name in ("JOBS", "RUNS", "RUN", "LAUNCH", "FAILURES", "TERMINATE"):
+    schema = create_schema().graphql_schema
+    for name in ("JOBS", "RUNS", "RUN", "LAUNCH", "FAILURES", "WORK", "TERMINATE"):
         assert graphql.validate(schema, graphql.parse(getattr(dagster_queries, name))) == []

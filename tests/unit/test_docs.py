@@ -49,3 +49,33 @@ def test_relative_links_lead_somewhere(page):
 def test_every_setting_is_described(name):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| `{goharvest_name(name)}`.*\| `{name}` \|", page, re.MULTILINE)
+
+
+SECRET_ON_A_COMMAND_LINE = re.compile(
+    r"""^[^#]*(?:--dsn[ =]["']?(?:\$\{?HARVEST_DSN|[^"'\n]*password=[^*\s])|psql\s(?:[^\n]*password=[^*\s]|"?\$))""",
+    re.MULTILINE,
+)
+
+
+SHOWN = [*PAGES, ROOT / "infra" / "local" / "secure.py"]
+"""Pages, and what `harvest up --secure` prints."""
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_puts_a_password_on_a_command_line(page):
+    """Everybody on the machine can read it there; the shell puts what a variable holds there too."""
+    assert SECRET_ON_A_COMMAND_LINE.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'python -m spark_jobs.audit --dsn "$HARVEST_DSN" --topic flights',
+        "    python -m spark_jobs.audit --dsn ${HARVEST_DSN}",
+        "job --dsn 'host=db user=app password=x'",
+        'psql "host=db password=x" -c',
+        'harvest grants postgres | psql "$OWNER_DSN"',
+    ],
+)
+def test_a_password_on_a_command_line_is_found(line):
+    assert SECRET_ON_A_COMMAND_LINE.search(line)

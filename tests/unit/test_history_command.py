@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from harvest_lib.audit.history import HistoryWriter
 from harvest_lib.cli import app
+from harvest_lib.errors import NothingChecked
 
 
 @pytest.fixture
@@ -57,6 +58,23 @@ def test_a_line_that_cannot_be_read_fails_the_whole(run):
     assert result.exit_code == 1
     assert "h.jsonl:4" in result.output
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("pen", [Pen(), Pen().term("first")], ids=["no event", "no record"])
+def test_a_history_without_records_proves_nothing(run, pen):
+    result = run(pen, "--promise", "at_least_once")
+    assert isinstance(result.exception, NothingChecked)
+    assert result.exception.exit_code == 10
+    assert "0 records" in str(result.exception)
+    assert "is kept" not in result.output
+    assert json.loads(run(pen, "--promise", "at_least_once", "--json").output)["ok"] is False
+    allowed = run(pen, "--promise", "at_least_once", "--json", "--allow-empty")
+    assert allowed.exit_code == 0
+    assert json.loads(allowed.output)["records"] == 0
+
+
+def test_what_was_written_and_read_by_nobody_is_no_kept_promise(run):
+    assert run(Pen().write("a1"), "--promise", "at_least_once").exit_code == 1
 
 
 def test_the_audit_of_topics_asks_for_topics():

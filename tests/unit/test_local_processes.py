@@ -50,6 +50,23 @@ def test_a_child_ends_with_its_parent(user, tmp_path):
 
 
 @LINUX
+def test_a_child_ignores_no_signal_that_whoever_started_us_ignores():
+    """A shell without job control ignores SIGINT for what it starts by `&`; Dagster then ignores SIGTERM as well."""
+    script = (
+        "import signal, subprocess\n"
+        "from pathlib import Path\n"
+        "from infra.local.process import through_child\n"
+        "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "command = through_child([Path('/bin/cat'), '/proc/self/status'])\n"
+        "print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    (ignored,) = [int(line.split()[1], 16) for line in done.stdout.splitlines() if line.startswith("SigIgn:")]
+    assert ignored == 0
+
+
+@LINUX
 def test_a_child_whose_parent_is_gone_does_not_start():
     command = [sys.executable, "-I", "-S", child.__file__, "--parent", "1", "--", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -68,6 +85,17 @@ def test_a_server_that_ends_while_starting_is_reported_with_its_last_words(tmp_p
     server.spawn([Path("/bin/sh"), "-c", "echo its last words; exit 3"], environment=os.environ)
     with pytest.raises(StackError, match=r"(?s)exit code 3.*its last words"):
         server.await_ready(lambda: False, seconds=10)
+
+
+def test_a_log_is_for_the_owner_alone_also_one_that_was_open_before(tmp_path):
+    log = tmp_path / "some.log"
+    log.write_text("before\n")
+    log.chmod(0o644)
+    server = ServerProcess("some", log=log, stop_signals={signal.SIGTERM: 1})
+    server.spawn([Path("/bin/sh"), "-c", "echo said; umask"], environment=os.environ)
+    eventually(lambda: server.pid is None, 10, "it ended")
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text() == "before\nsaid\n0077\n"
 
 
 def test_a_server_that_ignores_signals_is_ended_with_its_family(tmp_path):

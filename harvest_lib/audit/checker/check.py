@@ -86,7 +86,7 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     terms.finish(log)
     if promise.transactional:
         transactions.finish()
-    return findings.verdict(count)
+    return findings.verdict(count, len(records.by_event))
 
 
 def _pass_over(_sighting: Sighting, _event: Poll) -> None:

@@ -61,6 +61,8 @@ class Verdict:
     explained: Mapping[Anomaly, int]
     unexplained: Mapping[Anomaly, int]
     findings: tuple[Finding, ...]
+    records: int = 0
+    """How many records the events are about. Without one nothing was checked."""
 
     @property
     def ok(self) -> bool:
@@ -72,6 +74,7 @@ class Verdict:
         return {
             "ok": self.ok,
             "events": self.events,
+            "records": self.records,
             "explained": dict(self.explained),
             "unexplained": dict(self.unexplained),
             "findings": [finding.to_json() for finding in self.findings],
@@ -94,10 +97,11 @@ class Findings:
         if counts[name] <= self._keep:
             self._kept.append(Finding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
 
-    def verdict(self, events: int) -> Verdict:
-        """Return what was found in so many events, anomalies in the order of their list."""
+    def verdict(self, events: int, records: int) -> Verdict:
+        """Return what was found in so many events of so many records, anomalies in the order of their list."""
         return Verdict(
             events=events,
+            records=records,
             explained={name: self._explained[name] for name in ANOMALIES if self._explained[name]},
             unexplained={name: self._unexplained[name] for name in ANOMALIES if self._unexplained[name]},
             findings=tuple(sorted(self._kept, key=lambda finding: ANOMALIES.index(finding.name))),

@@ -1,0 +1,71 @@
+"""An outbox in a user's own project, whose `defs.yaml` changes the assets by Dagster's `post_processing`."""
+
+import json
+import traceback
+
+import pytest
+from dagster import DagsterInstance
+from dagster.components.core.component_tree import ComponentTreeException
+from support.dagster_project import project
+
+CHECKS = {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
+MADE = {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
+
+
+@pytest.fixture
+def attributes(outbox, reaper, tmp_path):
+    """What the user's `defs.yaml` says of the outbox."""
+    return {
+        "name": "shop",
+        "topics": ["orders"],
+        "config_file": str(reaper),
+        "audit": {"module": "support.audit_stand_in", "docs_folder": str(tmp_path / "docs")},
+    }
+
+
+@pytest.fixture
+def audited(attributes, tmp_path, unique):
+    """Run the audit's job of a project with such post-processing; return the result."""
+
+    def run(post_processing, **finds):
+        if finds:
+            # What looks like JSON alone, Dagster reads as a value; a space before it keeps it a text.
+            attributes["audit"]["arguments"] = ["--finds", f" {json.dumps(finds)}"]
+        with project(tmp_path / "project", unique("acme"), attributes, post_processing) as defs:
+            job = defs.resolve_job_def("shop_audit")
+            with DagsterInstance.ephemeral() as instance:
+                return job.execute_in_process(instance=instance, raise_on_error=False)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_name": "sales"},
+        {"tags": {"team": "sales"}, "owners": ["team:sales"]},
+        {"automation_condition": "{{ automation_condition.eager() }}"},
+        {"group_name": "sales", "description": "ours", "metadata": {"since": "2026"}},
+    ],
+    ids=["group", "tags", "automation", "several"],
+)
+def test_the_audit_audits_whatever_the_projects_post_processing_changes(audited, changes):
+    result = audited([{"target": "*", "attributes": changes}])
+    assert result.success
+    assert {each.check_name for each in result.get_asset_check_evaluations()} == CHECKS
+    assert {each.asset_key.path[-1] for each in result.get_asset_materialization_events()} == MADE
+
+
+def test_a_loss_fails_the_audit_of_an_outbox_whose_group_is_the_projects_own(audited):
+    assert not audited([{"target": "*", "attributes": {"group_name": "sales"}}], lost=1).success
+
+
+@pytest.mark.parametrize("changes", [{"key_prefix": "sales"}, {"key": "sales/summary"}], ids=["prefix", "key"])
+def test_other_keys_are_refused_when_the_project_is_loaded(attributes, tmp_path, unique, changes):
+    processing = [{"target": "*", "attributes": changes}]
+    with (
+        pytest.raises(ComponentTreeException) as refused,
+        project(tmp_path / "project", unique("acme"), attributes, processing) as defs,
+    ):
+        defs.get_repository_def()
+    assert next(iter(changes)) in "".join(traceback.format_exception(refused.value))
