@@ -34,6 +34,7 @@ from harvest_lib.parts import (
     make_delivery,
     make_lap_delivery,
     make_paged_source,
+    make_rivals,
     make_selection,
     make_shelf,
     make_source,
@@ -41,6 +42,7 @@ from harvest_lib.parts import (
     make_topics,
     subscription_of,
 )
+from harvest_lib.pool import Pool
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
@@ -172,10 +174,12 @@ class TailWork:
         *,
         producer_provider: KafkaProducerProvider = Producer,
         consumer_provider: KafkaConsumerProvider = Consumer,
+        pool: Callable[[], Pool] | None = None,
     ) -> None:
         self._config = config
         self._table = table
         self._kind = kind
+        self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
 
@@ -193,6 +197,9 @@ class TailWork:
         subscription = subscription_of(self._config, self._kind)
         check_subscription(connection, self._table.subscriptions.identifier, subscription)
         self._check_grants(connection)
+        if self._pool is not None:
+            rivals = make_rivals(self._config, self._pool())
+            rivals.refuse(connection, self._table.subscriptions.identifier, subscription.name)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
@@ -219,7 +226,8 @@ class TailWork:
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         config, table, kind = self._config, self._table, self._kind
         topics = make_topics(config)
-        checkpoints = make_checkpoints(config, table, kind, term.shard)
+        pool = self._pool() if self._pool is not None else None
+        checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         wiring = TailWiring(
             source=make_paged_source(config, table, kind, term.shard),
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
