@@ -16,6 +16,7 @@ from rich.table import Table
 from harvest_lib import audit as audits
 from harvest_lib.cli.history import history
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.outbox import OutboxTable
 
 _ROWS = {
@@ -156,7 +157,7 @@ def _show(report: audits.AuditReport, topics: list[str]) -> None:
             table.add_row(text, f"[{'red' if count else 'green'}]{count:,}[/]")
         elif count or name in _ALWAYS_SHOWN:
             table.add_row(text, f"{count:,}")
-    console.print(table)
+    print_table(table)
     for explanation in report.explanations:
         console.print(f"  {explanation}", soft_wrap=True)
     for name, examples in report.examples.items():

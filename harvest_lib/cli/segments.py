@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.database import connect
@@ -43,9 +43,8 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     for row in rows:
         ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
         table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), f"{row['bytes'] / 1e6:.1f}", row["state"])
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"next id: {next_id}")
+    print_table(table)
+    typer.echo(f"next id: {next_id}")
 
 
 @app.command()

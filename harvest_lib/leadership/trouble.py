@@ -41,7 +41,7 @@ class Trouble:
     def note(self, what: str, error: KafkaError, evidence: str = "") -> None:
         """Take an error of `what` was tried, with what else is known about it."""
         if error.code() not in _OF_A_REBALANCE:
-            reason = "; ".join(part for part in (error.str(), evidence) if part and part != error.str())
+            reason = "; ".join(part for part in dict.fromkeys((error.str(), evidence)) if part)
             self.say(f"{what}:{error.name()}", f"{what}: {reason} ({error.name()})")
 
     def say(self, kind: str, reason: str) -> None:
