@@ -20,7 +20,7 @@ from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.trouble import topic_trouble
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.parts import make_selection, pool_at
 from harvest_lib.pool import Pool
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
@@ -122,6 +122,12 @@ class Outlook:
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
         passed = sum(each.checkpoint.delivered for each in self._ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
+
+    def detached(self) -> list[str]:
+        """Return what is to be said of segments that were detached by hand."""
+        if self._config.columns is not None or self._table.kind(self._connection) != "native":
+            return []
+        return [f"the segment {each}" for each in detached_segments(self._connection, self._table)]
 
     def leaders(self) -> Leaders:
         """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""

@@ -123,7 +123,7 @@ class _Look:
             members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=leaders.trouble,
-            notes=list(leaders.notes),
+            notes=[*leaders.notes, *self._outlook.detached()],
             subscriptions=[as_dict(*each) for each in read],
         )
 

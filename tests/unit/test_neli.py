@@ -339,7 +339,7 @@ def troubles(caplog):
 
 
 def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads(member, clock, caplog):
-    refused, late = KafkaError(KafkaError.INVALID_TOPIC_EXCEPTION), KafkaError(KafkaError._MSG_TIMED_OUT)
+    refused, late = KafkaError(KafkaError.TOPIC_EXCEPTION), KafkaError(KafkaError._MSG_TIMED_OUT)
     for _ in range(3):
         member._on_beat(refused, None)
         member._on_beat(late, None)
@@ -378,7 +378,7 @@ class Metadata:
     def __init__(self, topics):
         self.topics = topics
 
-    def list_topics(self, topic, timeout):
+    def list_topics(self, _topic, timeout):
         assert timeout > 0
         return self
 
