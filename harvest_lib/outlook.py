@@ -21,6 +21,7 @@ from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.trouble import topic_trouble
 from harvest_lib.outbox import OutboxTable, detached_segments
+from harvest_lib.partitions import said_of
 from harvest_lib.parts import make_selection, pool_at
 from harvest_lib.pool import Pool
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
@@ -34,7 +35,8 @@ SELECT CASE WHEN EXISTS (
          SELECT FROM pg_stat_activity WHERE application_name = 'harvest leader ' || (leader ->> 'leader_id')
        ) THEN leader END,
        CASE WHEN (leader -> 'rival' ->> 'at')::timestamptz > clock_timestamp() - interval '10 minutes'
-       THEN leader -> 'rival' END
+       THEN leader -> 'rival' END,
+       leader -> 'topics'
 FROM (SELECT to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
 """
 
@@ -170,7 +172,7 @@ class Outlook:
         return Leaders(by_shard=by_shard, members=len(found), notes=notes)
 
     def _rivals(self) -> list[str]:
-        """Return what is known of other pools on the configured subscription."""
+        """Return what the rows of the configured subscription tell of other pools, and of its topics."""
         table = self._table.subscriptions
         if not table.exists(self._connection):
             return []
@@ -179,7 +181,8 @@ class Outlook:
         )
         with translated():
             rows = self._connection.execute(statement, (self._config.subscription,)).fetchall()
-        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival in rows]
+        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
+        added = {said for *_, topics in rows for said in said_of(topics)}
         said = {
             f"another pool tried to harvest this subscription, and was refused: {rival}" for _, rival in pools if rival
         }
@@ -190,7 +193,7 @@ class Outlook:
                 config.leader_group_id if config.leadership != "solo" else "",
             ):
                 said.add(f"another pool harvests this subscription: {led}")
-        return sorted(said)
+        return sorted(said | added)
 
     def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
         return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]

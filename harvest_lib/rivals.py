@@ -43,7 +43,12 @@ SELECT EXISTS (
 )
 """
 
-_ANNOUNCE = "UPDATE {table} SET leader = %(leader)s WHERE subscription = %(subscription)s AND shard = %(shard)s"
+# What is known of the topics stays: see `harvest_lib.partitions`.
+_ANNOUNCE = """
+UPDATE {table} SET leader = %(leader)s
+  || CASE WHEN leader ? 'topics' THEN jsonb_build_object('topics', leader -> 'topics') ELSE '{{}}' END
+WHERE subscription = %(subscription)s AND shard = %(shard)s
+"""
 
 _TELL = """
 UPDATE {table} SET leader = jsonb_set(leader, '{{rival}}', %(rival)s || jsonb_build_object('at', clock_timestamp()))

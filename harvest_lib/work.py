@@ -29,6 +29,7 @@ from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvide
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
 from harvest_lib.parking import Parking, Refusals
+from harvest_lib.partitions import Memory, PartitionWatch
 from harvest_lib.parts import (
     make_checkpoints,
     make_delivery,
@@ -126,6 +127,7 @@ class MarkWork:
         self._table = table
         self._source = source or make_source(config, table)
         topics = make_topics(config)
+        self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._delivery = delivery or make_delivery(config, topics, producer_provider)
         self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
         self._thread: SourceThread | None = None
@@ -153,6 +155,7 @@ class MarkWork:
             emit=ears.emit,
             delivered=ears.delivered,
         )
+        self._watch.begin(term, stopping)
         return TermLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:
@@ -247,6 +250,9 @@ class TailWork:
             delivered=ears.delivered,
             sight=Sight(conninfo=config.data_source.conninfo(), tables=[table, table.subscriptions, table.set_aside]),
         )
+        subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
+        memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
+        PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             keep_seconds = config.keep_segments_seconds
             Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)

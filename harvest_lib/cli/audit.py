@@ -160,6 +160,8 @@ def _show(report: audits.AuditReport, topics: list[str]) -> None:
     print_table(table)
     for explanation in report.explanations:
         console.print(f"  {explanation}", soft_wrap=True)
+    for moved in report.moved_keys:
+        console.print(f"  {escape(str(moved))}", soft_wrap=True)
     for name, examples in report.examples.items():
         if name in audits.MUST_BE_ZERO:
             for example in examples:
