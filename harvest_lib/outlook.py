@@ -188,10 +188,9 @@ class Outlook:
         }
         config = self._config
         for led, _ in pools:
-            if led is not None and (led.leadership, led.group) != (
-                config.leadership,
-                config.leader_group_id if config.leadership != "solo" else "",
-            ):
+            # A configuration without a group, as of somebody who only looks, is in no pool.
+            ours = (config.leadership, config.leader_group_id)
+            if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
                 said.add(f"another pool harvests this subscription: {led}")
         return sorted(said | added)
 
