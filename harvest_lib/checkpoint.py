@@ -26,6 +26,8 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError
+from harvest_lib.pool import announced
+from harvest_lib.rivals import Rivals
 
 Position = Mapping[str, Any]
 
@@ -62,9 +64,10 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
 _STANDS = """
-SELECT generation, until::text, checkpoint FROM {table}
+SELECT generation, until::text, checkpoint FROM {table} AS s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
+_RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
 # The leader id as well: a row that was removed and made again begins with the epochs that it had before.
 
 
@@ -135,13 +138,17 @@ class Checkpoints:
     All calls raise DatabaseUnavailable when the database cannot be asked; the next one connects anew.
     """
 
-    def __init__(self, conninfo: str, table: sql.Identifier, subscription: Subscription) -> None:
+    def __init__(
+        self, conninfo: str, table: sql.Identifier, subscription: Subscription, rivals: Rivals | None = None
+    ) -> None:
         self._conninfo = conninfo
         self._table = table
         self._subscription = subscription
+        self._rivals = rivals
+        stands = _STANDS if rivals is None else _STANDS.replace(" FROM", f"{_RIVAL} FROM", 1)
         names = {"table": in_statement(table)}
         self._first, self._lead, self._renew, self._save, self._stands = (
-            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, _STANDS)
+            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, stands)
         )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
@@ -152,18 +159,23 @@ class Checkpoints:
     def lead(self, leader_id: UUID) -> Checkpoint:
         """Raise the epoch, deposing whoever led before, and return where the subscription stands.
 
-        Raises CheckpointError if it has another number of shards or another source.
+        Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a leader of
+        another pool has it.
         """
         subscription = self._subscription
         values = {**self._row, "shards": subscription.shards, "source": subscription.source, "leader_id": leader_id}
         self._leader_id = leader_id
         self.close()  # so that the new connection carries the id
         connection = self._connected()
+        if self._rivals is not None:
+            self._rivals.refuse(connection, self._table, subscription.name, subscription.shard)
         with translated(), connection.transaction():
             while not lock_subscription(connection, self._table, subscription.name):
                 connection.execute(self._first, values)  # waits for whoever else begins it, and locks its row then
             check_subscription(connection, self._table, subscription)
             row = connection.execute(self._lead, values).fetchone()
+            if self._rivals is not None:
+                self._rivals.announce(connection, self._table, self._row, leader_id)
         assert row is not None  # noqa: S101 - it is inserted or updated
         self._generation, self._epoch, self._until, saved = row
         return _checkpoint(self._generation, saved)
@@ -193,7 +205,9 @@ class Checkpoints:
         if row is None:
             check_subscription(self._connected(), self._table, self._subscription)
             return Standing.DEPOSED, None
-        before, (self._generation, self._until, saved) = (self._generation, self._until), row
+        before, (self._generation, self._until, saved, *rival) = (self._generation, self._until), row
+        if self._rivals is not None:
+            self._rivals.hear(*rival)
         moved = before != (self._generation, self._until)
         return Standing.MOVED if moved else Standing.LEADS, _checkpoint(self._generation, saved)
 
@@ -280,11 +294,6 @@ def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifie
                 next_step=f"set `source: {source}`, or convert the position, repeating what it cannot express, with "
                 f"`harvest subscriptions rewind {name} --to mirror --source {subscription.source}`",
             )
-
-
-def announced(leader_id: UUID | str) -> str:
-    """Return the application name of the connection on which a leader keeps its checkpoints, as long as it lives."""
-    return f"harvest leader {leader_id}"
 
 
 def _checkpoint(generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:

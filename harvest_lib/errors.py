@@ -9,6 +9,7 @@
     │   ├── DatabaseAccessDenied   Postgres answers and says no
     │   └── ServerRegressed        the server may lack what was harvested from it before
     ├── CheckpointError        a checkpoint does not fit: another's, lost, or ahead of what it belongs to
+    ├── PoolConflict           another pool harvests the same outbox, or stands in the same election
     ├── KafkaError
     │   ├── KafkaUnavailable       no broker answers
     │   ├── KafkaAccessDenied      a broker answers and says no
@@ -35,6 +36,7 @@ Every message has three parts: the cause, the evidence for it, and the next step
 delivery that failed, a term that ended) are values, not exceptions.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -105,6 +107,17 @@ class CheckpointError(HarvestError):
     """A checkpoint does not fit its outbox, or is not where it should be: going on could repeat or skip records."""
 
     exit_code = 8
+
+
+class PoolConflict(HarvestError):
+    """Another pool harvests the same outbox, or stands in the same election: stop one of them, or keep them apart."""
+
+    exit_code = 8
+
+    def __init__(self, cause: str, *, evidence: str = "", next_step: str, theirs: Mapping[str, str]) -> None:
+        self.theirs = theirs
+        """What the other pool says of itself, as `harvest_lib.pool.Pool` spells it."""
+        super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
 class KafkaError(HarvestError):

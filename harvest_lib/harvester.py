@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvide
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.metrics import Meter
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_leadership, refuse_bad_settings
+from harvest_lib.parts import make_leadership, read_pool, refuse_bad_settings
 from harvest_lib.source import Source
 from harvest_lib.work import Ears, Loop, MarkWork, TailWork, Work
 
@@ -90,12 +90,13 @@ class Harvest:
         self._table = OutboxTable.parse(config.outbox_table)
         refuse_bad_settings(config, kafka_producer_provider)
         self._make_mark = partial(MarkWork, source=source, delivery=delivery, producer_provider=kafka_producer_provider)
+        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
         self._make_tail = partial(
-            TailWork, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider
+            TailWork, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
         )
         self._marks = source is not None or delivery is not None or config.source == "mark"
         self._work: Work | None = None
-        self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider)
+        self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
         self._handler: EventHandler | None = None
         self._state = State.CREATED
         self._state_lock = threading.Lock()

@@ -13,7 +13,7 @@ import psycopg
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, drop_passed, ensure_ahead
+from harvest_lib.outbox import OutboxTable, detached_segments, drop_passed, ensure_ahead
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Housekeeping:
         self._outbox = outbox
         self._keep_seconds = keep_seconds
         self._complaint = ""
+        self._detached: list[str] = []
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
         """Look after them until the term is over; returns at once."""
@@ -39,6 +40,11 @@ class Housekeeping:
         with connect(self._conninfo) as connection:
             made = ensure_ahead(connection, self._outbox)
             dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
+            detached = [str(each) for each in detached_segments(connection, self._outbox)]
+        for each in detached:
+            if each not in self._detached:  # once for each state that it is found in
+                _log.error("segment_detached", extra={"reason": each})
+        self._detached = detached
         if made.made or dropped.dropped:
             _log.info("segments_changed", extra={"made": made.made, "dropped": list(dropped.dropped)})
 

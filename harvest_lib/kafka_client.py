@@ -92,6 +92,14 @@ class KafkaConsumer(Protocol):
         """Commit offsets."""
         ...
 
+    def memberid(self) -> str | None:
+        """Return the id that the group knows it by, once it has joined."""
+        ...
+
+    def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int] | None:
+        """Return the first offset of a partition and its end, as far as the client knows them if `cached`."""
+        ...
+
     def close(self) -> None:
         """Leave the group."""
         ...
@@ -215,19 +223,26 @@ def topic_partitions(
     settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS
 ) -> dict[str, int]:
     """Return the topics that exist with how many partitions each has; raises KafkaUnavailable or KafkaAccessDenied."""
+    return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
+
+
+def cluster_id(settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS) -> str:
+    """Return the id of the cluster, empty if it has none; raises KafkaUnavailable or KafkaAccessDenied."""
+    return str(_metadata(settings, timeout_seconds).cluster_id or "")
+
+
+def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
     last = LastError()
     with refused_settings():
         admin = AdminClient(client_settings(settings, error_cb=last))
     deadline = Deadline(timeout_seconds)
     while True:
         try:
-            metadata = admin.list_topics(timeout=min(1.0, timeout_seconds))
+            return admin.list_topics(timeout=min(1.0, timeout_seconds))
         except KafkaException as error:
             admin.poll(0)
             if last.denied or deadline.passed:  # a refusal will not pass by itself, silence may
                 raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
-        else:
-            return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
 
 def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:

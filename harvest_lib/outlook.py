@@ -3,26 +3,42 @@
 Asks Postgres, and Kafka only who leads under NELI. Whoever harvests is not disturbed, and need not be there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import translated
-from harvest_lib.errors import OutboxTableError
-from harvest_lib.kafka_client import client_settings
+from harvest_lib.database import in_statement, translated
+from harvest_lib.election import members
+from harvest_lib.errors import KafkaError, OutboxTableError
+from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
-from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_selection
+from harvest_lib.leadership.other_pools import is_other
+from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.outbox import OutboxTable, detached_segments
+from harvest_lib.partitions import said_of
+from harvest_lib.parts import make_selection, pool_at
+from harvest_lib.pool import Pool
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
+
+# Who leads, if it still does, and who was refused in the last ten minutes.
+_RIVALS = """
+SELECT CASE WHEN EXISTS (
+         SELECT FROM pg_stat_activity WHERE application_name = 'harvest leader ' || (leader ->> 'leader_id')
+       ) THEN leader END,
+       CASE WHEN (leader -> 'rival' ->> 'at')::timestamptz > clock_timestamp() - interval '10 minutes'
+       THEN leader -> 'rival' END,
+       leader -> 'topics'
+FROM (SELECT to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
+"""
 
 Read = tuple[SubscriptionShard, Lag]
 
@@ -43,11 +59,12 @@ class Waiting:
 class Leaders:
     """By shard, the client id and host of the group member that owns its partition, or the session that holds its lock;
     None where nobody does. `members`: how many processes are in the pool, None where nobody counts them. `trouble`: why
-    Kafka could not say."""
+    Kafka could not say. `notes`: what somebody should know, of why nobody leads, or of another pool."""
 
     by_shard: list[str | None]
     members: int | None = None
     trouble: str | None = None
+    notes: Sequence[str] = ()
 
 
 class Outlook:
@@ -108,33 +125,81 @@ class Outlook:
         passed = sum(each.checkpoint.delivered for each in self._ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
 
+    def detached(self) -> list[str]:
+        """Return what is to be said of segments that were detached by hand."""
+        if self._config.columns is not None or self._table.kind(self._connection) != "native":
+            return []
+        return [f"the segment {each}" for each in detached_segments(self._connection, self._table)]
+
     def leaders(self) -> Leaders:
         """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""
         config = self._config
         match config.leadership:
             case "solo":
-                return Leaders(by_shard=[None] * config.shards)
+                found = Leaders(by_shard=[None] * config.shards)
             case "postgres":  # one lock for all shards
-                return Leaders(by_shard=[lock_holder(self._connection, config.leader_group_id)] * config.shards)
+                found = Leaders(by_shard=[lock_holder(self._connection, config.leader_group_id)] * config.shards)
             case "neli":
-                return _owners(config)
+                found = self._owners()
+        return replace(found, notes=[*found.notes, *self._rivals()])
+
+    def _owners(self) -> Leaders:
+        config = self._config
+        kafka, topic, shards = config.kafka_settings(for_producer=False), config.leader_topic, config.shards
+        try:
+            found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            failure = error.args[0]  # its text may be no more than the name of the request
+            trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
+            return Leaders(by_shard=[None] * shards, trouble=trouble)
+        owners = {shard: each for each in found for owned, shard in each.owned if owned == topic}
+        notes = [f"{each.client_id}@{each.host}: {each.trouble}" for each in found if each.trouble]
+        troubled = topic_trouble(kafka, topic, shards)
+        if not found:
+            never = troubled if troubled and topic not in _topics(kafka) else ""
+            runs = "has run yet" if never else "runs now"
+            notes.append(f"no harvester of the group {config.leader_group_id!r} {runs}: start one with `harvest run`")
+            troubled = "" if never else troubled
+        if troubled and troubled not in " ".join(notes):
+            notes.append(troubled)
+        if any(each.pool is not None for each in found):
+            ours = pool_at(config, self._connection)
+            others = {str(each.pool): None for each in found if each.pool and each.owned and is_other(ours, each.pool)}
+            notes += [f"another pool stands in this election: {each}" for each in others]
+        by_shard = [
+            f"{owners[each].client_id}@{owners[each].host}" if each in owners else None for each in range(shards)
+        ]
+        return Leaders(by_shard=by_shard, members=len(found), notes=notes)
+
+    def _rivals(self) -> list[str]:
+        """Return what the rows of the configured subscription tell of other pools, and of its topics."""
+        table = self._table.subscriptions
+        if not table.exists(self._connection):
+            return []
+        statement = sql.SQL(_RIVALS).format(
+            table=in_statement(self._table.placed(self._connection).subscriptions.identifier)
+        )
+        with translated():
+            rows = self._connection.execute(statement, (self._config.subscription,)).fetchall()
+        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
+        added = {said for *_, topics in rows for said in said_of(topics)}
+        said = {
+            f"another pool tried to harvest this subscription, and was refused: {rival}" for _, rival in pools if rival
+        }
+        config = self._config
+        for led, _ in pools:
+            # A configuration without a group, as of somebody who only looks, is in no pool.
+            ours = (config.leadership, config.leader_group_id)
+            if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
+                said.add(f"another pool harvests this subscription: {led}")
+        return sorted(said | added)
 
     def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
         return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
 
 
-def _owners(config: HarvestConfig) -> Leaders:
-    admin, group = AdminClient(client_settings(config.kafka_settings(for_producer=False))), config.leader_group_id
+def _topics(kafka: Mapping[str, object]) -> Collection[str]:
     try:
-        found = admin.describe_consumer_groups([group], request_timeout=_GROUP_TIMEOUT_SECONDS)[group].result()
-    except KafkaException as error:
-        failure = error.args[0]  # its text may be no more than the name of the request
-        trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
-        return Leaders(by_shard=[None] * config.shards, trouble=trouble)
-    owners = {
-        owned.partition: f"{member.client_id}@{member.host.lstrip('/')}"
-        for member in found.members
-        for owned in member.assignment.topic_partitions
-        if owned.topic == config.leader_topic
-    }
-    return Leaders(by_shard=[owners.get(shard) for shard in range(config.shards)], members=len(found.members))
+        return topic_partitions(kafka)
+    except KafkaError:
+        return ()

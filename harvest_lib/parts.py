@@ -1,13 +1,16 @@
 """The parts that a configuration chooses."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
+import psycopg
 from confluent_kafka import Consumer, Producer
 from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.checkpoint import Checkpoints, Subscription
 from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, translated
 from harvest_lib.delivery import (
     AtLeastOnce,
     CheckpointPlace,
@@ -23,11 +26,13 @@ from harvest_lib.delivery import (
     acknowledge_again,
     exactly_once,
 )
-from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.pool import Pool
+from harvest_lib.rivals import Rivals
 from harvest_lib.scope import scoping, shard_conditions
 from harvest_lib.set_aside import SetAside
 from harvest_lib.shelf import Shelf
@@ -45,6 +50,14 @@ from harvest_lib.source.selection import COLUMNS
 from harvest_lib.source.visibility import NOTHING
 from harvest_lib.stores import IntentStore, KafkaStore, PostgresStore
 from harvest_lib.tail_wiring import Store
+
+_STALE_SECONDS = 15.0
+"""A leader whose connection was not used for so long does not count as alive."""
+
+_DATABASE = """
+SELECT (SELECT system_identifier FROM pg_control_system())
+       || '/' || (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 
 def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
@@ -126,10 +139,43 @@ def make_lap_delivery(
             assert_never(other)
 
 
-def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> Checkpoints:
-    """Return one shard's checkpoints in Postgres."""
+def make_checkpoints(
+    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
+) -> Checkpoints:
+    """Return one shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another one."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
-    return Checkpoints(conninfo, table.subscriptions.identifier, subscription)
+    rivals = make_rivals(config, pool) if pool is not None else None
+    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, rivals)
+
+
+def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
+    """Return what notices other pools on the outbox."""
+    return Rivals(pool, stale_seconds=max(_STALE_SECONDS, 2 * config.session_timeout_seconds))
+
+
+def read_pool(config: HarvestConfig) -> Pool:
+    """Ask Postgres, and Kafka where it elects, which pool a configuration makes this process part of."""
+    with connect(config.data_source.conninfo()) as connection:
+        return pool_at(config, connection)
+
+
+def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
+    """Return the same, through a connection to the outbox's database."""
+    information, table = connection.info, OutboxTable.parse(config.outbox_table)
+    with translated():
+        row = connection.execute(_DATABASE).fetchone()
+    neli = config.leadership == "neli"
+    return Pool(
+        leadership=config.leadership,
+        group=config.leader_group_id if config.leadership != "solo" else "",
+        leader_topic=config.leader_topic if neli else "",
+        cluster=cluster_id(config.kafka_settings(for_producer=False)) if neli else "",
+        process=config.name,
+        server=f"{information.host}:{information.port}/{information.dbname}",
+        database=str(row[0]) if row is not None else "",
+        table=".".join(table.placed(connection).parts),
+        subscription=config.subscription,
+    )
 
 
 def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
@@ -180,6 +226,7 @@ def make_leadership(
     config: HarvestConfig,
     consumer_provider: KafkaConsumerProvider = Consumer,
     producer_provider: KafkaProducerProvider = Producer,
+    pool: Callable[[], Pool] | None = None,
 ) -> Leadership:
     """Return the way of electing a leader that `leadership` names."""
     limits = config.limits
@@ -217,6 +264,7 @@ def make_leadership(
                 {"client.id": config.name, **config.kafka_settings(for_producer=False)},
                 consumer_provider=consumer_provider,
                 producer_provider=producer_provider,
+                pool=pool,
             )
         case other:
             assert_never(other)

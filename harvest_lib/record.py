@@ -13,6 +13,9 @@ from harvest_lib.errors import RecordError
 TOPIC_MAX_CHARS = 249
 """Kafka's limit, and the width of `kafka_topic`."""
 
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+"""Topics of Kafka's own: brokers refuse the records that clients send there."""
+
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 

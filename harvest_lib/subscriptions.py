@@ -19,11 +19,12 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from harvest_lib.checkpoint import Checkpoint, announced, lock_subscription
+from harvest_lib.checkpoint import Checkpoint, lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.lag import Lag, lag
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.pool import announced
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server, snapshot, transaction_id
 from harvest_lib.source.selection import Selection

@@ -29,11 +29,13 @@ from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvide
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
 from harvest_lib.parking import Parking, Refusals
+from harvest_lib.partitions import Memory, PartitionWatch
 from harvest_lib.parts import (
     make_checkpoints,
     make_delivery,
     make_lap_delivery,
     make_paged_source,
+    make_rivals,
     make_selection,
     make_shelf,
     make_source,
@@ -41,6 +43,7 @@ from harvest_lib.parts import (
     make_topics,
     subscription_of,
 )
+from harvest_lib.pool import Pool
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
@@ -124,6 +127,7 @@ class MarkWork:
         self._table = table
         self._source = source or make_source(config, table)
         topics = make_topics(config)
+        self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._delivery = delivery or make_delivery(config, topics, producer_provider)
         self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
         self._thread: SourceThread | None = None
@@ -151,6 +155,7 @@ class MarkWork:
             emit=ears.emit,
             delivered=ears.delivered,
         )
+        self._watch.begin(term, stopping)
         return TermLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:
@@ -172,10 +177,12 @@ class TailWork:
         *,
         producer_provider: KafkaProducerProvider = Producer,
         consumer_provider: KafkaConsumerProvider = Consumer,
+        pool: Callable[[], Pool] | None = None,
     ) -> None:
         self._config = config
         self._table = table
         self._kind = kind
+        self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
 
@@ -193,6 +200,9 @@ class TailWork:
         subscription = subscription_of(self._config, self._kind)
         check_subscription(connection, self._table.subscriptions.identifier, subscription)
         self._check_grants(connection)
+        if self._pool is not None:
+            rivals = make_rivals(self._config, self._pool())
+            rivals.refuse(connection, self._table.subscriptions.identifier, subscription.name)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
@@ -219,7 +229,8 @@ class TailWork:
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         config, table, kind = self._config, self._table, self._kind
         topics = make_topics(config)
-        checkpoints = make_checkpoints(config, table, kind, term.shard)
+        pool = self._pool() if self._pool is not None else None
+        checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         wiring = TailWiring(
             source=make_paged_source(config, table, kind, term.shard),
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
@@ -239,6 +250,9 @@ class TailWork:
             delivered=ears.delivered,
             sight=Sight(conninfo=config.data_source.conninfo(), tables=[table, table.subscriptions, table.set_aside]),
         )
+        subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
+        memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
+        PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             keep_seconds = config.keep_segments_seconds
             Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)

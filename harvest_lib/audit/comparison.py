@@ -16,7 +16,7 @@ from uuid import UUID
 
 from harvest_lib.audit import queries
 from harvest_lib.audit.records import CommittedRecord, ObservedRecord
-from harvest_lib.audit.report import AuditReport, Example, Explanation, LeaderStatistics
+from harvest_lib.audit.report import AuditReport, Example, Explanation, LeaderStatistics, MovedKeys
 
 _PAGE_CACHE_KIB = 16_384
 
@@ -96,6 +96,12 @@ def _report(
         leaders=tuple(
             LeaderStatistics(leader=UUID(bytes=leader), records=records, first_ms=first_ms, last_ms=last_ms)
             for leader, records, first_ms, last_ms in database.execute(queries.LEADERS)
+        ),
+        moved_keys=tuple(
+            MovedKeys(topic=topic, partition=partition, keys=keys, first_ms=first_ms, first_offset=offset)
+            for topic, partition, keys, first_ms, offset in (
+                database.execute(queries.MOVED_KEYS) if counts["split_keys"] else ()
+            )
         ),
         examples=found,
     )

@@ -106,6 +106,20 @@ WHERE id IS NOT NULL AND key IS NOT NULL
 GROUP BY topic, key HAVING min(partition) <> max(partition)
 """
 
+# Where keys went that are in several partitions, and since when: whose first partition was another.
+MOVED_KEYS = """
+WITH split AS (
+    SELECT topic, key FROM observed WHERE id IS NOT NULL AND key IS NOT NULL
+    GROUP BY topic, key HAVING min(partition) <> max(partition)
+), firsts AS (
+    SELECT topic, key, partition, min(timestamp_ms) AS first_ms, min(offset) AS first_offset,
+        row_number() OVER (PARTITION BY topic, key ORDER BY min(timestamp_ms), partition) AS place
+    FROM observed JOIN split USING (topic, key) WHERE id IS NOT NULL GROUP BY topic, key, partition
+)
+SELECT topic, partition, count(*), min(first_ms), min(first_offset) FROM firsts
+WHERE place > 1 GROUP BY topic, partition ORDER BY topic, partition
+"""
+
 COUNT_COMMITTED = "SELECT count(*) FROM committed"
 COUNT_DELIVERED = (
     "SELECT count(*) FROM committed WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = committed.id)"

@@ -5,6 +5,7 @@ A report never holds a value, and holds keys only when they were asked for: keys
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -31,6 +32,26 @@ class Explanation:
     def __str__(self) -> str:
         records = "record" if self.count == 1 else "records"
         return f"{self.count} {records} sent by leader {self.old_leader}, again by leader {self.new_leader}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedKeys:
+    """So many `keys` of a topic are in this partition that were in another before; the first record of one of them here
+    has this timestamp (Kafka's, milliseconds) and offset."""
+
+    topic: str
+    partition: int
+    keys: int
+    first_ms: int
+    first_offset: int
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.first_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        keys = "key" if self.keys == 1 else "keys"
+        return (
+            f"{self.keys} {keys} moved to {self.topic}/{self.partition}, from {at} on, offset {self.first_offset}: "
+            "partitions were added, or another producer chooses them otherwise"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +105,8 @@ class AuditReport:
     explanations: tuple[Explanation, ...] = ()
     leaders: tuple[LeaderStatistics, ...] = ()
     """In order of their first record."""
+    moved_keys: tuple[MovedKeys, ...] = ()
+    """Where the split keys went, and since when."""
     examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """The first few of each anomaly, by the name of its count; anomalies that were not found are not there."""
 
@@ -111,6 +134,7 @@ class AuditReport:
                 for entry in document[group]
             ]
         document["examples"] = {name: list(found) for name, found in document["examples"].items()}
+        document["moved_keys"] = list(document["moved_keys"])
         return {"ok": self.ok, "explained_duplicates": self.explained_duplicates, **document}
 
 

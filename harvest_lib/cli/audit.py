@@ -16,6 +16,7 @@ from rich.table import Table
 from harvest_lib import audit as audits
 from harvest_lib.cli.history import history
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.errors import NothingChecked
 from harvest_lib.outbox import OutboxTable
 
@@ -167,9 +168,11 @@ def _show(report: audits.AuditReport, topics: list[str]) -> None:
             table.add_row(text, f"[{'red' if count else 'green'}]{count:,}[/]")
         elif count or name in _ALWAYS_SHOWN:
             table.add_row(text, f"{count:,}")
-    console.print(table)
+    print_table(table)
     for explanation in report.explanations:
         console.print(f"  {explanation}", soft_wrap=True)
+    for moved in report.moved_keys:
+        console.print(f"  {escape(str(moved))}", soft_wrap=True)
     for name, examples in report.examples.items():
         if name in audits.MUST_BE_ZERO:
             for example in examples:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harvest_lib.cli.tables import print_table
 from harvest_lib.config.durations import parse_duration
 from harvest_lib.errors import HarvestError, NothingChecked
 
@@ -161,7 +162,7 @@ def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> An
 
 def _show(found: dict[str, Any], table: Any) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
+    print_table(table)
     console.print()
     for name in ("committed", "delivered", "lost", "duplicates", "unexplained", "faults", "seconds"):
         console.print(f"{name:<12} {found[name]:,}")

@@ -13,6 +13,7 @@ from rich.text import Text
 from harvest_lib.audit.checker import ANOMALIES, Delivery, Finding, Promise, Verdict, check
 from harvest_lib.audit.history import BadLine, read_history, to_line
 from harvest_lib.cli.options import AllowEmpty, Json
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.errors import NothingChecked
 
@@ -90,7 +91,7 @@ def _show(verdict: Verdict, bad: list[BadLine]) -> None:
         if explained or unexplained:
             table.add_row(name, f"{explained:,}", f"[{'red' if unexplained else 'green'}]{unexplained:,}[/]")
     if table.row_count:
-        console.print(table)
+        print_table(table)
     for finding in verdict.findings:
         if not finding.explained:
             _show_finding(console, finding)

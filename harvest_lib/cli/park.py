@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
@@ -75,17 +75,14 @@ def list_(
         typer.echo("nothing is parked" if topic is None and key is None else _NOTHING)
         return
     table = Table("id", "topic", "key", "state", "age", "reason")
-    for column in table.columns:
-        column.overflow = "fold"
     for record in records:
         state = Text("held", "dim") if record.held else Text("parked", "yellow")
         texts = [Text(printable(text)) for text in (record.topic, record.key)]
         table.add_row(str(record.id), *texts, state, age(record.age_seconds), Text(printable(record.reason)))
-    console = Console(highlight=False)
-    console.print(table)
+    print_table(table)
     if counts is not None:
         more = f", the first {limit:,} shown; --limit shows more" if counts.parked + counts.held > len(records) else ""
-        console.print(f"{counts.parked:,} parked, {counts.held:,} held behind them{more}")
+        typer.echo(f"{counts.parked:,} parked, {counts.held:,} held behind them{more}")
 
 
 @app.command()
@@ -115,7 +112,7 @@ def show(
     table.add_column(overflow="fold")
     for name, content in _fields(record, with_value=value):
         table.add_row(Text(name), Text(content))
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import Json
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.pipeline import extended_json, operator
 from harvest_lib.pipeline.declaration import load
@@ -88,8 +89,8 @@ def status(file: _File, as_json: Json = False) -> None:
     for each in writers:
         texts = (f"{value:,}" if isinstance(value, int) else printable(str(value)) for value in each.values())
         table.add_row(*map(Text, texts))
-    console = Console(highlight=False)
-    console.print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    print_table(table)
     last = "is empty" if standing.begin == standing.end else f"has offsets {standing.begin:,} to {standing.end - 1:,}"
     console.print(f"the commit log {last}; the next message gets {standing.end:,}")
     for name in (stands.name for stands in standing.writers if stands.position > standing.end):

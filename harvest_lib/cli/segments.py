@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, Segment, Segments, drop_passed, ensure_ahead
+from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments, detached_segments, drop_passed, ensure_ahead
 from harvest_lib.outbox.native import DEFAULT_AHEAD
 
 app = typer.Typer(
@@ -36,16 +36,19 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
         segments = Segments(outbox)
         rows = [_row(segments, connection, segment) for segment in segments.close_passed(connection)]
         next_id = segments.next_id(connection)
+        detached = detached_segments(connection, outbox)
+    rows += [_detached_row(each) for each in detached]
     if as_json:
         typer.echo(json.dumps(rows))
         return
     table = Table("segment", "from", "to", "MB", "state")
     for row in rows:
         ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
-        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), f"{row['bytes'] / 1e6:.1f}", row["state"])
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"next id: {next_id}")
+        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), _megabytes(row), row["state"])
+    print_table(table)
+    typer.echo(f"next id: {next_id}")
+    for each in detached:
+        typer.echo(printable(str(each)))
 
 
 @app.command()
@@ -103,6 +106,22 @@ def _row(segments: Segments, connection: psycopg.Connection[Any], segment: Segme
         "upper": segment.upper,
         "bytes": segments.size_bytes(connection, segment),
         "state": "detaching" if segment.detaching else state,
+    }
+
+
+def _megabytes(row: dict[str, Any]) -> str:
+    return "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
+
+
+def _detached_row(detached: Detached) -> dict[str, Any]:
+    return {
+        "segment": detached.name,
+        "lower": detached.lowest_id,
+        "upper": None if detached.highest_id is None else detached.highest_id + 1,
+        "bytes": None,
+        "state": "detached by hand",
+        "records": detached.records,
+        "unseen": detached.unseen,
     }
 
 

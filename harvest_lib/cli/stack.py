@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from harvest_lib.cli.tables import print_table
 from harvest_lib.errors import StackError
 
 if TYPE_CHECKING:
@@ -101,10 +102,9 @@ def ps(*, as_json: _JsonOption = False) -> None:
         memory = f"{row['memory_bytes'] // _MEBIBYTE} MB"
         cells = [row["server"], row["version"], str(row["pid"]), str(row["port"] or ""), row["state"], memory]
         table.add_row(*cells, *([row["url"]] if addresses else []))
-    console = Console(soft_wrap=True)
-    console.print(table)
+    print_table(table)
     if description.airflow_login:
-        console.print(f"Airflow's login: {description.airflow_login}")
+        Console(soft_wrap=True).print(f"Airflow's login: {description.airflow_login}")
 
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
@@ -180,7 +180,7 @@ def _show_up(description: "Description", state: str, *, as_json: bool) -> None:
         table.add_row("Airflow login", description.airflow_login)
     console = Console(soft_wrap=True)
     console.print(f"[bold green]{state}[/]")
-    console.print(table)
+    print_table(table)
     if description.secure:
         typer.echo(_part("secure").settings_text(Path(description.secure)))
 

@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.cli.park import set_aside
 from harvest_lib.cli.subscriptions import as_dict
+from harvest_lib.cli.tables import Fitting, print_table
+from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, check_mapped
@@ -40,6 +43,8 @@ class Status:
     records_per_second: float
     kafka_trouble: str | None
     """Why Kafka could not say who leads."""
+    notes: list[str]
+    """What somebody should know: why nobody leads, what keeps a process from leading, another pool in the way."""
     subscriptions: list[dict[str, Any]]
     """Who reads a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then what the
     configured one has still to deliver, counted up to 100,000."""
@@ -73,14 +78,17 @@ def status(
             if as_json:
                 typer.echo(json.dumps(asdict(current)))
             else:
-                Console().print(_rendered(current))
+                print_table(_rendered(current))
+                for note in _notes(current):
+                    Console(highlight=False).print(note, soft_wrap=True)
         elif as_json:
             while True:
                 typer.echo(json.dumps(asdict(look.next())))
         else:
             with Live(refresh_per_second=4) as live:
                 while True:
-                    live.update(_rendered(look.next()))
+                    current = look.next()
+                    live.update(Group(Fitting(_rendered(current)), *_notes(current)))
 
 
 class _Look:
@@ -115,13 +123,15 @@ class _Look:
             members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=leaders.trouble,
+            notes=[*leaders.notes, *self._outlook.detached()],
             subscriptions=[as_dict(*each) for each in read],
         )
 
 
 def _rendered(status: Status) -> Table:
     grid = Table(title=f"outbox {escape(status.table)}", show_header=False)
-    grid.add_row("backlog", f"{_records(status.backlog_records)}, {status.marked_records:,} of them marked")
+    marked = f", {status.marked_records:,} of them marked" if status.marked_records else ""
+    grid.add_row("backlog", _records(status.backlog_records) + marked)
     if status.parked_records is not None:
         style = "yellow" if status.parked_records else "none"
         grid.add_row(
@@ -141,6 +151,10 @@ def _rendered(status: Status) -> Table:
         grid.add_row("subscription", f"{name}: {reader['lag_records']:,}{more} behind{led}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
     return grid
+
+
+def _notes(status: Status) -> list[Text]:
+    return [Text.assemble(("note: ", "bold"), (printable(note), "yellow")) for note in status.notes]
 
 
 def _records(number: int) -> str:

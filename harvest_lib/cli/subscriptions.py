@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
@@ -49,7 +49,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([as_dict(*each) for each in found]))
     elif found:
-        Console(highlight=False).print(rendered(found))
+        print_table(rendered(found))
     else:
         typer.echo("no subscriptions: a harvester adds its own when it first leads")
 
@@ -204,13 +204,13 @@ def as_dict(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
 def rendered(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
     """Return the table for people."""
     table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
-    for column in table.columns:
-        column.overflow = "fold"
     for shard, lag in found:
         only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
         seen = shard.seen if shard.holds is None else f"{shard.seen}, holds {shard.holds}"
         waits = f", {age(lag.oldest_age_seconds)} old" if lag.oldest_age_seconds is not None else ""
-        leader = shard.leader_id or "nobody yet"
+        leader = (
+            "nobody yet" if shard.leader_id is None else shard.leader_id if shard.is_led else f"{shard.leader_id}, gone"
+        )
         table.add_row(
             Text(printable(", ".join([shard.name, *only]))),
             f"{shard.shard}/{shard.shards}",
@@ -221,7 +221,7 @@ def rendered(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
             seen if shard.until is None else f"{seen}, stops at {shard.until}",
             f"{_lag([lag])}{waits}",
             f"{age(shard.updated_seconds_ago)} ago",
-            Text(leader if shard.is_led else f"{leader}, gone", "none" if shard.is_led else "yellow"),
+            Text(leader, "none" if shard.is_led else "yellow"),
         )
     return table
 

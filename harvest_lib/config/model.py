@@ -34,6 +34,7 @@ from harvest_lib.config.limits import Count, Limits, Seconds
 from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
+from harvest_lib.record import INTERNAL_TOPICS
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"
@@ -241,6 +242,12 @@ class HarvestConfig(BaseSettings):
             raise _problem(
                 "cannot name a topic", "use 1 to 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, not just dots"
             )
+        if topic in INTERNAL_TOPICS:
+            raise _problem(
+                "is internal to Kafka: brokers refuse what clients write there",
+                "remove it, so that the pool gets a topic of its own (the default), or name one of its own; "
+                "every process of the pool has to name the same, goharvest's too",
+            )
         return topic
 
     @field_validator("leader_group_id", "name", "outbox_table")
@@ -289,6 +296,13 @@ class HarvestConfig(BaseSettings):
 
     def _delivery_problems(self) -> list[Problem]:
         problems = []
+        if (
+            self.delivery == "transactional"
+            and self.leadership == "neli"
+            and self.checkpoint_topic == self.leader_topic
+        ):
+            message = "is `leaderTopic` too: heartbeats and checkpoints need a topic each"
+            problems.append(Problem(path=("checkpoint_topic",), message=message, remedy="name another, or remove it"))
         if self.delivery == "transactional" and not _TOPIC.fullmatch(self.checkpoint_topic):
             message = "cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own"
             remedy = "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic"

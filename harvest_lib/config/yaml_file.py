@@ -26,6 +26,7 @@ from harvest_lib.config.yaml_nodes import NULL, compose, line_of, not_a_mapping,
 from harvest_lib.errors import ConfigError
 
 LOGGING_LEVELS = {
+    "all": "debug",
     "trace": "debug",
     "debug": "debug",
     "info": "info",
@@ -33,11 +34,14 @@ LOGGING_LEVELS = {
     "warning": "warning",
     "error": "error",
     "off": "critical",
+    "": "debug",
 }
-"""goharvest's levels and the nearest of Python's."""
+"""goharvest's levels and the nearest of Python's. An empty one is debug there."""
 
 _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits")
 _TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
+_DEFAULT_IF_EMPTY = ("leader_topic", "data_source", "outbox_table", "name")
+"""Texts that have a default, which goharvest takes for an empty text too."""
 _NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What yaml raises for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
 _MERGE = "tag:yaml.org,2002:merge"
@@ -119,6 +123,8 @@ class _Contents:
         elsewhere = {name: f"limits.{name}" for name in goharvest_names(Limits)}
         for name, node in self._known(entries, known, (), elsewhere):
             self.lines[name,] = line_of(node)
+            if name in _DEFAULT_IF_EMPTY and isinstance(node, yaml.ScalarNode) and not node.value:
+                continue
             if name in _MAPPINGS:
                 if node.tag == NULL:
                     continue
@@ -181,10 +187,10 @@ class _Contents:
         for key, value in self._entries(node, ("logging",)):
             if key != "level":
                 self._note(unknown(key, ("level",)).under("logging"), value)
-            elif isinstance(value, yaml.ScalarNode) and value.value.lower() in LOGGING_LEVELS:
+            elif isinstance(value, yaml.ScalarNode) and value.tag != NULL and value.value.lower() in LOGGING_LEVELS:
                 self.logging_level = LOGGING_LEVELS[value.value.lower()]
             elif value.tag != NULL:
-                remedy = f"choose one of {', '.join(LOGGING_LEVELS)}"
+                remedy = f"choose one of {', '.join(filter(None, LOGGING_LEVELS))}"
                 self._note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
 
     def _known(

@@ -83,6 +83,11 @@ class Topics:
         self._learn({topic for topic in topics if topic not in self._limits and is_legal_topic(topic)})
         return sorted(self._compacted.intersection(topics))
 
+    @property
+    def names(self) -> list[str]:
+        """Return the topics that exist, of those that records have named. May be read by any thread."""
+        return list(self._limits.copy())
+
     def limit(self, topic: str) -> int:
         """Return how many bytes a batch for the topic may have."""
         return self._limits.get(topic, DEFAULT_BATCH_BYTES)

@@ -18,18 +18,33 @@ A rebalance revokes all partitions of all members before it assigns them anew, a
 a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
 
 The leader topic is polled every `min_poll_interval_seconds`, and each time until what is there has been heard.
+
+With its commits a member tells who it is, and what keeps it from leading (`harvest_lib.election`). Whoever cannot prove
+itself asks Kafka what is the matter with the leader topic, on a thread of its own; so does whoever has to wait, about
+members that are of another pool (`other_pools`).
 """
 
 import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    ThrottleEvent,
+    TopicPartition,
+)
 
 from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.election import spoken
+from harvest_lib.errors import KafkaUnavailable, PoolConflict
 from harvest_lib.kafka_client import (
     KafkaConsumer,
     KafkaConsumerProvider,
@@ -45,12 +60,18 @@ from harvest_lib.kafka_client import (
     topic_too_small,
 )
 from harvest_lib.leadership.candidacy import NEVER, Candidacy
+from harvest_lib.leadership.other_pools import Notices, other_pool, tell
 from harvest_lib.leadership.protocol import Term, TermEnd
 from harvest_lib.leadership.seats import Seats
+from harvest_lib.leadership.trouble import Trouble, topic_trouble
+from harvest_lib.pool import Pool
 
 _log = logging.getLogger(__name__)
 
 _LEADER_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "3600000"}
+
+_ENQUIRE_SECONDS = 5.0
+"""A member that has to wait asks this often whether it is another pool that it waits for."""
 
 # Of two members with two shards one leaves: the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
 _SHARING = {
@@ -93,8 +114,11 @@ class Neli:
         *,
         consumer_provider: KafkaConsumerProvider = Consumer,
         producer_provider: KafkaProducerProvider = Producer,
+        pool: Callable[[], Pool] | None = None,
     ) -> None:
         self._settings = settings
+        self._ask_pool = pool
+        self._pool: Pool | None = None
         self._client = client
         self._clock = clock
         self._consumer_provider = consumer_provider
@@ -108,12 +132,19 @@ class Neli:
         self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._complaint = ""
+        self._trouble = Trouble()
+        self._last_error = LastError()
+        self._notices = Notices()
+        self._found: queue.SimpleQueue[PoolConflict | str] = queue.SimpleQueue()  # by the thread that asks
+        self._ask = threading.Event()
         self._accepted_at = NEVER
         self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
 
     def start(self) -> None:
         self._ensure_topic()
+        self._pool = self._ask_pool() if self._ask_pool is not None else None
+        if self._pool is not None and (theirs := other_pool(self._client, self._pool)) is not None:
+            raise tell(self._client, self._pool, theirs, self._producer_provider)
         with refused_settings():
             consumer, beats = self._clients()
         ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
@@ -123,6 +154,7 @@ class Neli:
             daemon=True,
         )
         self._thread.start()
+        threading.Thread(target=self._enquire, name="harvest-neli-enquiry", daemon=True).start()
 
     def term(self, timeout_seconds: float) -> Term | None:
         return next(iter(self.terms(timeout_seconds)), None)
@@ -132,6 +164,7 @@ class Neli:
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
+        self._ask.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(timeout_seconds)
@@ -152,10 +185,27 @@ class Neli:
         create_topic(self._client, topic, partitions=shards, config=_LEADER_TOPIC_CONFIG)
         _log.info("leader_topic_created", extra={"topic": topic})
 
+    def _enquire(self) -> None:
+        """On a thread of its own: ask Kafka about what keeps this member from leading."""
+        while True:
+            asked = self._ask.wait(_ENQUIRE_SECONDS)
+            if self._stopping.is_set():
+                return
+            self._ask.clear()
+            standing = [candidacy.assigned for candidacy in self._candidacies]
+            if asked and (trouble := topic_trouble(self._client, self._settings.topic, self._settings.shards)):
+                self._found.put(trouble)
+            ours = self._pool
+            if ours is None or all(standing) or (theirs := other_pool(self._client, ours)) is None:
+                continue
+            if any(standing) and str(ours) < str(theirs):
+                continue  # both hold a part: one of them goes
+            self._found.put(tell(self._client, ours, theirs, self._producer_provider))
+
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
 
     def _clients(self) -> tuple[KafkaConsumer, KafkaProducer]:
-        settings, said = self._settings, LastError()
+        settings = self._settings
         consumer = self._consumer_provider(
             client_settings(
                 {"socket.timeout.ms": 10_000, **self._client},
@@ -170,7 +220,8 @@ class Neli:
                     "enable.auto.commit": False,
                     "allow.auto.create.topics": False,
                     "on_commit": self._on_commit,
-                    "error_cb": said,
+                    "error_cb": self._on_error,
+                    "throttle_cb": self._on_throttle,
                     **(_SHARING if settings.shards > 1 else {}),
                 },
             )
@@ -182,7 +233,8 @@ class Neli:
                     "linger.ms": 0,
                     "message.timeout.ms": int(settings.heartbeat_timeout_seconds * 1000),
                     "allow.auto.create.topics": False,
-                    "error_cb": said,
+                    "error_cb": self._on_error,
+                    "throttle_cb": self._on_throttle,
                     "on_delivery": self._on_beat,
                 },
             )
@@ -205,6 +257,7 @@ class Neli:
                 self._prove(consumer, beats)
                 beats.poll(0)
                 self._judge()
+                self._learn()
                 self._stopping.wait(max(0.0, next_poll - self._clock()))
         finally:
             beats.purge()
@@ -254,18 +307,36 @@ class Neli:
         return self._seats.vacate(how, [candidacy.shard for candidacy in candidacies])
 
     def _on_beat(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None and is_refusal(error):
-            self._complain(error)
+        if error is not None:
+            self._trouble.note("heartbeat", error, self._last_error.text)
+            self._ask.set()
 
-    def _complain(self, error: KafkaError) -> None:
-        if error.str() != self._complaint:  # librdkafka tries again by itself and says so each time
-            self._complaint = error.str()
-            _log.warning("election_troubled", extra={"reason": self._complaint})
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_error(error)
+        if is_refusal(error):
+            self._trouble.note("connection", error)
+
+    def _on_throttle(self, event: ThrottleEvent) -> None:
+        if event.throttle_time >= self._beat_interval:
+            reason = f"a quota: broker {event.broker_name} delays us by {event.throttle_time:.1f} s"
+            self._trouble.say("throttled", reason)
+
+    def _learn(self) -> None:
+        """Take what the thread that asks has found."""
+        while not self._found.empty():
+            found = self._found.get()
+            if isinstance(found, PoolConflict):
+                raise found
+            self._trouble.say(found, found)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         sent_at = self._commits.popleft() if self._commits else NEVER
         if error is None and all(partition.error is None for partition in partitions):
             self._on_commit_accepted(sent_at)
+            return
+        for each in (error, *(partition.error for partition in partitions)):
+            if each is not None:
+                self._trouble.note("commit", each)
 
     def _on_commit_accepted(self, sent_at: float) -> None:
         self._accepted_at = max(self._accepted_at, sent_at)
@@ -283,23 +354,35 @@ class Neli:
             if due and not self._commits:
                 self._commit(consumer, standing, now)
         except (BufferError, KafkaException) as error:
-            _log.debug("heartbeat_not_sent", extra={"reason": str(error)})
+            if isinstance(error, KafkaException):
+                self._trouble.note("heartbeat", error.args[0], self._last_error.text)
+            else:
+                self._trouble.say("heartbeat:full", "heartbeat: the queue of the producer is full")
+            self._ask.set()
 
     def _beat(self, beats: KafkaProducer, candidacy: Candidacy, now: float) -> None:
         beats.produce(self._settings.topic, candidacy.beat(now), partition=candidacy.shard)
 
     def _commit(self, consumer: KafkaConsumer, standing: list[Candidacy], now: float) -> None:
         # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
-        positions = [(candidacy.shard, candidacy.position) for candidacy in standing if candidacy.position is not None]
-        if positions:
-            offsets = [TopicPartition(self._settings.topic, shard, position) for shard, position in positions]
+        topic, trouble = self._settings.topic, self._trouble.text
+        said = spoken(self._pool, consumer.memberid() or "", trouble) if self._pool is not None else ""
+        positions = [(candidacy.shard, candidacy.position) for candidacy in standing]
+        if said and trouble:  # it may never hear anything, and has to say why
+            positions = [(shard, _end(consumer, topic, shard) if at is None else at) for shard, at in positions]
+        offsets = [TopicPartition(topic, shard, at, said) for shard, at in positions if at is not None]
+        if offsets:
             consumer.commit(offsets=offsets, asynchronous=True)
             self._commits.append(now)
 
     def _hear(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            self._complain(error)
+            self._trouble.note("leader topic", error)
+            self._ask.set()
+            return
+        if self._pool is not None and (conflict := self._notices.hear(self._pool, message.value())) is not None:
+            self._trouble.told(f"{conflict.cause}")
             return
         shard = message.partition() or 0
         if shard < len(self._candidacies):
@@ -313,11 +396,14 @@ class Neli:
             candidacy.judge(self._seats, self._accepted_at)
             if candidacy.stalls(self._seats):
                 self._complain_of(candidacy, now)
+        if self._seats.terms.keys() - before.keys():
+            self._trouble.clear()
         over = [term for shard, term in before.items() if shard not in self._seats.terms]
         self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]
 
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:
         """Say which proof is missing."""
+        self._ask.set()
         accepted_ago = None if self._accepted_at == NEVER else round(now - self._accepted_at, 1)
         _log.warning(
             "election_stalled",
@@ -326,5 +412,12 @@ class Neli:
                 "heartbeat_heard": candidacy.heard_at != NEVER,
                 "commit_accepted_seconds_ago": accepted_ago,
                 "commits_unanswered": len(self._commits),
+                "reason": self._trouble.text or self._last_error.text,
             },
         )
+
+
+def _end(consumer: KafkaConsumer, topic: str, shard: int) -> int | None:
+    """Return where a partition ends, if the client knows."""
+    known = consumer.get_watermark_offsets(TopicPartition(topic, shard), cached=True)
+    return known[1] if known is not None and known[1] >= 0 else None

@@ -2,6 +2,7 @@
 
 from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.detached import Detached, detached_segments
 from harvest_lib.outbox.grants import Grants, Way
 from harvest_lib.outbox.mapped import check_mapped
 from harvest_lib.outbox.migration import Migration
@@ -18,6 +19,7 @@ from harvest_lib.outbox.subscribers import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
 
 __all__ = [
+    "Detached",
     "Dropped",
     "Dropping",
     "Ensured",
@@ -42,6 +44,7 @@ __all__ = [
     "append_async",
     "check_mapped",
     "create_beside",
+    "detached_segments",
     "drop_passed",
     "ensure_ahead",
     "pump",

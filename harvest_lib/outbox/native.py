@@ -8,10 +8,12 @@ Promises
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import psycopg
+from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.database import translated
@@ -74,10 +76,20 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
         connection.execute(queries.LOCK_DDL, (str(outbox),))
         placed = outbox.placed(connection)
         if all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside)):
+            _upgrade(connection, placed)
             return False  # else a privilege would be asked for that is not needed
         for statement in beside_statements(placed):
             connection.execute(statement)
     return True
+
+
+def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Add the column that says who leads to a table of before; without it, or the right to add it, all else works."""
+    name = outbox.subscriptions.identifier
+    if connection.execute(queries.LACKS_WHO_LEADS, (name.as_string(None),)).fetchone() == (True,):
+        with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '2s'")
+            connection.execute(sql.SQL(queries.WHO_LEADS).format(subscriptions=name))
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:

@@ -34,8 +34,18 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
   until        PG_SNAPSHOT,
   checkpoint   JSONB,
   updated_at   TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  leader       JSONB,
   PRIMARY KEY (subscription, shard)
 )"""
+
+# A table of before has no such column.
+WHO_LEADS = "ALTER TABLE {subscriptions} ADD COLUMN IF NOT EXISTS leader JSONB"
+
+LACKS_WHO_LEADS = """
+SELECT NOT EXISTS (
+  SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'leader' AND NOT attisdropped
+)
+"""
 
 # What is known of segments that the sequence has passed. `writers` are the virtual transactions that could still write
 # into one when it was passed, `open_then` the snapshot of that moment.

@@ -9,6 +9,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from harvest_lib.cli.tables import print_table
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -51,7 +53,7 @@ def show(results: Sequence[Result], console: Console) -> None:
         target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:.4g}"
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         table.add_row(result.name, _number(result.value), result.unit, _number(result.floor), ratio, target, met)
-    console.print(table)
+    print_table(table, console)
 
 
 def write(results: Sequence[Result], path: Path) -> None:

@@ -13,6 +13,7 @@ from support.secured import MARK, OUTBOX, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
+from harvest_lib.database import connect
 from harvest_lib.errors import (
     DatabaseAccessDenied,
     DatabaseUnavailable,
@@ -22,6 +23,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outlook import Outlook
 from harvest_lib.subscriptions import Subscriptions
 from infra.local.certificates import Authority
 
@@ -147,6 +149,17 @@ def test_an_election_that_may_not_be_held_says_so(secured, caplog, ending, opera
     ):
         eventually(lambda: said(caplog, "election_troubled", "authorization failed"), 30, "said")
         assert not harvest.is_leader
+        if ending:  # who may not join has no way to say so
+            notes = eventually(lambda: troubles(secured.config(**MARK)), 20, "shown by `harvest status`")
+            assert "Topic authorization failed (TOPIC_AUTHORIZATION_FAILED)" in notes[0]
+            assert harvest._config.name in notes[0]
+    repeated = [each for each in caplog.records if each.getMessage() == "election_troubled"]
+    assert len({each.reason for each in repeated}) == len(repeated), "each kind once"
+
+
+def troubles(config):
+    with connect(config.data_source.conninfo()) as connection:
+        return [each for each in Outlook(connection, config).leaders().notes if "authorization failed" in each]
 
 
 def said(caplog, event, reason):

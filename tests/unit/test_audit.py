@@ -31,6 +31,21 @@ def log(text):
         )
 
 
+def test_where_split_keys_went_and_since_when_is_told():
+    observed = "0:a1 0:b2 1:c3 5:a4 5:b5 5:a6 1:c7 3:b8 other/0:a9 5:a?"
+    report = audit(rows("a1 b2 c3 a4 b5 a6 c7 b8 a9"), log(observed))
+    assert report.split_keys == 2
+    assert [
+        (each.topic, each.partition, each.keys, each.first_ms, each.first_offset) for each in report.moved_keys
+    ] == [
+        ("t", 3, 1, 1_007, 7),
+        ("t", 5, 2, 1_003, 3),
+    ]
+    assert "2 keys moved to t/5, from 1970-01-01T00:00:01.003+00:00 on, offset 3" in str(report.moved_keys[1])
+    assert report.to_json()["moved_keys"][0]["partition"] == 3
+    assert audit(rows("a1"), log("0:a1")).moved_keys == ()
+
+
 def rows(text):
     return [CommittedRecord(r.id, r.key) for r in log(text)]
 

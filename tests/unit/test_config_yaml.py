@@ -100,8 +100,13 @@ def test_goharvests_example_loads(file: File) -> None:
     assert "password=''" in made.data_source.conninfo()
 
 
-def test_goharvests_secure_example_loads(file: File) -> None:
-    made = file.load(SECURE).harvest
+def test_goharvests_secure_example_loads_but_for_its_leader_topic(file: File) -> None:
+    """Kafka lets no client write to `__consumer_offsets`: an election through it would never have a leader."""
+    error = file.refused(SECURE)
+    assert (error.line, error.field) == (3, "leaderTopic")
+    assert "internal to Kafka" in str(error)
+    assert "remove it" in str(error)
+    made = file.load(SECURE.replace("  leaderTopic: __consumer_offsets\n", "")).harvest
     assert made.kafka_settings(for_producer=False) == {
         "bootstrap.servers": "localhost:9094",
         "security.protocol": "sasl_ssl",
@@ -110,8 +115,34 @@ def test_goharvests_secure_example_loads(file: File) -> None:
         "sasl.username": "alice",
         "sasl.password": "alice-secret",
     }
-    assert made.leader_topic == "__consumer_offsets"
+    assert made.leader_topic == "my-app-name.neli"
     assert made.limits == Limits()
+
+
+@pytest.mark.parametrize(
+    "topic", ["__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"]
+)
+@pytest.mark.parametrize("field", ["leaderTopic", "checkpointTopic"])
+def test_topics_of_kafkas_own_are_refused(file: File, field: str, topic: str) -> None:
+    error = file.refused(f"leaderGroupID: g\ndelivery: transactional\n{field}: {topic}\n")
+    assert (error.line, error.field) == (3, field)
+    assert "internal to Kafka" in str(error)
+    assert file.load(f"leaderGroupID: g\n{field}: x{topic}\n").harvest
+
+
+def test_one_topic_for_heartbeats_and_checkpoints_is_refused(file: File) -> None:
+    text = "leaderGroupID: g\nleaderTopic: t\ncheckpointTopic: t\ndelivery: "
+    assert file.refused(text + "transactional\n").field == "checkpointTopic"
+    assert file.load(text + "barrier\n").harvest.leader_topic == "t"
+
+
+@pytest.mark.parametrize("text", ["leaderTopic", "dataSource", "outboxTable", "name"])
+def test_an_empty_text_is_the_default_as_in_goharvest(file: File, text: str) -> None:
+    made = file.load(f'leaderGroupID: g\n{text}: ""\n').harvest
+    assert made.leader_topic == "g.neli"
+    assert made.outbox_table == "outbox"
+    assert "password=''" in made.data_source.conninfo()
+    assert made.name
 
 
 def test_the_harvest_part_may_stand_alone(file: File) -> None:
@@ -177,6 +208,8 @@ def test_a_byte_order_mark_is_no_character_of_the_first_key(file: File) -> None:
         ("Warn", "warning"),
         ("error", "error"),
         ("Off", "critical"),
+        ("All", "debug"),
+        ('""', "debug"),  # goharvest's own default
     ],
 )
 def test_levels(file: File, level: str, ours: str) -> None:

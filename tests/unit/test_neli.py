@@ -3,10 +3,11 @@
 import time
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, ThrottleEvent, TopicPartition
 
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.trouble import topic_trouble
 
 TIMEOUT = 5.0
 
@@ -328,3 +329,86 @@ def test_heartbeats_go_through_the_partition_of_each_shard_and_one_commit_names_
     member._prove(clients, clients)
     assert clients.beaten == [0, 2] * 3
     assert len(clients.committed) == 1, "one that is not answered is not followed by another"
+
+
+# -- what keeps a member from leading
+
+
+def troubles(caplog):
+    return [record.reason for record in caplog.records if record.message == "election_troubled"]
+
+
+def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads(member, clock, caplog):
+    refused, late = KafkaError(KafkaError.TOPIC_EXCEPTION), KafkaError(KafkaError._MSG_TIMED_OUT)
+    for _ in range(3):
+        member._on_beat(refused, None)
+        member._on_beat(late, None)
+    assert len(troubles(caplog)) == 2
+    assert refused.str() in troubles(caplog)[0]
+    assert refused.str() in member._trouble.text
+    assert late.str() in member._trouble.text
+    hear(member, clock.now)
+    commit(member, clock.now)
+    member._judge()
+    assert member.term(0) is not None
+    assert member._trouble.text == "", "it leads"
+    member._on_beat(refused, None)
+    assert len(troubles(caplog)) == 3
+
+
+def test_an_error_of_a_commit_is_logged_and_one_of_a_rebalance_is_not(member, clock, caplog):
+    commit(member, clock.now, KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    assert troubles(caplog) == []
+    commit(member, clock.now, KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
+    (reason,) = troubles(caplog)
+    assert reason.startswith("commit: ")
+
+
+def test_a_quota_that_delays_heartbeats_is_logged(member, caplog):
+    member._on_throttle(ThrottleEvent("broker", 1, 0.01))
+    assert troubles(caplog) == []
+    member._on_throttle(ThrottleEvent("broker", 1, 7.5))
+    (reason,) = troubles(caplog)
+    assert reason == "a quota: broker broker delays us by 7.5 s"
+
+
+class Metadata:
+    """What brokers say of topics."""
+
+    def __init__(self, topics):
+        self.topics = topics
+
+    def list_topics(self, _topic, timeout):
+        assert timeout > 0
+        return self
+
+
+class Described:
+    def __init__(self, *leaders, error=None):
+        self.error = error
+        self.partitions = {number: Led(leader) for number, leader in enumerate(leaders)}
+
+
+class Led:
+    replicas = (1, 2)
+
+    def __init__(self, leader):
+        self.leader = leader
+
+
+@pytest.mark.parametrize(
+    ("topics", "words"),
+    [
+        ({"t": Described(1, 2)}, ""),
+        ({}, "does not exist"),
+        ({"t": Described(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))}, "does not exist"),
+        ({"t": Described(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))}, "authorization failed"),
+        ({"t": Described(1)}, "has no partition 1"),
+        ({"t": Described(1, -1)}, "partition 1 of the leader topic 't' has no leader"),
+    ],
+)
+def test_what_is_the_matter_with_the_leader_topic(monkeypatch, topics, words):
+    monkeypatch.setattr("harvest_lib.leadership.trouble.AdminClient", lambda _: Metadata(topics))
+    said = topic_trouble({}, "t", 2)
+    assert words in said
+    assert bool(said) is bool(words)

@@ -9,7 +9,7 @@ from harvest_lib.config.durations import to_seconds
 from harvest_lib.config.kafka_settings import KafkaSettings
 from harvest_lib.pipeline.adaptors import Options
 from harvest_lib.pipeline.adaptors.envelope import Content
-from harvest_lib.record import is_legal_topic
+from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
 
 NAMESPACE = "{namespace}"
 
@@ -77,4 +77,6 @@ class KafkaWriting(_Kafka):
             )
         if NAMESPACE not in self.topic and not is_legal_topic(self.topic):
             raise ValueError("`topic` is no name that Kafka takes: letters, digits, `.`, `_` and `-`, 249 at most")
+        if self.topic in INTERNAL_TOPICS:
+            raise ValueError("`topic` is internal to Kafka: brokers refuse what clients write there; name your own")
         return self

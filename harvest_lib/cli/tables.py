@@ -1,0 +1,80 @@
+"""How the commands print tables: whatever somebody may want to copy is whole.
+
+- Not to a terminal: as wide as it has to be, nothing cut, nothing wrapped.
+- To a terminal that is wide enough: as a table.
+- To one that is not: each row as lines, one for each column. A line that is too long is left to the terminal to break,
+  so that what is selected there is still one word.
+"""
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+_ENOUGH = 100_000
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table so that it fits."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(file=console.file, highlight=False, width=max(console.width, _width(table, console)))
+        console.print(table)
+    elif _width(table, console) <= console.width:
+        console.print(table)
+    else:
+        for line in _lines(table, console):
+            console.print(line, soft_wrap=True)
+
+
+class Fitting:
+    """A table for `rich.live`, which has to know how high it is: lines that are too long are folded."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if _width(self._table, console) <= options.max_width:
+            yield self._table
+            return
+        for line in _lines(self._table, console):
+            line.overflow = "fold"
+            yield line
+
+
+def _width(table: Table, console: Console) -> int:
+    """Return how wide a table is if nothing in it is broken."""
+    return Measurement.get(console, console.options.update(max_width=_ENOUGH), table).maximum
+
+
+def _lines(table: Table, console: Console) -> Iterable[Text]:
+    """Return a table as lines: of a table with a header each row is a block, of one without it a line."""
+    if table.title:
+        yield Text.assemble((Text.from_markup(str(table.title)).plain, "bold"))
+    names = [_text(column.header, console) for column in table.columns]
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    if not table.show_header:
+        broad = max((cell_len(_text(row[0], console).plain) for row in rows), default=0)
+        for first, *rest in rows:
+            values = Text("  ").join(_text(each, console) for each in rest)
+            yield Text.assemble(_padded(_text(first, console), broad), "  ", values)
+        return
+    broad = max((cell_len(name.plain) for name in names), default=0)
+    for number, row in enumerate(rows):
+        if number:
+            yield Text()
+        for name, cell in zip(names, row, strict=True):
+            if (value := _text(cell, console)).plain:
+                yield Text.assemble((_padded(name, broad).plain, "bold"), "  ", value)
+
+
+def _text(cell: RenderableType, console: Console) -> Text:
+    return cell.copy() if isinstance(cell, Text) else console.render_str(str(cell))
+
+
+def _padded(text: Text, width: int) -> Text:
+    text.pad_right(max(0, width - cell_len(text.plain)))
+    return text

@@ -1,0 +1,140 @@
+"""Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
+
+While a term lasts, a thread of its own asks the brokers every half minute how many partitions the topics have that its
+records name. What it finds stands beside the subscription's epoch (column `leader`), so that a harvester which was not
+running when partitions were added says so when it starts. Under `source: mark` there is no such row: then only what
+changes while a process lives is noticed.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from psycopg import sql
+
+from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.errors import HarvestError
+from harvest_lib.kafka_client import client_settings
+from harvest_lib.leadership import Term
+
+_log = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 1.0
+_EVERY_SECONDS = 30.0
+_ANSWER_SECONDS = 5.0
+_MOST_TOPICS = 1_000
+"""Those of more are not written down."""
+
+_READ = (
+    "SELECT to_jsonb(s) -> 'leader' -> 'topics' FROM {table} AS s WHERE subscription = %(name)s AND shard = %(shard)s"
+)
+
+_WRITE = """
+UPDATE {table} SET leader = jsonb_set(leader, '{{topics}}', %(topics)s)
+WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
+"""
+
+Known = dict[str, dict[str, Any]]
+"""By topic: `partitions`, and where some were added `before` and `noticed_at`."""
+
+
+class Memory:
+    """What one shard of a subscription knows of its topics, in Postgres."""
+
+    def __init__(self, conninfo: str, table: sql.Identifier, name: str, shard: int) -> None:
+        self._conninfo = conninfo
+        self._table = table
+        self._row = {"name": name, "shard": shard}
+
+    def load(self) -> Known:
+        """Return what is known; nothing if the table has no place for it."""
+        with connect(self._conninfo) as connection, translated():
+            row = connection.execute(self._statement(_READ), self._row).fetchone()
+        return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
+
+    def save(self, known: Known) -> bool:
+        """Write it down; False if there is no place for it, as yet or at all."""
+        kept = dict(list(known.items())[:_MOST_TOPICS])
+        with connect(self._conninfo) as connection, translated():
+            try:
+                written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
+            except psycopg.errors.UndefinedColumn:
+                return False
+        return written.rowcount == 1
+
+    def _statement(self, query: str) -> sql.Composed:
+        return sql.SQL(query).format(table=in_statement(self._table))
+
+
+class PartitionWatch:
+    """Notices added partitions of the topics that `topics` returns. `kafka` are the base settings of the user."""
+
+    def __init__(
+        self, kafka: Mapping[str, object], topics: Callable[[], Collection[str]], memory: Memory | None = None
+    ) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._memory = memory
+        self._known: Known | None = None
+        self._is_unsaved = False
+
+    def begin(self, term: Term, stopping: threading.Event) -> None:
+        """Look until the term is over; returns at once."""
+        threading.Thread(target=self._run, args=(term, stopping), name="harvest-partitions", daemon=True).start()
+
+    def look(self) -> None:
+        """Compare what the brokers say with what is known. Raises HarvestError, or KafkaException."""
+        if self._known is None:
+            self._known = self._memory.load() if self._memory is not None else {}
+        names = list(self._topics())
+        if not names:
+            return
+        for topic, partitions in self._counted(names).items():
+            before = self._known.get(topic, {}).get("partitions")
+            if before == partitions:
+                continue
+            self._is_unsaved = True
+            entry = self._known[topic] = {"partitions": partitions}
+            if before is not None and partitions > before:
+                entry |= {"before": before, "noticed_at": datetime.now(UTC).isoformat(timespec="seconds")}
+                _log.error("partitions_added", extra={"topic": topic, "before": before, "after": partitions})
+        if self._is_unsaved and self._memory is not None:
+            self._is_unsaved = not self._memory.save(self._known)
+
+    def _counted(self, names: list[str]) -> dict[str, int]:
+        admin = AdminClient(client_settings(self._kafka))
+        counted = {}
+        for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
+            try:
+                counted[topic] = len(answer.result(2 * _ANSWER_SECONDS).partitions)
+            except (KafkaException, TimeoutError):  # gone, or not ours to see
+                continue
+        return counted
+
+    def _run(self, term: Term, stopping: threading.Event) -> None:
+        stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
+        while term.is_live() and not stopping.is_set():
+            try:
+                self.look()
+            except (HarvestError, KafkaException) as error:
+                _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
+            stopping.wait(_EVERY_SECONDS if self._known and not self._is_unsaved else _FIRST_SECONDS)
+
+
+def said_of(known: object) -> list[str]:
+    """Return a sentence for each topic to which partitions were added."""
+    if not isinstance(known, Mapping):
+        return []
+    return [
+        f"the topic {topic!r} was given partitions, {entry['before']} before and {entry['partitions']} now, noticed at "
+        f"{entry['noticed_at']}: its keys go to other partitions since, so a key's records of before and after have no "
+        "order among them"
+        for topic, entry in sorted(known.items())
+        if isinstance(entry, Mapping) and {"before", "noticed_at", "partitions"} <= entry.keys()
+    ]

@@ -1,0 +1,69 @@
+"""What `harvest status` says besides the numbers: who has not run yet, and why nobody leads."""
+
+import json
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from support.outbox import harvest_config
+from support.waiting import eventually
+
+from harvest_lib.database import connect
+from harvest_lib.harvester import Harvest
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outlook import Outlook
+from infra.local.stack import Stack
+from infra.local.state import locked
+
+
+@pytest.fixture
+def untouched(parts):
+    """A broker that no group has ever met: it has no coordinator for any."""
+    state = parts / "test-untouched"
+    with ExitStack() as held:
+        held.enter_context(locked(state / "session.lock", wait=True))
+        yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts))
+
+
+def notes(outbox, config):
+    with connect(outbox.dsn) as connection:
+        return list(Outlook(connection, config).leaders().notes)
+
+
+def test_before_the_first_run_nobody_has_run_yet(untouched, harvest):
+    with psycopg.connect(untouched.dsn, autocommit=True) as connection:
+        OutboxTable.parse("outbox").create(connection)
+    servers = {
+        "HARVEST_DSN": untouched.dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": untouched.kafka.bootstrap_servers,
+        "HARVEST_LEADER_GROUP_ID": "billing",
+    }
+    status = json.loads(harvest("status", "--json", **servers).stdout)
+    assert status["kafka_trouble"] is None
+    assert status["notes"] == ["no harvester of the group 'billing' has run yet: start one with `harvest run`"]
+    assert (status["leader"], status["members"]) == (None, 0)
+    config = harvest_config(untouched.dsn, untouched.kafka.bootstrap_servers, "billing")
+    Harvest(config).drain(60)
+    status = json.loads(harvest("status", "--json", **servers).stdout)
+    assert status["notes"] == ["no harvester of the group 'billing' runs now: start one with `harvest run`"]
+
+
+def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id)
+    with Harvest(config) as harvest:
+        eventually(lambda: harvest.is_leader, 20, "leads")
+        assert notes(outbox, config) == []
+        for future in admin.delete_topics([config.leader_topic]).values():
+            future.result(10)
+        eventually(lambda: not harvest.is_leader, 30, "fenced")
+        eventually(
+            lambda: [
+                each
+                for each in caplog.records
+                if each.getMessage() == "election_troubled" and "does not exist" in each.reason
+            ],
+            30,
+            "said",
+        )
+        assert any(f"the leader topic '{config.leader_topic}' does not exist" in each for each in notes(outbox, config))
+        assert not any("has run yet" in each for each in notes(outbox, config))

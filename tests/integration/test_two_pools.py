@@ -1,0 +1,160 @@
+"""Two pools where there should be one: named at once, on both sides, and never taken for two processes of one pool."""
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from support.outbox import harvest_config
+from support.subscribed import Subscribed
+from support.waiting import eventually
+
+from harvest_lib.election import members
+from harvest_lib.errors import PoolConflict
+from harvest_lib.harvester import Harvest, State
+from harvest_lib.leadership import Solo
+from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
+from harvest_lib.rivals import Rivals
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+def member(outbox, group=None, dsn=None, **settings):
+    """A process of a pool; with another group, of another pool."""
+    return Harvest(harvest_config(dsn or outbox.dsn, outbox.servers, group or outbox.group, **settings))
+
+
+def conflicts(caplog):
+    return [record for record in caplog.records if record.getMessage() == "pool_conflict"]
+
+
+def refused(harvest):
+    with pytest.raises(PoolConflict) as raised:
+        harvest.start()
+    assert harvest.state is State.STOPPED
+    assert raised.value.next_step
+    return str(raised.value)
+
+
+def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, caplog):
+    with member(outbox, name="first-process") as first:
+        eventually(lambda: outbox.subscriptions.shards() and outbox.shard().is_led, 20, "leads")
+        leader = first.leader_id
+        said = refused(
+            member(outbox, group=f"{outbox.group}.other", name="second-process", leader_topic=f"{outbox.group}.neli")
+        )
+        for word in (repr(outbox.group), "first-process", "public.outbox", outbox.connection.info.dbname, ".neli"):
+            assert word in said
+        (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+        assert told.levelname == "ERROR"
+        assert (told.their_group, told.their_process) == (f"{outbox.group}.other", "second-process")
+        assert told.their_table == "public.outbox"
+        refused(member(outbox, group=f"{outbox.group}.other", name="second-process"))
+        outbox.fill(5)
+        eventually(lambda: first.delivered_records == 5, 20, "delivered")
+        assert first.leader_id == leader, "it was not deposed"
+        assert len(conflicts(caplog)) == 1, "said once"
+
+
+def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, monkeypatch):
+    """Neither was there when the other looked: whoever comes second to the row ends."""
+    outbox.fill(5)
+    pools = [member(outbox, leadership="solo", name="one"), member(outbox, leadership="neli", name="other")]
+    with monkeypatch.context() as patched:
+        patched.setattr(Rivals, "refuse", lambda *_: None)
+        patched.setattr(Solo, "terms", lambda *_, **__: ())  # it does not begin before both have started
+        for each in pools:
+            each.start()
+    try:
+        ended = eventually(lambda: [each for each in pools if each.state is State.STOPPED], 20, "one of them ends")
+        assert len(ended) == 1
+        (other,) = (each for each in pools if each not in ended)
+        eventually(lambda: other.delivered_records == 5, 20, "the other delivers")
+        eventually(lambda: conflicts(caplog), 10, "told")
+    finally:
+        for each in pools:
+            each.stop()
+
+
+def test_another_pool_may_follow_one_that_is_gone(outbox):
+    outbox.fill(1)
+    with member(outbox) as first:
+        eventually(lambda: first.delivered_records == 1, 20, "delivered")
+    outbox.fill(1)
+    with member(outbox, group=f"{outbox.group}.other") as other:
+        eventually(lambda: other.delivered_records == 1, 20, "delivered")
+
+
+def test_another_subscription_is_no_conflict(outbox, caplog):
+    with member(outbox) as first, member(outbox, group=f"{outbox.group}.other", subscription="other") as other:
+        outbox.fill(3)
+        eventually(lambda: first.delivered_records == other.delivered_records == 3, 20, "each delivers all")
+    assert not conflicts(caplog)
+
+
+@pytest.mark.parametrize("settings", [{}, {"leadership": "postgres"}], ids=["neli", "postgres"])
+def test_processes_of_one_pool_are_no_conflict(outbox, caplog, settings):
+    """A rolling restart, by another name and another address of the same server."""
+    outbox.fill(1)
+    first = member(outbox, **settings)
+    first.start()
+    eventually(lambda: first.delivered_records == 1, 30, "delivered")
+    again = make_conninfo(outbox.dsn, host="localhost")
+    with member(outbox, dsn=again, name="another", **settings) as second:
+        first.stop()
+        assert first.await_stopped(20)
+        outbox.fill(1)
+        eventually(lambda: second.delivered_records == 1, 30, "delivered by the second")
+    assert not conflicts(caplog)
+
+
+def test_a_second_outbox_in_one_group_is_refused_and_the_first_one_told(outbox, caplog):
+    other = OutboxTable.parse("billing")
+    NativeTable(outbox=other).create(outbox.connection)
+    with member(outbox, name="first-process") as first:
+        eventually(lambda: first.is_leader, 20, "leads")
+        eventually(lambda: "first-process" in _said(outbox), 10, "says who it is")
+        said = refused(member(outbox, outbox_table="billing", name="second-process"))
+        for word in (repr(outbox.group), "first-process", "public.outbox", f"{outbox.group}.neli"):
+            assert word in said
+        (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+        assert (told.their_process, told.their_table) == ("second-process", "public.billing")
+        outbox.fill(2)
+        eventually(lambda: first.delivered_records == 2, 20, "goes on")
+
+
+def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, monkeypatch):
+    """It saw nobody when it started; while it waits, it finds out for whom."""
+    other = OutboxTable.parse("billing")
+    NativeTable(outbox=other).create(outbox.connection)
+    with member(outbox, name="first-process") as first:
+        eventually(lambda: first.is_leader, 20, "leads")
+        with monkeypatch.context() as patched:
+            patched.setattr("harvest_lib.leadership.neli.other_pool", lambda *_: None)
+            second = member(outbox, outbox_table="billing", name="second-process")
+            second.start()
+        with pytest.raises(PoolConflict, match=r"first-process|second-process"):
+            second.await_stopped(40)
+            first.await_stopped(1)
+        eventually(lambda: conflicts(caplog), 10, "told")
+        second.stop()
+
+
+def test_a_table_of_before_names_nobody_and_works(outbox):
+    outbox.connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
+    outbox.fill(2)
+    assert create_beside(outbox.connection, outbox.name) is False
+    columns = outbox.connection.execute("SELECT leader FROM outbox_subscriptions LIMIT 0").description
+    assert columns, "added"
+    outbox.connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
+    with psycopg.connect(outbox.dsn, autocommit=True) as blocker, blocker.transaction():
+        blocker.execute("LOCK outbox_subscriptions IN ROW SHARE MODE")  # so that it cannot be added
+        with member(outbox) as harvest:
+            eventually(lambda: harvest.delivered_records == 2, 20, "delivered")
+
+
+def _said(outbox):
+    return str(members({"bootstrap.servers": outbox.servers}, outbox.group))
