@@ -132,6 +132,7 @@ class TailLoop:
         if self._retry():
             return
         began, size, more, position = boot_seconds(), 0, True, None
+        self._gate.is_alone = False
         if self._gate.is_waiting or (self._caught_up and self._told != self._wiring.shelf.lowest):
             position = self._position
         if position is not None and not self._send([]):
@@ -163,7 +164,7 @@ class TailLoop:
         return self._size.records - self.in_flight.records
 
     def _may_read(self) -> bool:
-        return self._may_go_on() and not self._gate.is_full
+        return self._may_go_on() and not self._gate.is_full and not self._gate.is_alone
 
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()

@@ -2,6 +2,7 @@
 harvesting, and stops nobody else."""
 
 import random
+import string
 import time
 from contextlib import closing
 from functools import partial
@@ -13,6 +14,7 @@ from confluent_kafka import Consumer, Producer
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
+from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.reserved import INTERNAL_TOPICS
@@ -152,6 +154,47 @@ def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_i
     Harvest(config()).drain(60)
     assert outbox.parked() == found
     assert sorted(delivered(bootstrap_servers, topic)) == [*good, more]
+
+
+REFUSED = 300
+MOST_RESTARTS = 2
+"""Once the broker is asked, all is known; the first batch may have been on its way."""
+
+
+@pytest.mark.parametrize(("source", "delivery"), WAYS[:8], ids=["-".join(way) for way in WAYS[:8]])
+def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, bootstrap_servers):
+    """By count: each restart is a new producer, and under `transactional` a transaction that was for nothing."""
+    small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
+    with outbox.connection.transaction():
+        good = []
+        for number in range(REFUSED):
+            too_large = ["v", ["h"], ["y" * 9_000]] if number % 50 == 7 else ["y" * 9_000]
+            outbox.insert(small, f"bad-{number}", *too_large)
+            good.append(outbox.insert(small, f"good-{number}"))
+    harvest, restarts = Harvest(config()), []
+    harvest.set_event_handler(lambda event: isinstance(event, LeaderRefreshed) and restarts.append(event))
+    harvest.drain(60)
+    assert len(outbox.parked()) == REFUSED
+    assert sorted(delivered(bootstrap_servers, small)) == good
+    assert len(restarts) <= MOST_RESTARTS
+
+
+def test_what_compression_does_not_help_costs_a_restart_each(dsn, make_topic, bootstrap_servers, group_id):
+    """Only the broker knows then; what comes next is not refused with it."""
+    small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
+    with closing(Writing(dsn, "snapshot")) as outbox:
+        for number in range(10):
+            text = "".join(random.Random(number).choices(string.ascii_letters + string.digits, k=9_000))
+            outbox.insert(small, f"bad-{number}", text)
+            outbox.insert(small, f"good-{number}", "x" * 9_000)
+        settings = {"delivery": "pipelined", "producer_kafka_config": {"compression.type": "lz4"}}
+        harvest = Harvest(harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", **settings))
+        restarts = []
+        harvest.set_event_handler(lambda event: isinstance(event, LeaderRefreshed) and restarts.append(event))
+        harvest.drain(60)
+        assert len(outbox.parked()) == 10
+    assert len(delivered(bootstrap_servers, small)) == 10
+    assert len(restarts) <= 10 + MOST_RESTARTS
 
 
 class BehindTheTimes:

@@ -256,3 +256,25 @@ def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
     assert laps.places.states == {700: "bad: not authorized"}
     assert laps.kafka.ids == [number for number in range(1, 1_001) if number != 700]
     assert len([went for _, went in laps.kafka.laps if not went]) <= 11, "as many as the number has binary digits"
+
+
+@both
+@pytest.mark.parametrize("page", [1, 2, 50])
+def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
+    """Whether what comes next was read already or not: else it would be refused with it."""
+    laps = Laps(one_per_key=one_per_key)
+    fill(laps, 40, keys=40)
+    laps.topics.large.update({7, 8, 30})
+    loop = laps.loop()
+    sizes = {}
+    committed = laps.delivery.commit
+    laps.delivery.commit = lambda *given: (
+        sizes.update({row[0]: len(laps.delivery._lap) for row in laps.delivery._lap}),
+        committed(*given),
+    )[1]
+    while not loop.idle:
+        loop._size.page = page
+        loop.turn()
+    assert sorted(laps.kafka.ids) == list(range(1, 41))
+    assert {record_id for record_id, size in sizes.items() if size == 1} >= {7, 8, 30}
+    assert max(sizes.values()) > 1
