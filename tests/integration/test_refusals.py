@@ -12,8 +12,11 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 from support.outbox import harvest_config, read_topic
+from support.sequenced import read_acknowledged
 from support.waiting import eventually
 
+from harvest_lib.audit import read_topics
+from harvest_lib.delivery import topic_facts
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
@@ -122,7 +125,7 @@ def refusals(make_topic, group_id, topic):
 
 @every_way
 def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_id, bootstrap_servers, source, delivery):
-    """With and without a fault, in whatever order; and a second time nothing is found to do."""
+    """In whatever order; and a second time nothing is found to do."""
     topic, compacted = make_topic(partitions=3), make_topic(partitions=1, **{"cleanup.policy": "compact,delete"})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
     bad = refusals(make_topic, group_id, topic)
@@ -150,10 +153,41 @@ def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_i
     assert set(found) == {*held, *expected}
     assert sorted(delivered(bootstrap_servers, topic)) == good
     assert delivered(bootstrap_servers, large) == between
+    read = {record.outbox_id for record in read_acknowledged(bootstrap_servers, topic)}
+    assert read == set(good), "readers of ours see them, whatever their own headers are called"
+    audited = {each.id for batch in read_topics({"bootstrap.servers": bootstrap_servers}, [topic]) for each in batch}
+    assert audited == set(good)
     more = outbox.insert(topic, "good-0")
     Harvest(config()).drain(60)
     assert outbox.parked() == found
     assert sorted(delivered(bootstrap_servers, topic)) == [*good, more]
+
+
+@pytest.mark.parametrize(("source", "delivery"), WAYS[:8], ids=["-".join(way) for way in WAYS[:8]])
+def test_a_topic_of_which_nothing_is_known_beforehand_is_found_out(
+    outbox, config, make_topic, bootstrap_servers, monkeypatch, delivery
+):
+    """Kafka refuses the whole transaction for it, and purges all that is in it without a reason."""
+    monkeypatch.setattr("harvest_lib.delivery.topics._PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("harvest_lib.delivery.topics.INTERNAL_TOPICS", frozenset())
+    monkeypatch.setattr("harvest_lib.delivery.topics.ask", ask_nothing_of_internal_ones)
+    topic = make_topic(partitions=2)
+    with outbox.connection.transaction():
+        good = [outbox.insert(topic, f"good-{number}") for number in range(100)]
+        bad = outbox.insert("__consumer_offsets", "bad")
+        good += [outbox.insert(topic, f"good-{number}") for number in range(100)]
+    Harvest(config()).drain(60)
+    (found,) = outbox.parked().items()
+    assert found[0] == bad
+    assert ("Topic authorization failed" if delivery == "transactional" else "Invalid topic") in found[1]
+    assert sorted(delivered(bootstrap_servers, topic)) == good
+
+
+def ask_nothing_of_internal_ones(admin, topics):
+    found = topic_facts.ask(admin, topics)
+    for facts in found.values():
+        facts.is_internal, facts.cleanup_policy = False, "delete"
+    return found
 
 
 REFUSED = 300
