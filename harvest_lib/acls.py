@@ -1,7 +1,8 @@
 """What a harvester, a reader and a consumer need in Kafka, and nothing more: ACLs, as commands or as data.
 
 A harvester's and a reader's follow from the configuration: who elects the leader, how records are delivered, which
-topics are made if missing.
+topics are made if missing. Where the beginning of names covers topics of Kafka's own, or those of a pool's election and
+checkpoints, writing to these is denied: a denial counts before what is allowed.
 """
 
 import shlex
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.reserved import INTERNAL_TOPICS
 
 Resource = Literal["topic", "group", "transactional-id"]
 _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
@@ -18,13 +20,15 @@ _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """One permission: a principal may do an operation on a resource, or on all whose names begin with its name."""
+    """One permission: a principal may do an operation on a resource, or on all whose names begin with its name. Or may
+    not, if it is `denied`."""
 
     principal: str
     resource: Resource
     name: str
     operation: str
     prefixed: bool = False
+    denied: bool = False
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -37,7 +41,8 @@ def harvester_acls(
 
     With `creates` it may make the topics of its own, otherwise they have to be there.
     """
-    return _acls(principal, _harvester(config, topics, creates=creates))
+    wanted = list(_harvester(config, topics, creates=creates))
+    return [*_acls(principal, wanted), *_denials(principal, topics, INTERNAL_TOPICS)]
 
 
 def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
@@ -49,10 +54,17 @@ def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) 
 
 
 def consumer_acls(
-    name: str, principal: str, topics: Collection[str], *, published: Collection[str] = (), logs: Collection[str] = ()
+    name: str,
+    principal: str,
+    topics: Collection[str],
+    *,
+    published: Collection[str] = (),
+    logs: Collection[str] = (),
+    pool: Collection[str] = (),
 ) -> list[Acl]:
     """Return what the consumer `name` needs to read `topics` and to publish to others, and with a `SqliteStore` to keep
-    its recovery logs. Those are made by others, see `create_recovery_log`."""
+    its recovery logs. Those are made by others, see `create_recovery_log`. `pool` are the topics of a pool's own, which
+    it may not write to."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     wanted.append(("group", name, False, ("Read",)))
     wanted += [("topic", *_prefix(each), ("Write", "Describe")) for each in published]
@@ -60,25 +72,26 @@ def consumer_acls(
         wanted.append(("topic", *_prefix(each), ("Read", "Write", "Describe", "DescribeConfigs")))
     if logs:
         wanted.append(("transactional-id", f"{name}/", True, ("Write", "Describe")))
-    return _acls(principal, wanted)
+    return [*_acls(principal, wanted), *_denials(principal, [*published, *logs], {*INTERNAL_TOPICS, *pool})]
 
 
 def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
     """Return the commands that add them, one for each resource."""
-    grouped: dict[tuple[str, Resource, str, bool], list[str]] = {}
+    grouped: dict[tuple[str, Resource, str, bool, bool], list[str]] = {}
     for acl in acls:
-        grouped.setdefault((acl.principal, acl.resource, acl.name, acl.prefixed), []).append(acl.operation)
+        place = acl.principal, acl.resource, acl.name, acl.prefixed, acl.denied
+        grouped.setdefault(place, []).append(acl.operation)
     return [
         shlex.join(
             [
                 *("kafka-acls.sh", "--bootstrap-server", servers, "--command-config", "operator.properties", "--add"),
-                *("--allow-principal", principal),
+                *("--deny-principal" if denied else "--allow-principal", principal),
                 *(word for operation in operations for word in ("--operation", operation)),
                 *(f"--{resource}", name),
                 *(("--resource-pattern-type", "prefixed") if prefixed else ()),
             ]
         )
-        for (principal, resource, name, prefixed), operations in grouped.items()
+        for (principal, resource, name, prefixed, denied), operations in grouped.items()
     ]
 
 
@@ -87,6 +100,16 @@ def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
         Acl(principal=principal, resource=resource, name=name, prefixed=prefixed, operation=operation)
         for resource, name, prefixed, operations in wanted
         for operation in operations
+    ]
+
+
+def _denials(principal: str, topics: Collection[str], kept: Collection[str]) -> list[Acl]:
+    """Return what keeps a principal from writing to topics that the beginnings of names among `topics` cover."""
+    beginnings = [topic.removesuffix("*") for topic in topics if topic.endswith("*")]
+    return [
+        Acl(principal=principal, resource="topic", name=each, operation="Write", denied=True)
+        for each in sorted(kept)
+        if any(each.startswith(beginning) for beginning in beginnings)
     ]
 
 

@@ -1,7 +1,8 @@
-"""Topics that a delivery by acknowledgements cannot use, found out before anything starts, as far as they are known.
+"""Topics that a delivery by acknowledgements cannot use, found out before anything starts where a subscription is
+limited to them.
 
 An acknowledgement has no key, and a compacted topic takes no message without one; and compaction would remove pending
-records that a reader has still to find. Topics that records name later are found out when they do, see
+records that a reader has still to find. A record that names such a topic stops nobody: it is parked, see
 `harvest_lib.delivery.Topics`.
 """
 
@@ -11,45 +12,27 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.delivery import COMPACTED, Topics
+from harvest_lib.delivery import Topics
 from harvest_lib.errors import TopicCompacted
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import Selection
 
 _FILTER = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscription = %(subscription)s"
 
-_NEWEST = """
-SELECT DISTINCT kafka_topic FROM (SELECT {columns} FROM {table} ORDER BY {id} DESC LIMIT 1000) AS newest
-"""
-
-_ASIDE = """
-SELECT DISTINCT kafka_topic FROM {set_aside} WHERE subscription = %(subscription)s AND reason = %(reason)s
-"""
-
 
 def refuse_compacted(
-    connection: psycopg.Connection[Any], outbox: OutboxTable, selection: Selection, subscription: str, topics: Topics
+    connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, topics: Topics
 ) -> None:
-    """Raise TopicCompacted if one of the topics is that the subscription is limited to, or else one that the newest
-    records of the outbox name."""
-    names = {
-        "subscriptions": in_statement(outbox.subscriptions.identifier),
-        "set_aside": in_statement(outbox.set_aside.identifier),
-    }
-    values = {"subscription": subscription, "reason": COMPACTED}
-
-    def named(statement: sql.Composed) -> set[str]:
-        return {topic for (topic,) in connection.execute(statement, values)}
-
+    """Raise TopicCompacted if one of the topics is that the subscription is limited to. Kafka's own are compacted by
+    right: their records are parked."""
     with translated():
-        found = named(sql.SQL(_FILTER).format(**names))
-        if not found:  # what has found its way aside for that reason keeps nobody from starting
-            found = named(selection.fill(_NEWEST)) - named(sql.SQL(_ASIDE).format(**names))
+        statement = sql.SQL(_FILTER).format(subscriptions=in_statement(outbox.subscriptions.identifier))
+        found = {topic for (topic,) in connection.execute(statement, {"subscription": subscription})}
     if compacted := topics.compacted(found):
         raise TopicCompacted(
             f"the topic {compacted[0]!r} is compacted, and `delivery: sequenced` cannot use it: what acknowledges "
             "records has no key, and compaction removes records that are still to be acknowledged",
-            evidence=f"`cleanup.policy` has `compact`, of {len(compacted)} of {len(found)} topics that are known",
+            evidence=f"`cleanup.policy` has `compact`, of {len(compacted)} of the {len(found)} topics that the "
+            f"subscription {subscription!r} is limited to",
             next_step=f"kafka-configs.sh --bootstrap-server … --alter --topic {compacted[0]} --add-config "
             "cleanup.policy=delete; or use `delivery: transactional`",
         )

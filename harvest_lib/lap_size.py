@@ -35,6 +35,11 @@ class LapSize:
         self.largest = 0
         """The length of the longest value in the page that was measured last."""
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Tell whether one of the next records is to blame for a lap that was refused."""
+        return self._doubtful > 0
+
     def done(self, records: int, *, full: bool) -> None:
         """Note a lap that was committed: after a full one the next may be twice as large."""
         self._doubtful = max(0, self._doubtful - records)

@@ -18,6 +18,8 @@ class Gate(Protocol):
     have a lap to themselves."""
 
     alone: set[int]
+    is_alone: bool
+    """Whether such a record goes in this lap; to be set to False when one begins."""
 
     def begin(self) -> None:
         """Forget everything: what was put off comes again from the source."""
@@ -65,9 +67,11 @@ class OnePerKey:
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
+        self.is_alone = False
 
     def begin(self) -> None:
         self.alone.clear()
+        self.is_alone = False
         self._sent.clear()
         self._waiting, self._behind = [], []
 
@@ -77,6 +81,7 @@ class OnePerKey:
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
+        room = 0 if self.is_alone else room
         sent, behind, alone = self._sent, self._behind, self.alone
         admitted: list[Row] = []
         for some in (waiting, rows):
@@ -90,7 +95,7 @@ class OnePerKey:
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
                     admitted.append(row)
-                    room = 0
+                    self.is_alone, room = True, 0
                 else:
                     self._waiting.append(row)
                     room = 0
@@ -130,9 +135,11 @@ class AnyPerKey:
     def __init__(self) -> None:
         self.alone: set[int] = set()
         self._waiting: Sequence[Row] = ()
+        self.is_alone = False
 
     def begin(self) -> None:
         self.alone.clear()
+        self.is_alone = False
         self._waiting = ()
 
     def begin_lap(self) -> None:
@@ -143,6 +150,7 @@ class AnyPerKey:
             rows = [*self._waiting, *rows]
         if self.alone:
             place = next((place for place, row in enumerate(rows) if row[0] in self.alone), room)
+            self.is_alone = first and place == 0 < room
             room = min(room, place or int(first))
         if len(rows) <= room:
             self._waiting = ()

@@ -74,6 +74,11 @@ class Parking:
         self._behind.update(row[0] for row in rows)
 
     @property
+    def refused_keys(self) -> dict[str, int]:
+        """Return the keys of what is refused and not set aside yet, with the lowest id of each."""
+        return dict(self._refused_keys)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._refused or self._behind)
 

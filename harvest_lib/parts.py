@@ -30,6 +30,7 @@ from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvide
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+from harvest_lib.mark_shelf import MarkShelf
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pool import Pool
 from harvest_lib.rivals import Rivals
@@ -68,7 +69,8 @@ def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
 
 def make_topics(config: HarvestConfig) -> Topics:
     """Return what is known of topics, nothing as yet."""
-    return Topics(config.kafka_settings(for_producer=False), keep_all=config.delivery == "sequenced")
+    settings = config.kafka_settings(for_producer=True)
+    return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
 
 
 def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: KafkaProducerProvider) -> Delivery:
@@ -95,10 +97,14 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
     AtLeastOnce(settings).close()
 
 
-def make_paged_source(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> PagedSource:
-    """Return the source that `kind` names, of one shard's records."""
+def make_paged_source(
+    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, *, parks: bool = True
+) -> PagedSource:
+    """Return the source that `kind` names, of one shard's records. One that marks has a place for parked records if it
+    `parks`."""
     if kind == "mark":
-        return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier))
+        parked = table.parked.identifier if parks else None
+        return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier, parked))
     selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
     return make(
@@ -178,12 +184,19 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
     )
 
 
-def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
+def make_shelf(
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: Checkpoints,
+    topics: Topics,
+    source: PagedSource,
+    *,
+    parks: bool = True,
+) -> Shelf | MarkShelf:
     """Return what becomes of records that can never be sent."""
+    if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
+        return MarkShelf(config.parking if parks else "stop", topics, source)
     places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
-    if kind == "mark":  # what is marked is purged when it has been passed: set aside by its id alone, it would be lost
-        otherwise = f"under `source: mark`, `delivery: {config.delivery}` sets nothing aside"
-        return Shelf("stop", topics, places, otherwise)
     return Shelf(config.parking, topics, places)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvest_lib.errors import RecordError
+from harvest_lib.reserved import INTERNAL_TOPICS, misleading_header
 
 TOPIC_MAX_CHARS = 249
 """Kafka's limit, and the width of `kafka_topic`."""
@@ -61,6 +62,11 @@ class OutboxRecord:
                 f"the topic name {self.topic[:80]!r} is not legal in Kafka",
                 next_step="use letters, digits, '.', '_' and '-' only, and at least one of them",
             )
+        if self.topic in INTERNAL_TOPICS:
+            raise RecordError(
+                f"the topic {self.topic!r} is Kafka's own",
+                next_step="name a topic of the application",
+            )
         self._check_length("topic", self.topic, TOPIC_MAX_CHARS)
         self._check_length("key", self.key, limits.key_chars)
         if isinstance(self.value, str):
@@ -69,6 +75,11 @@ class OutboxRecord:
             self._check_length("header name", name, None)
             if value is not None:
                 self._check_length("header value", value, None)
+        if misleading := misleading_header(*zip(*self.headers, strict=True)) if self.headers else "":
+            raise RecordError(
+                f"a header {misleading!r} of a record for topic {self.topic[:80]!r} reads as the harvester's own",
+                next_step="give the header another name, or its value another form",
+            )
 
     def _check_length(self, what: str, text: str, limit: int | None) -> None:
         if limit is not None and len(text) > limit:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.lap_size import LapSize
+from harvest_lib.mark_shelf import MarkShelf
 from harvest_lib.one_per_key import Gate
 from harvest_lib.record import Row
 from harvest_lib.shelf import Shelf
@@ -34,7 +35,7 @@ class Again(NamedTuple):
 class Retries:
     """What one term sends again. `size` bounds its laps, and hears what becomes of them."""
 
-    def __init__(self, source: PagedSource, shelf: Shelf) -> None:
+    def __init__(self, source: PagedSource, shelf: Shelf | MarkShelf) -> None:
         self.size = LapSize()
         self._source = source
         self._shelf = shelf

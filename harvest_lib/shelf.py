@@ -16,6 +16,7 @@ from harvest_lib.errors import RecordError
 from harvest_lib.parking import Policy
 from harvest_lib.record import Row
 from harvest_lib.set_aside import Entry
+from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,9 @@ class Places(Protocol):
 class Knowledge(Protocol):
     """What is known of topics: `harvest_lib.delivery.Topics`."""
 
-    def refused(self, rows: Sequence[Row], /) -> Mapping[int, str]:
-        """Return those of the rows that can never be sent, id and reason."""
+    def refused(self, rows: Sequence[Row], largest: int | None = None, /) -> Mapping[int, str]:
+        """Return those of the rows that can never be sent, id and reason. `largest` is the length of the longest value;
+        without it each is measured, headers too."""
         ...
 
     def oversized(self, rows: Sequence[Row], /, largest: int) -> set[int]:
@@ -61,9 +63,16 @@ class Knowledge(Protocol):
         """Ask again."""
         ...
 
+    def blame(self, topic: str, reason: str, /) -> None:
+        """Note that a record for a topic was not taken, for a reason that may pass."""
+        ...
+
 
 class Shelf:
     """What one term has set aside. `begin` it whenever the source is opened."""
+
+    is_stale = False
+    """Whether what was read has to be read again; never here."""
 
     def __init__(
         self,
@@ -92,10 +101,10 @@ class Shelf:
         self._learn()
         return True
 
-    def sieve(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may be sent. The others are set aside, or will be by `write`. Raises RecordError under
-        `stop`."""
-        refusals = self._topics.refused(rows)
+    def sieve(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
+        """Return the rows that may be sent. The others are set aside, or will be by `write`. `largest` is the length of
+        the longest value; without it each record is measured. Raises RecordError under `stop`."""
+        refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[2] for row in rows])):
             return rows
         good: list[Row] = []
@@ -115,6 +124,14 @@ class Shelf:
     def suspects(self, rows: Sequence[Row], largest: int) -> set[int]:
         """Return the ids of those that should travel alone, given the length of the longest value."""
         return self._topics.oversized(rows, largest)
+
+    def passed(self, position: Position) -> Position:
+        """Return the position after a page whose rows were sieved."""
+        return position
+
+    def blame(self, row: Row, reason: str) -> None:
+        """Note that a record that was sent alone was not taken, for a reason that may pass."""
+        self._topics.blame(row[1], reason)
 
     def park(self, row: Row, reason: str) -> bool:
         """Set a record aside at once that was refused when it was sent; False if we were deposed. Raises RecordError

@@ -14,7 +14,8 @@ Promises
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same lap are put off, and travel in the checkpoint by their ids.
 - A record that can never be sent is set aside, by itself or with what follows of its key (`harvest_lib.shelf`). Where
-  Kafka refuses a lap it does not say for which record: smaller ones are tried until it is alone. What people want sent
+  Kafka refuses a lap it does not say for which record, or which topic: smaller ones are tried until it is alone. A
+  topic in trouble is waited for, but not for good (`harvest_lib.delivery.topics`). What people want sent
   again goes in laps of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
 - A lap of which something may still arrive, to be seen by readers, ends the term: what is on the wire has a session
   timeout to arrive before the next one begins here.
@@ -131,6 +132,7 @@ class TailLoop:
         if self._retry():
             return
         began, size, more, position = boot_seconds(), 0, True, None
+        self._gate.is_alone = False
         if self._gate.is_waiting or (self._caught_up and self._told != self._wiring.shelf.lowest):
             position = self._position
         if position is not None and not self._send([]):
@@ -141,11 +143,14 @@ class TailLoop:
                 more = False
                 break
             size += self._size.measured(page.rows)
-            rows = self._wiring.shelf.sieve(page.rows)
+            rows = self._wiring.shelf.sieve(page.rows, None if self._size.is_doubtful else self._size.largest)
+            if self._wiring.shelf.is_stale:
+                self._again(pause_seconds=0.0)
+                return
             self._gate.alone.update(self._wiring.shelf.suspects(rows, self._size.largest))
             if not self._send(rows):
                 return
-            position, more = page.position, page.more
+            position, more = self._wiring.shelf.passed(page.position), page.more
             if not more:
                 break
         self._caught_up = self._caught_up or not more
@@ -159,7 +164,7 @@ class TailLoop:
         return self._size.records - self.in_flight.records
 
     def _may_read(self) -> bool:
-        return self._may_go_on() and not self._gate.is_full
+        return self._may_go_on() and not self._gate.is_full and not self._gate.is_alone
 
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()
@@ -280,8 +285,12 @@ class TailLoop:
                     self._park(self._last, reason)
                 else:
                     self._again(pause_seconds=0.0)
-            case Failed(reason=reason):
+            case Failed(reason=reason, unnamed=unnamed):
                 _log.warning("lap_failed", extra={"records": sent, "reason": reason})
+                if unnamed and sent == 1 and self._last is not None:
+                    self._wiring.shelf.blame(self._last, reason)
+                elif unnamed and sent:
+                    lap.refused(sent)
                 self._again()
             case Deposed(reason=reason):
                 self._deposed(reason)

@@ -10,6 +10,7 @@ from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.config import Limits
 from harvest_lib.delivery import LapDelivery, Offer
 from harvest_lib.events import Event
+from harvest_lib.mark_shelf import MarkShelf
 from harvest_lib.shelf import Shelf
 from harvest_lib.source import PagedSource
 
@@ -52,7 +53,7 @@ class TailWiring:
     source: PagedSource
     delivery: LapDelivery
     store: Store
-    shelf: Shelf
+    shelf: Shelf | MarkShelf
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""

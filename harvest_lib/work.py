@@ -7,9 +7,10 @@ mark, if delivered exactly once   `TailLoop` likewise
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -21,8 +22,8 @@ from harvest_lib.compaction import refuse_compacted
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import translated
 from harvest_lib.deadline import Deadline
-from harvest_lib.delivery import Delivery
-from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.delivery import Delivery, Topics
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -44,6 +45,7 @@ from harvest_lib.parts import (
     subscription_of,
 )
 from harvest_lib.pool import Pool
+from harvest_lib.record import Row
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
@@ -129,16 +131,13 @@ class MarkWork:
         topics = make_topics(config)
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._delivery = delivery or make_delivery(config, topics, producer_provider)
-        self._refusals: Refusals = topics.refused if delivery is None else lambda _rows: {}
+        self._refusals: Refusals = partial(_refused, topics) if delivery is None else lambda _rows: {}
         self._thread: SourceThread | None = None
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
         if self._config.parking != "stop":
-            parked = ParkedRecords(self._table)
-            with suppress(DatabaseAccessDenied):  # the check says what is missing
-                parked.create(connection)
-            parked.check(connection)
+            _check_parked(connection, self._table)
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
@@ -166,6 +165,18 @@ class MarkWork:
                 self._thread.stop(deadline.remaining_seconds)
 
 
+def _check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
+    """Make the table of parked records if it is missing; raise what is wrong with it."""
+    parked = ParkedRecords(table)
+    with suppress(DatabaseAccessDenied):  # the check says what is missing
+        parked.create(connection)
+    parked.check(connection)
+
+
+def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
+    return topics.refused(rows, max([len(row[3]) for row in rows if row[3]], default=0))
+
+
 class TailWork:
     """`Work` by laps, with parts of its own for each shard. `kind` names the source."""
 
@@ -185,10 +196,12 @@ class TailWork:
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
+        self._parks = config.parking != "stop"
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
             self._table.check(connection)
+            self._check_parked(connection)
         elif self._config.columns is not None:
             check_mapped(connection, self._table, self._config.columns)
         else:
@@ -207,8 +220,18 @@ class TailWork:
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
         if self._config.delivery == "sequenced":
-            selection = make_selection(self._config, self._table)
-            refuse_compacted(connection, self._table, selection, subscription.name, make_topics(self._config))
+            refuse_compacted(connection, self._table, subscription.name, make_topics(self._config))
+
+    def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,
+        and stops at a record that can never be sent."""
+        if not self._parks:
+            return
+        try:
+            _check_parked(connection, self._table)
+        except (DatabaseAccessDenied, OutboxTableError) as error:
+            self._parks = False
+            _log.warning("parking_unavailable", extra={"reason": error.cause, "next_step": error.next_step})
 
     def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
         """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
@@ -231,8 +254,12 @@ class TailWork:
         topics = make_topics(config)
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
+        source = make_paged_source(config, table, kind, term.shard, parks=self._parks)
+        tables = [table, table.subscriptions, table.set_aside]
+        if kind == "mark" and self._parks:
+            tables.append(table.parked)
         wiring = TailWiring(
-            source=make_paged_source(config, table, kind, term.shard),
+            source=source,
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
             store=make_store(
                 config,
@@ -242,13 +269,13 @@ class TailWork:
                 consumer_provider=self._consumer_provider,
                 producer_provider=self._producer_provider,
             ),
-            shelf=make_shelf(config, table, kind, checkpoints, topics),
+            shelf=make_shelf(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
             exactly_once=config.exactly_once,
             emit=ears.emit,
             delivered=ears.delivered,
-            sight=Sight(conninfo=config.data_source.conninfo(), tables=[table, table.subscriptions, table.set_aside]),
+            sight=Sight(conninfo=config.data_source.conninfo(), tables=tables),
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)

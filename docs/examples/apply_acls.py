@@ -45,7 +45,7 @@ def bindings(acls: Sequence[dict[str, Any]]) -> list[Any]:
             acl["principal"],
             "*",
             OPERATIONS[acl["operation"]],
-            AclPermissionType.ALLOW,
+            AclPermissionType.DENY if acl["denied"] else AclPermissionType.ALLOW,
         )
         for acl in acls
     ]

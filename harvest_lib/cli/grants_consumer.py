@@ -13,7 +13,7 @@ from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(
     name="consumer",
-    help="What a consumer of `harvest_lib.consume` needs; the configuration of a harvester says nothing of it.",
+    help="What a consumer of `harvest_lib.consume` needs; the configuration of a harvester says little of it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -54,7 +54,8 @@ def kafka(
 ) -> None:
     """Print the ACLs that a consumer needs, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
-    A topic may be the beginning of names and *. The configuration says where Kafka is, and nothing else.
+    A topic may be the beginning of names and *. The configuration says where Kafka is, and which topics the harvesters
+    elect and keep checkpoints in: where a beginning covers these, or Kafka's own, writing to them is denied.
 
     Examples:
 
@@ -70,9 +71,11 @@ def kafka(
                 next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
             )
     who = principal if ":" in principal else f"User:{principal}"
-    acls = consumer_acls(name, who, topic, published=publish or (), logs=log or ())
+    harvest = configuration(config).harvest
+    pool = [each for each in (harvest.leader_topic, harvest.checkpoint_topic) if each]
+    acls = consumer_acls(name, who, topic, published=publish or (), logs=log or (), pool=pool)
     if as_json:
         typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
         return
-    for line in commands(acls, servers=str(configuration(config).harvest.base_kafka_config["bootstrap.servers"])):
+    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
         typer.echo(line)

@@ -201,6 +201,12 @@ class HarvestConfig(BaseSettings):
         source."""
         return self.delivery in {"transactional", "sequenced"}
 
+    def is_own_topic(self, topic: str) -> bool:
+        """Tell whether a topic is of the election or of checkpoints, of this subscription or another of the group."""
+        group = self.leader_group_id
+        is_checkpoint = bool(group) and topic.startswith(f"{group}.") and topic.endswith(".checkpoint")
+        return is_checkpoint or topic in {self.leader_topic, self.checkpoint_topic}
+
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
         """Return the raw Kafka settings of a client, secrets in clear.
 

@@ -16,11 +16,10 @@ from harvest_lib.delivery.laps import (
 from harvest_lib.delivery.pipelined import Pipelined
 from harvest_lib.delivery.protocol import Delivery, Failure, Reports
 from harvest_lib.delivery.sequenced import Sequenced, acknowledge_again
-from harvest_lib.delivery.topics import COMPACTED, Topics
+from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 
 __all__ = [
-    "COMPACTED",
     "AtLeastOnce",
     "CheckpointPlace",
     "Committed",

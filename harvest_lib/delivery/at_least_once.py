@@ -30,8 +30,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.headers import header_maker
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, RAISED, is_fatal, raised
-from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
+from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, RAISED, is_fatal, may_pass, raised
+from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
+from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.record import Row
 
@@ -74,6 +75,8 @@ class AtLeastOnce:
 
     _halts = False
     """Whether one failure ends the sending."""
+    _gave_up = False
+    """Whether what is purged had waited for as long as it may."""
 
     def __init__(self, settings: LaneSettings, topics: Topics | None = None) -> None:
         self._settings = settings
@@ -234,6 +237,8 @@ class AtLeastOnce:
 
     def _failed(self, row: Row, error: KafkaError) -> None:
         self._learn_from(error)
+        if may_pass(error, gave_up=self._gave_up):
+            self._topics.blame(row[1], error.str())
         refused = error.code() in NEVER_TAKEN
         if refused and row is not self._alone:  # the batch was; who is to blame shows when each is sent alone
             refused = False

@@ -22,14 +22,25 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from harvest_lib.consume.publisher import Intent
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery.headers import Headers, header_maker
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, ONE_AT_A_TIME, RAISED, is_fatal, raised
-from harvest_lib.delivery.topics import DEFAULT_BATCH_BYTES, Topics
+from harvest_lib.delivery.refusals import (
+    DEFAULTS,
+    NEVER_TAKEN,
+    NO_TOPIC,
+    ONE_AT_A_TIME,
+    PURGED,
+    RAISED,
+    is_fatal,
+    may_pass,
+    raised,
+)
+from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
+from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.record import Row
 
 _LINGER = {"linger.ms": 20}
 """Under a backlog batches grow for so long, as only one request is on the wire; the end of a lap waits for none."""
-_ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's own codes
+_ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
 _ANY_PARTITION = -1
 _NOW = 0
@@ -47,10 +58,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Some of the lap may be in Kafka, or none of it. `refused`: a record in it will never be taken."""
+    """Some of the lap may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`: nobody
+    said for which of its topics."""
 
     reason: str
     refused: bool = False
+    unnamed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +128,7 @@ class PipelinedLaps:
         self._settings = settings
         self._topics = topics
         self._failure: KafkaError | None = None  # of the lap: the first
-        self._stopped = False
+        self._stopped = self._gave_up = self._is_named = False
         self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
@@ -124,7 +137,7 @@ class PipelinedLaps:
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         if self._producer is None or self._failure is not None or self._stopped:
             self._discard()
-            self._failure, self._stopped = None, False
+            self._failure, self._stopped, self._gave_up, self._is_named = None, False, False, False
             self._producer = self._make_producer()
         return Committed()
 
@@ -187,13 +200,17 @@ class PipelinedLaps:
             functools.partial(self._producer.flush, _SLICE_SECONDS)
         ):
             if deadline.passed or not may_send():
-                self._stopped = True
+                self._stopped, self._gave_up = True, deadline.passed
         self._hear_why(deadline)
         if self._failure is not None:
-            return Failed(reason=self._failure.str(), refused=self._failure.code() in NEVER_TAKEN)
+            return self._failed_by(self._failure)
         if self._stopped:
             return Failed(reason="not acknowledged in time")
         return Committed()
+
+    def _failed_by(self, failure: KafkaError) -> Failed:
+        refused = failure.code() in NEVER_TAKEN
+        return Failed(reason=failure.str(), refused=refused, unnamed=not refused and not self._is_named)
 
     def _hear_why(self, deadline: Deadline) -> None:
         """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
@@ -213,11 +230,15 @@ class PipelinedLaps:
             self._stopped = True
         if self._failure is None and not self._stopped:
             return Committed()
-        return Failed(reason=self._failure.str() if self._failure else "the producer's queue is full")
+        return self._failed_by(self._failure) if self._failure else Failed(reason="the producer's queue is full")
 
-    def _report(self, error: KafkaError | None, _message: Any) -> None:
-        if error is not None:
-            self._failed(error)
+    def _report(self, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            return
+        self._failed(error)
+        if message is not None and may_pass(error, gave_up=self._gave_up):
+            self._is_named = True
+            self._topics.blame(message.topic(), error.str())
 
     def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
         """As `_report`, of a record of the delivery's own."""

@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable
 from uuid import UUID
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.at_least_once import ANY_PARTITION, AtLeastOnce, LaneSettings, Went
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import ONE_AT_A_TIME
+from harvest_lib.delivery.refusals import ONE_AT_A_TIME, may_pass
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row
@@ -87,6 +87,7 @@ class Pipelined(AtLeastOnce):
             reports.acknowledged.extend(self._reports.acknowledged)
             self._reports = Reports()
         elif self._flying and self._give_up.passed:
+            self._gave_up = True
             self._discard()
             last = super().poll(0)
             reports.acknowledged.extend(last.acknowledged)
@@ -153,9 +154,12 @@ class Pipelined(AtLeastOnce):
             reason = self._error.str()
             self._reports.failed.extend(Failure(row=row, reason=reason) for row in rows)
 
-    def _hear_of_round(self, error: KafkaError | None, _message: object) -> None:
-        if error is not None:
-            self._learn_from(error)
+    def _hear_of_round(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            return
+        self._learn_from(error)
+        if message is not None and may_pass(error, gave_up=self._gave_up) and (topic := message.topic()) is not None:
+            self._topics.blame(topic, error.str())
 
     def _learn_from(self, error: KafkaError) -> None:
         super()._learn_from(error)
@@ -165,7 +169,7 @@ class Pipelined(AtLeastOnce):
 
     def _make_producer(self) -> KafkaProducer:
         self._by_rounds = not self._singly
-        self._error = None
+        self._error, self._gave_up = None, False
         return super()._make_producer()
 
     def _own_settings(self) -> dict[str, object]:

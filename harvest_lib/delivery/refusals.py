@@ -1,12 +1,32 @@
 """What every delivery has in common: librdkafka's settings unless the user has others, and which errors do not pass."""
 
+from collections.abc import Mapping
+
 from confluent_kafka import KafkaError, KafkaException
 
 DEFAULTS = {
     "linger.ms": 2,
     "partitioner": "consistent",
     "queue.buffering.max.messages": 1_000_000,  # our window is the limit that counts
+    "message.max.bytes": 100_000_000,  # the topic's limit is the one that counts; brokers read requests up to 105 MB
 }
+
+_LARGEST_QUEUE_KBYTES = 1_048_576
+"""librdkafka's own `queue.buffering.max.kbytes`."""
+
+
+def largest_message(settings: Mapping[str, object]) -> int:
+    """Return how many bytes of a record a producer with these settings takes."""
+    merged = {**DEFAULTS, **settings}
+    queue = int(str(merged.get("queue.buffering.max.kbytes", _LARGEST_QUEUE_KBYTES))) * 1024
+    return min(int(str(merged["message.max.bytes"])), queue)
+
+
+def compresses(settings: Mapping[str, object]) -> bool:
+    """Tell whether a producer with these settings may send less than it is given."""
+    codec = settings.get("compression.type", settings.get("compression.codec", "none"))
+    return str(codec).strip().lower() != "none"
+
 
 ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
 """For a delivery that does not look at each record's report. With more requests on the wire librdkafka calls the first
@@ -32,6 +52,19 @@ NO_TOPIC = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
     }
 )
+
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - librdkafka's own codes
+
+
+_TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})  # noqa: SLF001 - librdkafka's own codes
+
+
+def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
+    """Tell whether an error that is reported of a record is about its topic, and may pass. After we `gave_up` waiting,
+    being purged is one."""
+    code = error.code()
+    is_about_topic = code > 0 or code in _TIMED_OUT or (gave_up and code in PURGED)
+    return is_about_topic and code not in NEVER_TAKEN and code not in NO_TOPIC
 
 
 def is_fatal(error: KafkaError) -> bool:

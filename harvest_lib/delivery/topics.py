@@ -1,74 +1,122 @@
-"""What is known of the topics that records name: whether they exist, how large a batch they take, and what they keep.
+"""What is known of the topics that records name: whether they take records, how large a batch, and what they keep.
 
-Asked before a record is sent, because what a broker refuses it refuses by the batch: one record too many bytes costs
-all that travel with it. Topics that exist are remembered, the absence of one for a few seconds.
+Asked before a record is sent, because what a broker refuses it refuses by the batch, or by the transaction: one bad
+record costs all that travel with it. Topics that take records are remembered, the absence of one for a few seconds.
+
+A topic in *trouble* exists and takes nothing now: we may not write to it, a partition has no leader, it refuses our
+clock. That may pass, so it is waited for. After 30 s, if other topics take records, its records are refused, so that
+they do not hold up the others for good; the topic is tried again after a minute, then after two, up to ten. A topic
+that we may not write to from the start is not waited for if there is another one.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
 
 from harvest_lib.deadline import boot_seconds
+from harvest_lib.delivery.refusals import compresses, largest_message
+from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
 from harvest_lib.record import Row, is_legal_topic
+from harvest_lib.reserved import HEADERS, INTERNAL_TOPICS, misleading_header
 
 _log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 2.0
 _RECHECK_SECONDS = 5.0
-"""How long the absence of a topic is believed, and how long silence is not asked again."""
-
-DEFAULT_BATCH_BYTES = 1_000_000
-"""librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
-
+"""How long it is believed that a topic is missing, or takes nothing for good, and its limit before a record is refused
+for it; and how long silence is not asked again."""
+_PATIENCE_SECONDS = 30.0
+"""How long a topic in trouble is waited for."""
+_LONGEST_WAIT_SECONDS = 300.0
+"""How long one is that we have never been allowed to write to, where no other topic is known."""
+_GAP_SECONDS = 30.0
+"""A trouble that was not seen for so long is over."""
+_REFUSE_SECONDS, _LONGEST_REFUSE_SECONDS = 60.0, 600.0
+_MOST_ASKED = 100
 
 _BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""
+_LEAST_OVERHEAD_BYTES = 68
+"""What a batch of one needs beside them at least."""
 
 _LONGEST_CHARACTER_BYTES = 4
 
-COMPACTED = "the topic is compacted"
-"""Why a record is refused, where topics have to keep all that is written to them."""
+_MISSING = "the topic does not exist"
+_COMPACTED = "the topic is compacted"
+_INTERNAL = "the topic is Kafka's own"
+_OWN = "the topic is the harvester's own, for election or checkpoints"
+
+_LOOKED_AT = frozenset({*HEADERS, None})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trouble:
+    """Times are boot seconds."""
+
+    reason: str
+    since: float
+    seen: float
+    refused_until: float = 0.0
+    pause: float = _REFUSE_SECONDS
+    at_once: bool = False
+    """Whether it is not waited for."""
+
+
+def _nobody(_topic: str) -> bool:
+    return False
 
 
 class Topics:
-    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are the base ones.
+    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are a producer's.
 
-    Where topics have to `keep_all`, those that are compacted take nothing.
+    Where topics have to `keep_all`, those that are compacted take nothing; nor do those that are our `own`.
     """
 
-    def __init__(self, settings: Mapping[str, object], *, keep_all: bool = False) -> None:
+    def __init__(
+        self, settings: Mapping[str, object], *, keep_all: bool = False, own: Callable[[str], bool] = _nobody
+    ) -> None:
         self._keep_all = keep_all
-        self._compacted: set[str] = set()
-        self._settings = {**settings, "socket.timeout.ms": int(_ANSWER_SECONDS * 1000)}
+        self._own = own
+        self._compresses, self._most_bytes = compresses(settings), largest_message(settings)
+        self._settings = {**settings, "socket.timeout.ms": int(ANSWER_SECONDS * 1000)}
         self._admin: AdminClient | None = None
-        self._limits: dict[str, int] = {}
-        self._missing: dict[str, float] = {}  # topic -> until when this is believed
+        self._limits: dict[str, int] = {}  # of the topics that take records: bytes
+        self._asked_at: dict[str, float] = {}
+        self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is believed
+        self._troubles: dict[str, _Trouble] = {}
+        self._seen_well: set[str] = set()
         self._ask_at = 0.0
         self.smallest_limit = DEFAULT_BATCH_BYTES
         """The lowest `max.message.bytes` of a topic seen so far, if it is below librdkafka's own limit."""
 
-    def refused(self, rows: Iterable[Row]) -> dict[int, str]:
-        """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic."""
-        known, compacted = self._limits, self._compacted
-        doubtful = [
-            row
-            for row in rows
-            if row[1] not in known
-            or row[1] in compacted
-            or len(row[4]) != len(row[5])
-            or None in row[4]
-            or _is_nested(row[4])
-        ]
+    def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
+        """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic.
+        `largest` is the length of the longest value; headers are not looked at unless that is long. Without it each
+        record is measured."""
+        known, is_plain = self._limits, _LOOKED_AT.isdisjoint
+        array: type = list
+        try:
+            doubtful = [
+                row
+                for row in rows
+                if row[1] not in known
+                or len(row[4]) != len(row[5])
+                or not is_plain(row[4])
+                or (row[5] and row[5][0].__class__ is array)  # half the time of isinstance, for every record
+            ]
+        except TypeError:  # the names of a header are an array of arrays
+            doubtful = list(rows)
+        if largest is None or largest * _LONGEST_CHARACTER_BYTES + _BATCH_OVERHEAD_BYTES > self.smallest_limit:
+            doubtful += [row for row in rows if self._is_too_large(row)]
         if not doubtful:
             return {}
-        self._learn({row[1] for row in doubtful if row[1] not in known and is_legal_topic(row[1])})
-        reasons = ((row[0], self._reason(row)) for row in doubtful)
+        named = {row[1] for row in doubtful}
+        self._learn({topic for topic in named if topic not in known and is_legal_topic(topic)})
+        troubles = {topic: reason for topic in named & self._troubles.keys() if (reason := self._judge(topic))}
+        reasons = ((row[0], self._reason(row) or troubles.get(row[1], "")) for row in doubtful)
         return {record_id: reason for record_id, reason in reasons if reason}
 
     def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:
@@ -79,9 +127,11 @@ class Topics:
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
     def compacted(self, topics: Iterable[str]) -> list[str]:
-        """Return those of the topics that are compacted, as far as we may know."""
-        self._learn({topic for topic in topics if topic not in self._limits and is_legal_topic(topic)})
-        return sorted(self._compacted.intersection(topics))
+        """Return those of the topics that are compacted, as far as we may know; not Kafka's own, nor ours."""
+        named = list(topics)
+        self._learn({topic for topic in named if topic not in self._limits and is_legal_topic(topic)})
+        theirs = [topic for topic in named if topic not in INTERNAL_TOPICS and not self._own(topic)]
+        return sorted(topic for topic in theirs if self._unfit.get(topic, ("", 0))[0].startswith(_COMPACTED))
 
     @property
     def names(self) -> list[str]:
@@ -95,8 +145,18 @@ class Topics:
     def forget(self) -> None:
         """Ask again of every topic: one was made or removed, or its limit changed."""
         self._limits.clear()
-        self._missing.clear()
-        self._compacted.clear()
+        self._unfit.clear()
+
+    def blame(self, topic: str, reason: str) -> None:
+        """Note that a record for a topic was not taken, for a reason that may pass."""
+        now, trouble = boot_seconds(), self._troubles.get(topic)
+        if trouble is None or now - max(trouble.seen, trouble.refused_until) > _GAP_SECONDS:
+            self._troubles[topic] = _Trouble(reason=reason, since=now, seen=now)
+        else:
+            trouble.reason, trouble.seen = reason, now
+        self._limits.pop(topic, None)
+
+    # -- why a record is refused
 
     def _reason(self, row: Row) -> str:
         _, topic, _, _, names, contents = row
@@ -108,49 +168,104 @@ class Topics:
             return "the header names or values are an array of arrays"
         if not is_legal_topic(topic):
             return "the topic's name is not legal in Kafka"
-        if topic in self._missing:
-            return "the topic does not exist"
-        if topic in self._compacted:
-            return COMPACTED
+        if topic in INTERNAL_TOPICS:
+            return _INTERNAL
+        if self._own(topic):
+            return _OWN
+        if topic in self._unfit:
+            return self._unfit[topic][0]
+        if name := misleading_header(names, contents):
+            return f"the value of its header {name!r} would be read as one of the harvester's own"
+        return self._size_reason(row)
+
+    def _is_too_large(self, row: Row) -> bool:
+        """Tell whether a record is too large as it stands; how large it may be is asked again if that is old."""
+        if not self._size_reason(row):
+            return False
+        if boot_seconds() - self._asked_at.get(row[1], 0.0) > _RECHECK_SECONDS:
+            self._limits.pop(row[1], None)
+        return True
+
+    def _size_reason(self, row: Row) -> str:
+        size = _size(row)
+        if size > self._most_bytes:
+            return f"its size, {size} bytes, is above the client's message.max.bytes, {self._most_bytes}"
+        limit = self._limits.get(row[1])
+        if limit is not None and not self._compresses and size + _LEAST_OVERHEAD_BYTES > limit:
+            return f"its size, {size} bytes, is above the topic's max.message.bytes, {limit}"
         return ""
+
+    def _judge(self, topic: str) -> str:
+        """Return why records for a topic in trouble are refused, or an empty string while it is waited for."""
+        trouble, now = self._troubles[topic], boot_seconds()
+        if now < trouble.refused_until:
+            return trouble.reason
+        if trouble.seen < trouble.refused_until:
+            return ""  # it is tried again
+        is_due = trouble.at_once or trouble.refused_until or now - trouble.since >= _PATIENCE_SECONDS
+        is_overdue = trouble.at_once and now - trouble.since >= _LONGEST_WAIT_SECONDS
+        if not is_due or not (is_overdue or self._others_work()):
+            return ""
+        trouble.refused_until = now + trouble.pause
+        trouble.pause = min(2 * trouble.pause, _LONGEST_REFUSE_SECONDS)
+        _log.warning("topic_refused", extra={"topic": topic, "reason": trouble.reason})
+        return trouble.reason
+
+    def _others_work(self) -> bool:
+        """Tell whether there is a topic that takes records now."""
+        others = sorted(self._seen_well - self._troubles.keys())[:_MOST_ASKED]
+        return any(not facts.trouble for facts in (self._ask(others) or {}).values())
+
+    # -- asking
 
     def _learn(self, topics: set[str]) -> None:
         now = boot_seconds()
-        self._missing = {topic: until for topic, until in self._missing.items() if until > now}
-        topics = topics - self._missing.keys()
-        if not topics or now < self._ask_at:
+        self._unfit = {topic: each for topic, each in self._unfit.items() if each[1] > now}
+        self._troubles = {
+            topic: each
+            for topic, each in self._troubles.items()
+            if now - max(each.seen, each.refused_until) <= _GAP_SECONDS
+        }
+        refused = {topic for topic, each in self._troubles.items() if now < each.refused_until}
+        topics = topics - self._unfit.keys() - refused
+        if not topics or (existing := self._ask(topics)) is None:
             return
-        try:
-            existing = self._existing(topics)
-            self._limits.update(existing)
-        except KafkaException as error:  # nobody knows: the delivery finds out
-            self._ask_at = boot_seconds() + _RECHECK_SECONDS
-            _log.debug("topics_unknown", extra={"reason": error.args[0].str()})
-            return
-        self._missing.update(dict.fromkeys(topics - existing.keys(), boot_seconds() + _RECHECK_SECONDS))
+        for topic, facts in existing.items():
+            self._note(topic, facts)
+        for topic in topics - existing.keys():
+            self._refuse(topic, _MISSING)
         self.smallest_limit = min(self.smallest_limit, *self._limits.values(), DEFAULT_BATCH_BYTES)
 
-    def _existing(self, topics: set[str]) -> dict[str, int]:
-        """Return those of the topics that exist, with the bytes of a batch that each takes."""
-        admin = self._admin = self._admin or AdminClient(client_settings(self._settings))
-        found = {
-            topic: DEFAULT_BATCH_BYTES
-            for topic, answer in admin.describe_topics(
-                TopicCollection(sorted(topics)), request_timeout=_ANSWER_SECONDS
-            ).items()
-            if _exists(answer)
-        }
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
-        answers: Any = admin.describe_configs(resources, request_timeout=_ANSWER_SECONDS) if resources else {}
-        for resource, answer in answers.items():
-            try:
-                config = answer.result(_ANSWER_SECONDS)
-                found[resource.name] = int(config["max.message.bytes"].value)
-                if self._keep_all and "compact" in config["cleanup.policy"].value:
-                    self._compacted.add(resource.name)
-            except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:  # the default will do
-                _log.debug("topic_limit_unknown", extra={"topic": resource.name, "reason": str(error)})
-        return found
+    def _note(self, topic: str, facts: Facts) -> None:
+        self._asked_at[topic] = boot_seconds()
+        if facts.is_internal:
+            self._refuse(topic, _INTERNAL)
+        elif self._keep_all and "compact" in facts.cleanup_policy:
+            policy = f"cleanup.policy={facts.cleanup_policy}"
+            self._refuse(topic, f"{_COMPACTED} ({policy}), which `delivery: sequenced` cannot use")
+        elif facts.is_denied:
+            self.blame(topic, facts.trouble)
+            self._troubles[topic].at_once = topic not in self._seen_well
+        elif topic in self._troubles:
+            self._troubles[topic].reason = facts.trouble or self._troubles[topic].reason
+        else:
+            self._limits[topic] = facts.limit
+            self._seen_well.add(topic)
+
+    def _refuse(self, topic: str, reason: str) -> None:
+        self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
+
+    def _ask(self, topics: Collection[str]) -> dict[str, Facts] | None:
+        """Return those of the topics that exist, or None while nobody answers: then the delivery finds out."""
+        if not topics or boot_seconds() < self._ask_at:
+            return None
+        self._admin = self._admin or AdminClient(client_settings(self._settings))
+        try:
+            return ask(self._admin, topics)
+        except KafkaException as error:
+            self._ask_at = boot_seconds() + _RECHECK_SECONDS
+            _log.debug("topics_unknown", extra={"reason": error.args[0].str()})
+            return None
 
 
 def _is_nested(texts: Sequence[object]) -> bool:
@@ -159,20 +274,8 @@ def _is_nested(texts: Sequence[object]) -> bool:
     return bool(texts) and type(texts[0]) is list
 
 
-def _exists(description: "Future[Any]") -> bool:
-    """Tell whether a topic exists; one that is not ours to see does, until the delivery finds out."""
-    try:
-        description.result(2 * _ANSWER_SECONDS)
-    except KafkaException as error:
-        code = error.args[0].code()
-        if code not in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
-            raise
-        return bool(code == KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    return True
-
-
 def _size(row: Row) -> int:
+    """Return how many bytes of text a record has; what is no text is refused anyway."""
     _, _, key, value, names, contents = row
-    return sum(
-        len(text if isinstance(text, bytes) else text.encode()) for text in (key, value, *names, *contents) if text
-    )
+    texts = [text for text in (key, value, *names, *contents) if isinstance(text, str | bytes)]
+    return sum(len(text if isinstance(text, bytes) else text.encode()) for text in texts)

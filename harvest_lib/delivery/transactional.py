@@ -19,7 +19,9 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
+from harvest_lib.deadline import Deadline
 from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Offer, Outcome, PipelinedLaps
+from harvest_lib.delivery.refusals import PURGED
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row
@@ -30,6 +32,7 @@ _LONGEST_SEND_SECONDS = 10
 _BEGIN_SECONDS = 4.0
 """Whoever stops waits for this; what takes longer is begun again."""
 _LET_GO_SECONDS = 2.0
+_WHY_SECONDS = 1.0
 
 _DEPOSED = frozenset(
     {
@@ -64,7 +67,7 @@ class Transactional(PipelinedLaps):
         if self._has_begun:
             self._discard()  # it may be in the middle of something
         self._has_begun = True
-        self._failure, self._stopped, self._open = None, False, False
+        self._open = False
         super().begin(leader_id)
         assert self._producer is not None  # noqa: S101 - made just now
         return self._attempt(lambda producer: producer.init_transactions(_BEGIN_SECONDS))
@@ -90,6 +93,16 @@ class Transactional(PipelinedLaps):
             return Failed(reason="the term is over")
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
+
+    def _hear_why(self, deadline: Deadline) -> None:
+        """See `PipelinedLaps`. What is purged with its transaction says nothing; the transaction does."""
+        super()._hear_why(deadline)
+        assert self._producer is not None  # noqa: S101 - there was a lap
+        if self._failure is not None and self._failure.code() in PURGED:
+            try:
+                self._producer.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed
+            except KafkaException as error:
+                self._failure = error.args[0]
 
     def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
         return self._outcome(super()._attempt(call))

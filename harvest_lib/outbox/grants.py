@@ -79,7 +79,7 @@ class Grants:
     def _tables(self) -> list[OutboxTable]:
         outbox = self.outbox
         beside = [outbox.subscriptions, outbox.set_aside] if self.way != "mark" else []
-        parked = [outbox.parked] if self.way == "mark" and self.parks else []
+        parked = [outbox.parked] if self.way != "laps" and self.parks else []
         segments = [outbox.segments] if self.way == "laps" and not self.mapped else []
         return [outbox, *parked, *beside, *segments]
 
@@ -102,9 +102,9 @@ class Grants:
         else:
             yield _grant("SELECT, DELETE", outbox, role)
             yield _grant("UPDATE", outbox, role, ("leader_id",))
-        if self.way == "mark":
             if self.parks:
                 yield _grant("SELECT, INSERT, DELETE", outbox.parked, role)
+        if self.way == "mark":
             return
         yield _grant("SELECT", outbox.subscriptions, role)
         yield _grant("INSERT", outbox.subscriptions, role, _LED)

@@ -6,10 +6,11 @@ Promises
 - The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
   a crash between a commit and the purge sends nothing twice. What it puts off, by `deferred`, stays in the table.
 - There are never more than `MOST_IDS` of them.
-- What was returned is not returned again while it stays open, whoever marks it meanwhile.
+- What was returned is not returned again while it stays open, whoever marks it meanwhile; but what was parked is,
+  once somebody has put it back.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -45,6 +46,8 @@ class MarkPages:
         self._sent: list[int] = []  # ids of this lap, and what was put off before
         self._delivered: list[int] = []  # of laps before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
+        self.parked: Mapping[str, int] = {}
+        """Of the keys of the last page those that have a parked record, with the lowest id of one."""
 
     def open(self, position: Position | None) -> Position:
         self._quiet()
@@ -53,10 +56,11 @@ class MarkPages:
         if position is not None and (ids := _delivered(position)):
             self._source.fetch(0, ids)
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
-        return self._position()
+        return self.position()
 
     def read(self, limit: int) -> Page | None:
         batch, asked = self._next(limit)
+        self.parked = batch.parked
         # One that was deposed may have marked what we had marked, and sent; then it is marked here again.
         known = {*self._sent, *self._delivered}
         rows = [row for row in batch.rows if row[0] not in known]
@@ -65,10 +69,18 @@ class MarkPages:
         self._sent += [row[0] for row in rows]
         if more := len(batch.rows) == asked:
             self._ask(limit)
-        return Page(rows, self._position(), more=more and len(self._sent) < _LAP_IDS)
+        return Page(rows, self.position(), more=more and len(self._sent) < _LAP_IDS)
 
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
         return []
+
+    def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
+        """Move records out of the table, see `Source.park`; no position passes them from here on."""
+        assert self._thread is not None  # noqa: S101 - made by `open`
+        released = self._thread.ask(lambda source: source.park(refused, behind)).result()
+        moved = {*refused, *behind} - released
+        self._sent = [each for each in self._sent if each not in moved]
+        return released
 
     def committed(self, put_off: Collection[int] = ()) -> None:
         kept = set(put_off)
@@ -114,7 +126,8 @@ class MarkPages:
             with suppress(DatabaseError, OutboxTableError):
                 asked[0].result()
 
-    def _position(self) -> Position:
+    def position(self) -> Position:
+        """Return the position after what was read so far."""
         position: dict[str, Any] = {"source": NAME, "ids": encode_ids(self._delivered + self._sent)}
         return position
 

@@ -2,10 +2,8 @@
 
 import time
 from collections import deque
-from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 from support.brokers import KINDS, RealBroker, always, begun, by_key, deliver, ids, poll, send
 from support.rows import row
 from support.waiting import eventually
@@ -128,31 +126,3 @@ def test_while_nobody_answers_no_record_is_refused():
     began = time.monotonic()
     assert topics.refused([row(2, "k")]) == {}
     assert time.monotonic() - began < 1.0, "it is not asked again for each batch"
-
-
-class Guarded:
-    """An admin client of a cluster where some topics are not ours to see."""
-
-    def __init__(self, codes):
-        self._codes = codes
-
-    def describe_topics(self, collection, **_):
-        return {topic: self._answer(self._codes.get(topic)) for topic in collection.topic_names}
-
-    def describe_configs(self, resources, **_):
-        return {resource: self._answer(KafkaError.TOPIC_AUTHORIZATION_FAILED) for resource in resources}
-
-    def _answer(self, code):
-        answer = Future()
-        answer.set_result(None) if code is None else answer.set_exception(KafkaException(KafkaError(code)))
-        return answer
-
-
-def test_a_topic_that_is_not_ours_to_see_is_not_missing_and_hides_no_other():
-    """Nobody can tell whether it exists: the delivery finds out, and what it is told may pass."""
-    topics = Topics({})
-    topics._admin = Guarded(
-        {"denied": KafkaError.TOPIC_AUTHORIZATION_FAILED, "missing": KafkaError.UNKNOWN_TOPIC_OR_PART}
-    )
-    rows = [row(number, "k", topic=topic) for number, topic in enumerate(["denied", "missing", "here"], 1)]
-    assert topics.refused(rows) == {2: "the topic does not exist"}

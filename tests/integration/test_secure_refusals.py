@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.secured import MARK, OUTBOX, SNAPSHOT
+from support.secured import MARK, MARK_LAPS, OUTBOX, SEQUENCED, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
@@ -291,3 +291,23 @@ def environment_output(secured, environment, settings, loud, *command):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_LAPS, SEQUENCED], ids=["mark", "laps", "mark_laps", "sequenced"])
+def test_a_topic_that_we_may_not_write_to_costs_its_own_records_only(secured, way):
+    """Whether it exists or not: anybody may name it."""
+    secured.prepare(way)
+    secured.make_topic(f"{secured.name}.denied")
+    secured.write(1, topic=f"{secured.name}.denied")
+    with Harvest(secured.config(**way)) as harvest:
+        with secured.connect("writer") as connection:
+            append(connection, [OutboxRecord(topic=f"{secured.name}.none", key="none", value="v")])
+            append(connection, [OutboxRecord(topic=secured.topic, key=f"good-{n}", value="v") for n in range(5)])
+        eventually(lambda: harvest.delivered_records == 5, 20, "the others are delivered")
+        aside = "outbox_parked" if way["source"] == "mark" else "outbox_set_aside"
+        found = eventually(
+            lambda: len(rows := secured.owner.execute(f"SELECT reason FROM {aside}").fetchall()) == 2 and rows,  # noqa: S608 - ours
+            20,
+            "those are parked",
+        )
+    assert all("may not write to the topic" in reason for (reason,) in found)

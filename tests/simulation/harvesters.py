@@ -16,6 +16,7 @@ from harvest_lib.delivery import (
 )
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
+from harvest_lib.mark_shelf import MarkShelf
 from harvest_lib.parking import Parking
 from harvest_lib.set_aside import SetAside
 from harvest_lib.shelf import Shelf
@@ -55,7 +56,10 @@ class Topics:
 
     smallest_limit = 1_000_000
 
-    def refused(self, _rows):
+    def blame(self, _topic, _reason):
+        pass
+
+    def refused(self, _rows, _largest=None):
         return {}
 
     def oversized(self, _rows, _largest):
@@ -167,15 +171,14 @@ class Harvester:
             store = KafkaStore(checkpoints, {}, _PLACE, "outbox", **providers)
         else:
             delivery, store = PipelinedLaps(settings, topics), PostgresStore(checkpoints, _nothing_to_acknowledge)
+        pages = self._pages()
         return TailWiring(
-            source=self._pages(),
+            source=pages,
             delivery=delivery,
             store=store,
-            shelf=Shelf(
-                "stop" if plan.source == "mark" else "hold_key",
-                topics,
-                SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS),
-            ),
+            shelf=MarkShelf("hold_key", topics, pages)
+            if plan.source == "mark"
+            else Shelf("hold_key", topics, SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS)),
             limits=LIMITS,
             one_per_key=plan.delivery == "barrier",
             exactly_once=plan.delivery == "transactional",
@@ -185,7 +188,7 @@ class Harvester:
 
     def _pages(self):
         if self._world.plan.source == "mark":
-            return MarkPages(MarkSource(self._name, OUTBOX))
+            return MarkPages(MarkSource(self._name, OUTBOX, PARKED))
         make = SnapshotSource if self._world.plan.source == "snapshot" else TransactionIdSource
         return make(self._name, Selection(table=OUTBOX))
 

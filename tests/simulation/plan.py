@@ -76,7 +76,7 @@ def plan_of(seed, modes=MODES):
         rate=dice.choice(_RATES),
         disasters=tuple(disasters),
         commits_late=dice.random() < 0.5,
-        poisoned=dice.random() < 0.2 and mode != "mark-transactional",  # which sets nothing aside
+        poisoned=dice.random() < 0.2,
         harvesters=dice.randint(2, 3),
         transactions=dice.randint(8, 24),
         lap=dice.choice((2, 5, 12)),

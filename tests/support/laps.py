@@ -154,12 +154,16 @@ class FakePlaces:
 
 
 class FakeTopics:
-    """`Knowledge`: refuses those of `bad`, suspects those of `large`."""
+    """`Knowledge`: refuses those of `bad`, suspects those of `large`; topics that were blamed are in `blamed`."""
 
     def __init__(self):
         self.bad, self.large = {}, set()
+        self.blamed = {}
 
-    def refused(self, rows):
+    def blame(self, topic, reason):
+        self.blamed[topic] = reason
+
+    def refused(self, rows, largest=None):  # noqa: ARG002 - it is told which
         return {row[0]: self.bad[row[0]] for row in rows if row[0] in self.bad}
 
     def oversized(self, rows, largest):  # noqa: ARG002 - it is told which

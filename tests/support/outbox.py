@@ -137,7 +137,7 @@ def _acknowledged(messages):
     sequencers = defaultdict(partial(Sequencer, ring=len(messages) + 1))
     found = []
     for message in messages:
-        message_id = dict(message.headers() or []).get(MESSAGE_ID)
+        message_id = next((value for name, value in message.headers() or [] if name == MESSAGE_ID), None)
         for committed in sequencers[message.partition()].take([Message(message.offset(), message_id, message)]):
             found += [each.record for each in committed]
     return found

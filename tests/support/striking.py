@@ -30,6 +30,7 @@ from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.harvester import Harvest, State
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.parts import make_source
+from harvest_lib.shelf import Shelf
 from harvest_lib.source import MarkPages
 
 
@@ -172,17 +173,18 @@ def striking(config, strike):
     make_store, make_pages, make_shelf = work.make_store, work.make_paged_source, work.make_shelf
     work.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
 
-    def make_striking_pages(*args):
-        pages = make_pages(*args)
+    def make_striking_pages(*args, **named):
+        pages = make_pages(*args, **named)
         if isinstance(pages, MarkPages):
             pages._source = StrikingMarks(pages._source, strike)
         return pages
 
     work.make_paged_source = make_striking_pages
 
-    def shelf(*args):
-        made = make_shelf(*args)
-        made._places = StrikingPlaces(made._places, strike)
+    def shelf(*args, **named):
+        made = make_shelf(*args, **named)
+        if isinstance(made, Shelf):
+            made._places = StrikingPlaces(made._places, strike)
         return made
 
     work.make_shelf = shelf

@@ -59,7 +59,7 @@ def test_a_fatal_error_fails_the_lap(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert made.commit(None, lambda: True) == Failed(reason="unable to satisfy gap-less guarantee")
+    assert made.commit(None, lambda: True) == Failed(reason="unable to satisfy gap-less guarantee", unnamed=True)
     made.abandon()
     assert producer.closed
 

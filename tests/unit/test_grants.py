@@ -1,5 +1,6 @@
 """What `harvest grants` prints, without servers: ACLs by configuration, and commands that say the same."""
 
+import json
 import shlex
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from harvest_lib.consume import consumer_grants
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox.grants import Grants
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.reserved import INTERNAL_TOPICS
 
 
 def resources(acls):
@@ -41,12 +43,15 @@ def test_the_commands_say_what_the_data_says():
         known = dict(given)
         (resource,) = {"--topic", "--group", "--transactional-id"} & set(words)
         prefixed = known.get("--resource-pattern-type") == "prefixed"
+        denied = "--deny-principal" in known
+        principal = known["--deny-principal" if denied else "--allow-principal"]
         for option, operation in given:
             if option == "--operation":
-                said.add((known["--allow-principal"], resource[2:], known[resource], prefixed, operation))
-    assert said == {(acl.principal, acl.resource, acl.name, acl.prefixed, acl.operation) for acl in acls}
-    assert ("User:h 'x'", "topic", "shop.", True, "Write") in said
-    assert ("User:h 'x'", "topic", "*", False, "Write") in said
+                said.add((principal, resource[2:], known[resource], prefixed, operation, denied))
+    assert said == {(acl.principal, acl.resource, acl.name, acl.prefixed, acl.operation, acl.denied) for acl in acls}
+    assert ("User:h 'x'", "topic", "shop.", True, "Write", False) in said
+    assert ("User:h 'x'", "topic", "*", False, "Write", False) in said
+    assert ("User:h 'x'", "topic", "__consumer_offsets", False, "Write", True) in said
 
 
 def test_acls_of_a_consumer():
@@ -67,6 +72,30 @@ def test_no_name_is_in_a_comment_of_a_consumer_s():
     assert comments
     assert not [line for line in comments if "named" in line]
     assert 'ON "named\nschema"."named_state" TO "named\nrole";' in script
+
+
+def test_beginnings_of_names_do_not_reach_topics_that_are_not_for_applications(monkeypatch):
+    """Kafka's own, and those of a pool's election and checkpoints; a harvester needs the latter."""
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "shop")
+    monkeypatch.setenv("HARVEST_DELIVERY", "transactional")
+
+    def denied(*arguments):
+        result = CliRunner().invoke(app, ["grants", *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert {(each["operation"], each["prefixed"]) for each in found if each["denied"]} <= {("Write", False)}
+        return {each["name"] for each in found if each["denied"]}
+
+    own = {"shop.neli", "shop.default.checkpoint"}
+    consumer = ["consumer", "kafka", "--name", "c", "--topic", "orders"]
+    assert denied(*consumer, "--publish", "*") == {*INTERNAL_TOPICS, *own}
+    assert denied(*consumer, "--publish", "shop.*") == own
+    assert denied(*consumer, "--log", "__c*") == {"__consumer_offsets", "__cluster_metadata"}
+    assert denied(*consumer, "--publish", "shop.orders") == set()
+    assert denied("kafka", "--topic", "*") == INTERNAL_TOPICS
+    assert denied("kafka", "--topic", "shop.*") == set()
+    printed = CliRunner().invoke(app, ["grants", *consumer, "--publish", "shop.*"]).stdout
+    assert "--deny-principal User:consumer --operation Write --topic shop.neli" in printed
 
 
 @pytest.mark.parametrize("way", ["mark", "mark_laps", "laps"])

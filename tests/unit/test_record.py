@@ -1,9 +1,15 @@
 """What `OutboxRecord.check` lets through can be stored and sent; what it stops, it names."""
 
-import pytest
+from uuid import uuid1
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harvest_lib.consume import Flag, MalformedId, pack, unpack
 from harvest_lib.errors import RecordError
 from harvest_lib.record import OutboxRecord, RecordLimits
+from harvest_lib.reserved import INTERNAL_TOPICS, misleading_header
 
 LIMITS = RecordLimits()
 
@@ -107,3 +113,42 @@ def test_text_that_is_not_valid_unicode_is_refused():
     with pytest.raises(RecordError, match="not valid Unicode") as caught:
         OutboxRecord(topic="t", key="k", value="canary\ud800").check(RecordLimits())
     assert "canary" not in repr(caught.value) + repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("topic", sorted(INTERNAL_TOPICS))
+def test_topics_of_kafka_s_own_are_refused(topic):
+    with pytest.raises(RecordError, match="Kafka's own"):
+        record(topic=topic).check(LIMITS)
+
+
+ID = "A" * 6 + "\x1f\u0081" + "A" * 7
+ORIGIN = "\x01" + "l" * 16 + "\x01" * 8
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("message-id", ID)], [("a", ID), ("message-id", "mine"), ("message-id", ID)], [("harvest", ORIGIN)]],
+    ids=["id", "id behind another", "origin"],
+)
+def test_a_header_that_reads_as_ours_is_refused(headers):
+    """Readers would wait for an acknowledgement, and audits would count another record."""
+    with pytest.raises(RecordError, match="reads as the harvester's own"):
+        record(headers=headers).check(LIMITS)
+
+
+@pytest.mark.parametrize("value", [None, "", "m-1", "5fd924625f6ab3a4", str(uuid1()), ORIGIN[1:], ID + "A"])
+def test_other_headers_of_these_names_pass(value):
+    """They are other programs' business."""
+    record(headers=[("message-id", value), ("harvest", value)]).check(LIMITS)
+
+
+@given(st.one_of(st.binary(max_size=20), st.binary(min_size=16, max_size=16)))
+@example(ID.encode())
+@example(pack(1, 2, Flag.CONTINUE_TXN))
+def test_what_reads_as_an_id_is_what_readers_take_for_one(value):
+    try:
+        unpack(value)
+    except MalformedId:
+        assert misleading_header(["message-id"], [value]) == ""
+    else:
+        assert misleading_header(["message-id"], [value]) == "message-id"

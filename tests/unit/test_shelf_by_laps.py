@@ -4,6 +4,7 @@ import pytest
 from support.laps import Laps
 from support.rows import row
 
+from harvest_lib.delivery import Failed
 from harvest_lib.errors import RecordError
 from harvest_lib.leadership import TermEnd
 
@@ -235,3 +236,45 @@ def test_nothing_is_sent_again_before_the_source_has_passed_it():
         loop.turn()
     assert sorted(laps.kafka.ids) == list(range(1, 2_501))
     assert steps_back(laps.kafka.log) == 0
+
+
+def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
+    """A transaction is refused as a whole for one of its topics, and does not say for which."""
+    laps = Laps()
+    laps.table.insert(*(row(n, f"k{n}", topic="bad" if n == 700 else "t") for n in range(1, 1_001)))
+    commit = laps.delivery.commit
+
+    def refuse_unless_it_is_known(checkpoint, may_send):
+        if "bad" in {row[1] for row in laps.delivery._lap}:
+            laps.kafka.laps.append((len(laps.delivery._lap), False))
+            return Failed(reason="not authorized", unnamed=True)
+        return commit(checkpoint, may_send)
+
+    laps.delivery.commit = refuse_unless_it_is_known
+    laps.topics.blame = lambda topic, reason: laps.topics.bad.update({700: f"{topic}: {reason}"})
+    laps.run()
+    assert laps.places.states == {700: "bad: not authorized"}
+    assert laps.kafka.ids == [number for number in range(1, 1_001) if number != 700]
+    assert len([went for _, went in laps.kafka.laps if not went]) <= 11, "as many as the number has binary digits"
+
+
+@both
+@pytest.mark.parametrize("page", [1, 2, 50])
+def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
+    """Whether what comes next was read already or not: else it would be refused with it."""
+    laps = Laps(one_per_key=one_per_key)
+    fill(laps, 40, keys=40)
+    laps.topics.large.update({7, 8, 30})
+    loop = laps.loop()
+    sizes = {}
+    committed = laps.delivery.commit
+    laps.delivery.commit = lambda *given: (
+        sizes.update({row[0]: len(laps.delivery._lap) for row in laps.delivery._lap}),
+        committed(*given),
+    )[1]
+    while not loop.idle:
+        loop._size.page = page
+        loop.turn()
+    assert sorted(laps.kafka.ids) == list(range(1, 41))
+    assert {record_id for record_id, size in sizes.items() if size == 1} >= {7, 8, 30}
+    assert max(sizes.values()) > 1

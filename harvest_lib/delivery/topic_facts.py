@@ -1,0 +1,92 @@
+"""What brokers say of topics: whether they exist, and whether they take records of ours."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._config import ConfigResource
+
+ANSWER_SECONDS = 2.0
+
+DEFAULT_BATCH_BYTES = 1_000_000
+"""librdkafka's own `batch.size`, just below the brokers' default of `max.message.bytes`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """Of a topic that exists, as far as we may know."""
+
+    limit: int = DEFAULT_BATCH_BYTES
+    """The bytes that a batch may have (`max.message.bytes`)."""
+    is_internal: bool = False
+    is_denied: bool = False
+    cleanup_policy: str = ""
+    trouble: str = ""
+    """Why it takes no records now, or not of us; empty where it does."""
+
+
+def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
+    """Return those of the topics that exist. Raises KafkaException when nobody answers."""
+    answers = admin.describe_topics(
+        TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
+    )
+    found: dict[str, Facts] = {}
+    least_in_sync: dict[str, int] = {}
+    descriptions: dict[str, Any] = {}
+    for topic, answer in answers.items():
+        described = _described(answer)
+        if described is None:
+            continue
+        found[topic], descriptions[topic] = described
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
+    configured: Any = admin.describe_configs(resources, request_timeout=ANSWER_SECONDS) if resources else {}
+    for resource, answer in configured.items():
+        facts = found[resource.name]
+        try:
+            config = answer.result(ANSWER_SECONDS)
+            facts.limit = int(config["max.message.bytes"].value)
+            facts.cleanup_policy = config["cleanup.policy"].value
+            least_in_sync[resource.name] = int(config["min.insync.replicas"].value)
+        except (KafkaException, TimeoutError, KeyError, TypeError, ValueError):
+            continue  # the defaults will do
+    for topic, description in descriptions.items():
+        found[topic].trouble = found[topic].trouble or _trouble(description, least_in_sync.get(topic, 1))
+    return found
+
+
+def _described(answer: "Future[Any]") -> tuple[Facts, Any] | None:
+    """Return what is known of a topic, and its description; None if it does not exist."""
+    try:
+        description = answer.result(2 * ANSWER_SECONDS)
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return Facts(is_denied=True, trouble=_denied("Describe")), None
+    facts = Facts(is_internal=bool(description.is_internal))
+    operations = description.authorized_operations
+    if operations is not None and AclOperation.WRITE not in operations:
+        facts.is_denied, facts.trouble = True, _denied("Write")
+    return facts, description
+
+
+def _denied(operation: str) -> str:
+    return f"we may not write to the topic: it takes the permission `{operation}` (`harvest grants kafka`)"
+
+
+def _trouble(description: Any, least_in_sync: int) -> str:
+    if description is None:
+        return ""
+    for partition in description.partitions:
+        if partition.leader is None or partition.leader.id < 0:
+            return f"partition {partition.id} of the topic has no leader"
+        needed = min(least_in_sync, len(partition.replicas))
+        if len(partition.isr) < needed:
+            return f"partition {partition.id} of the topic has {len(partition.isr)} in-sync replicas, of {needed}"
+    return ""

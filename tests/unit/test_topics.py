@@ -1,0 +1,234 @@
+"""What is done about topics that take nothing now: how long they are waited for, and when their records are refused."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._acl import AclOperation
+from support.rows import row
+
+from harvest_lib.delivery import Topics
+from harvest_lib.delivery.topics import _GAP_SECONDS, _LONGEST_WAIT_SECONDS, _PATIENCE_SECONDS, _REFUSE_SECONDS
+
+WRITE = [AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE]
+WELL = SimpleNamespace(id=0, leader=SimpleNamespace(id=1), replicas=[1, 2], isr=[1, 2])
+LEADERLESS = SimpleNamespace(id=3, leader=None, replicas=[1, 2], isr=[2])
+LEFT_ALONE = SimpleNamespace(id=4, leader=SimpleNamespace(id=1), replicas=[1, 2], isr=[1])
+
+
+@dataclass
+class Told:
+    """What the brokers say of a topic."""
+
+    code: int | None = None
+    operations: list | None = field(default_factory=lambda: WRITE)
+    partitions: list = field(default_factory=lambda: [WELL])
+    is_internal: bool = False
+    config: dict = field(default_factory=dict)
+
+
+class FakeAdmin:
+    """`AdminClient` of brokers that say what `told` has; `silent` ones do not answer."""
+
+    def __init__(self, **told):
+        self.told, self.silent, self.asked = told, False, 0
+
+    def describe_topics(self, collection, **_):
+        self.asked += 1
+        if self.silent:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return {topic: _answer(self._described(topic)) for topic in collection.topic_names}
+
+    def describe_configs(self, resources, **_):
+        settings = {"max.message.bytes": "1000000", "cleanup.policy": "delete", "min.insync.replicas": "2"}
+        return {
+            each: _answer(
+                {name: SimpleNamespace(value=v) for name, v in {**settings, **self.told[each.name].config}.items()}
+            )
+            for each in resources
+        }
+
+    def _described(self, topic):
+        told = self.told.get(topic, Told(code=KafkaError.UNKNOWN_TOPIC_OR_PART))
+        if told.code is not None:
+            return KafkaException(KafkaError(told.code))
+        return SimpleNamespace(
+            is_internal=told.is_internal, authorized_operations=told.operations, partitions=told.partitions
+        )
+
+
+def _answer(said):
+    answer = Future()
+    answer.set_exception(said) if isinstance(said, Exception) else answer.set_result(said)
+    return answer
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("harvest_lib.delivery.topics.boot_seconds", made)
+    return made
+
+
+def known(**told):
+    """Return what is known of topics, and the brokers that are asked."""
+    topics = Topics({})
+    topics._admin = admin = FakeAdmin(**told)
+    return topics, admin
+
+
+ROWS = [row(1, "a", topic="bad"), row(2, "b", topic="well")]
+
+
+def keep_failing(topics, clock, seconds, reason="too few replicas", rows=ROWS):
+    """Fail as a delivery does, every five seconds; return what is refused at the end."""
+    for _ in range(int(seconds // 5)):
+        topics.blame("bad", reason)
+        topics.refused(rows)
+        clock.now += 5
+    topics.blame("bad", reason)
+    return topics.refused(rows)
+
+
+def test_a_topic_in_trouble_is_waited_for_and_then_refused(clock):
+    topics, _ = known(bad=Told(), well=Told())
+    assert topics.refused(ROWS) == {}
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS - 5) == {}
+    clock.now += 5
+    assert keep_failing(topics, clock, 0) == {1: "too few replicas"}
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [(LEADERLESS, "partition 3 of the topic has no leader"), (LEFT_ALONE, "partition 4 of the topic has 1 in-sync")],
+)
+def test_the_reason_is_what_the_brokers_say_of_the_topic(clock, partition, said):
+    topics, _ = known(bad=Told(partitions=[WELL, partition]), well=Told())
+    assert topics.refused(ROWS) == {}, "its other partitions may be what is wanted"
+    assert said in keep_failing(topics, clock, _PATIENCE_SECONDS)[1]
+
+
+def test_while_nothing_takes_records_nothing_is_refused(clock):
+    """Else an outage would park all that waits."""
+    topics, admin = known(bad=Told(), well=Told(partitions=[LEADERLESS]))
+    assert topics.refused(ROWS) == {}
+    assert keep_failing(topics, clock, 10 * _LONGEST_WAIT_SECONDS) == {}
+    admin.told["well"] = Told()
+    assert set(keep_failing(topics, clock, 5)) == {1}
+
+
+def test_while_nobody_answers_nothing_is_refused(clock):
+    topics, admin = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    admin.silent = True
+    assert keep_failing(topics, clock, 10 * _PATIENCE_SECONDS) == {}
+
+
+def test_a_trouble_that_passed_is_forgotten(clock):
+    topics, _ = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS - 5) == {}
+    clock.now += _GAP_SECONDS + 1
+    assert keep_failing(topics, clock, 10) == {}, "it is another one"
+
+
+def test_a_topic_that_was_refused_is_tried_again_less_and_less_often(clock):
+    topics, admin = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    pauses = []
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS)
+    for _ in range(6):
+        began, asked = clock.now, admin.asked
+        while topics.refused(ROWS):
+            clock.now += 1
+        assert admin.asked <= asked + 1
+        pauses.append(clock.now - began)
+        topics.blame("bad", "too few replicas")
+        assert topics.refused(ROWS) == {1: "too few replicas"}, "at once: nothing has changed"
+    assert pauses == [_REFUSE_SECONDS * times for times in (1, 2, 4, 8, 10, 10)]
+
+
+DENIED = {
+    "to see": Told(code=KafkaError.TOPIC_AUTHORIZATION_FAILED),
+    "to write": Told(operations=[AclOperation.READ, AclOperation.DESCRIBE]),
+}
+
+
+@pytest.mark.parametrize("denied", DENIED.values(), ids=DENIED)
+def test_a_topic_that_we_may_not_write_to_is_refused_and_hides_no_other(clock, denied):
+    topics, _ = known(bad=denied, well=Told())
+    rows = [*ROWS, row(3, "c", topic="missing")]
+    found = topics.refused(rows)
+    assert "may not write" in found[1]
+    assert found[3] == "the topic does not exist"
+    assert set(found) == {1, 3}
+
+
+def test_rights_that_are_taken_away_are_waited_for(clock):
+    topics, admin = known(bad=Told(), well=Told())
+    assert topics.refused(ROWS) == {}
+    admin.told["bad"] = DENIED["to write"]
+    topics.forget()
+    assert topics.refused(ROWS) == {}
+    admin.told["well"] = DENIED["to write"]
+    assert keep_failing(topics, clock, 2 * _PATIENCE_SECONDS) == {}, "all of them are"
+    admin.told["well"] = Told()
+    topics.forget()
+    assert set(keep_failing(topics, clock, 5)) == {1}
+
+
+def test_a_topic_that_we_never_might_write_to_holds_up_nobody_for_good(clock):
+    """Where no other topic is known, as after a start, with thousands of its records at the head."""
+    topics, _ = known(bad=DENIED["to write"])
+    assert keep_failing(topics, clock, _LONGEST_WAIT_SECONDS - 10, "denied", ROWS[:1]) == {}
+    clock.now += 10
+    assert set(keep_failing(topics, clock, 0, "denied", ROWS[:1])) == {1}
+
+
+def test_what_is_internal_by_the_brokers_is_refused(clock):
+    topics, _ = known(bad=Told(is_internal=True), well=Told())
+    assert topics.refused(ROWS) == {1: "the topic is Kafka's own"}
+
+
+def test_own_topics_are_refused_whatever_the_brokers_say():
+    topics = Topics({}, own=lambda topic: topic == "bad")
+    topics._admin = FakeAdmin()
+    topics._admin.silent = True
+    rows = [*ROWS, row(3, "c", topic="__transaction_state")]
+    assert topics.refused(rows) == {
+        1: "the topic is the harvester's own, for election or checkpoints",
+        3: "the topic is Kafka's own",
+    }
+
+
+def test_a_limit_that_was_raised_is_asked_again_before_a_record_is_refused(clock):
+    topics, admin = known(well=Told())
+    large = [row(1, "a", "v" * 1_200_000, "well")]
+    assert "above the topic's max.message.bytes, 1000000" in topics.refused(large)[1]
+    admin.told["well"] = Told(config={"max.message.bytes": "5000000"})
+    clock.now += 6
+    assert topics.refused(large) == {}
+
+
+@pytest.mark.parametrize("settings", [{"compression.type": "lz4"}, {"compression.codec": "zstd"}])
+def test_what_may_be_compressed_is_tried(clock, settings):
+    topics = Topics(settings)
+    topics._admin = FakeAdmin(well=Told())
+    assert topics.refused([row(1, "a", "v" * 1_200_000, "well")]) == {}
+
+
+def test_the_client_s_own_limit_is_said_to_be_its_own(clock):
+    topics = Topics({"message.max.bytes": 2_000_000, "compression.type": "lz4"})
+    topics._admin = FakeAdmin(well=Told(config={"max.message.bytes": "9000000"}))
+    (reason,) = topics.refused([row(1, "a", "v" * 2_100_000, "well")]).values()
+    assert "the client's message.max.bytes, 2000000" in reason
