@@ -29,6 +29,20 @@ Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
 an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
 is."""
 
+PAGE_BYTES = 2_000_000
+"""A page of records that is read at a time has no more than this, or it is a single record."""
+
+
+def row_bytes(row: Row) -> int:
+    """Return about how many bytes of memory the parts of a record take: key, value and headers."""
+    _, _, key, value, names, contents = row
+    size = len(key) + (len(value) if value else 0)
+    for name in names:
+        size += len(name) if name else 0
+    for content in contents:
+        size += len(content) if content else 0
+    return size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:

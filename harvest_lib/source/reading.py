@@ -7,12 +7,14 @@ answer, is done by whoever asks for them.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from itertools import accumulate, takewhile
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row, row_bytes
+from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
 
 _LAST = 2**63 - 1
@@ -35,7 +37,8 @@ class Ahead:
 
 
 class Stream:
-    """The rows of one statement, ascending by id, in pieces. It takes %(after)s and %(limit)s beside `values`."""
+    """The rows of one statement, ascending by id, in pieces. It takes %(after)s, %(limit)s and %(bytes)s
+    beside `values`."""
 
     def __init__(self, statement: sql.Composed, values: Mapping[str, Any], after: int) -> None:
         self._statement = statement
@@ -59,7 +62,8 @@ class Stream:
         """Ask for the next piece, if there is none here and none was asked for."""
         if self.is_done or self._rows or self._asked is not None:
             return
-        self._asked = ahead.execute(self._statement, {**self._values, "after": self._after, "limit": limit}), limit
+        values = {**self._values, "after": self._after, "limit": limit, "bytes": PAGE_BYTES}
+        self._asked = ahead.execute(self._statement, values), limit
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
@@ -70,9 +74,10 @@ class Stream:
         if self._asked is not None:
             (answer, limit), self._asked = self._asked, None
             self._rows = answer.result().fetchall()
+            is_cut = take_next(self._rows)
             if self._rows:
                 self._after = self._rows[-1][0]
-            self.is_done = len(self._rows) < limit
+            self.is_done = not is_cut and len(self._rows) < limit
 
     def take(self, up_to: int) -> list[Row]:
         """Return the rows that are here with ids up to `up_to`."""
@@ -87,7 +92,8 @@ class Stream:
 
 
 def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
-    """Return the next rows of all streams together, ascending by id, up to `limit`, and ask for what follows.
+    """Return the next rows of all streams together, ascending by id, up to `limit` and `PAGE_BYTES`, and ask for what
+    follows, unless that would be in memory beside a record that is larger by far.
 
     Empty only when all streams are.
     """
@@ -98,13 +104,28 @@ def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
     reach = min((stream.reach for stream in streams), default=_LAST)
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
     rows = taken[0][1] if len(taken) == 1 else sorted((row for _, piece in taken for row in piece), key=_id)
-    if len(rows) > limit:  # of several streams, or asked for when the limit was higher
-        rows = rows[:limit]
+    most = limit if len(taken) <= 1 else min(limit, _count_within(rows))
+    if len(rows) > most:  # of several streams, or asked for when the limit was higher
+        rows = rows[:most]
         for stream, piece in taken:
             stream.give_back(rows[-1][0], piece)
-    for stream in streams:
-        stream.ask(ahead, limit)
+    if not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
+        for stream in streams:
+            stream.ask(ahead, limit)
     return rows
+
+
+def _count_within(rows: Sequence[Row]) -> int:
+    """Return how many of the first rows have `PAGE_BYTES` together, at least one."""
+    sums = accumulate(map(_octets, rows))
+    return max(1, sum(1 for _ in takewhile(lambda size: size <= PAGE_BYTES, sums)))
+
+
+def _octets(row: Row) -> int:
+    """Return the bytes of a record as the server counts them, but for a few."""
+    _, _, key, value, names, contents = row
+    texts = (key, value, *names, *contents)
+    return sum(len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode()) for text in texts if text)
 
 
 def _id(row: Row) -> int:

@@ -27,9 +27,10 @@ import psycopg
 
 from harvest_lib.database import translated
 from harvest_lib.deadline import boot_seconds
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server
 from harvest_lib.source import snapshot_queries as queries
+from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.reading import Stream, merged
@@ -78,7 +79,7 @@ class SnapshotSource(ConnectedSource):
     def read(self, limit: int) -> Page | None:
         with translated():
             if self._deferred:
-                return self._read_deferred(self._position(self._after))
+                return self._read_deferred(self._position(self._after), limit)
             if self._cur is not None:
                 return self._page(limit)
             return self._next_batch(limit) if self._scope.until is None else self._last_batch(self._scope.until, limit)
@@ -98,6 +99,7 @@ class SnapshotSource(ConnectedSource):
             "before": str(self._prev.xmax - 1),
             "open": [str(each) for each in self._prev.in_progress],
             "limit": limit + 1,
+            "bytes": PAGE_BYTES,
         }
         self._plan(Plans.KEPT)
         found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
@@ -110,7 +112,8 @@ class SnapshotSource(ConnectedSource):
                 return None
             found = []
         self._barrier(connection)
-        if len(found) > limit:
+        if len(found) > limit or take_next(found, _SEEN_COLUMNS):
+            found.clear()  # they come again, by pages
             self._begin_batch(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])

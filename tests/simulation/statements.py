@@ -105,7 +105,7 @@ class Statements:
             self._lead(transaction, each, leader)
         if head:
             self._told("mark", leader_id=str(leader), ids=[each.row[0] for each in head])
-        rows = [(*each.row, any_parked) for each in head]
+        rows = [(*each.row, any_parked, len(head)) for each in head]
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
 
