@@ -19,17 +19,18 @@ RECORD_BYTES = f"""(
 )"""
 """The bytes of a record, with the name of what it is a row of as {0}."""
 
-_FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_sum = page.harvest_bytes"
+_FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
 
 # The window has no order of its own: it takes the rows in the order in which they are found, and returns them so.
 _WITHIN = f"""
 SELECT page.id, CASE WHEN {_FITS} THEN page.kafka_topic END AS kafka_topic, page.kafka_key,
   CASE WHEN {_FITS} THEN page.kafka_value END AS kafka_value, page.kafka_header_keys, page.kafka_header_values{{more}}
 FROM (
-  SELECT page.*, sum(page.harvest_bytes) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum
+  SELECT page.*, sum(page.harvest_bytes) OVER (ROWS UNBOUNDED PRECEDING) AS harvest_sum,
+         row_number() OVER (ROWS UNBOUNDED PRECEDING) AS harvest_number
   FROM (SELECT page.*, {RECORD_BYTES.format("page")} AS harvest_bytes FROM ({{found}}) AS page) AS page
 ) AS page
-WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s
+WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number <= 2
 """  # noqa: S608 - it is above
 
 _TOPIC = 1
