@@ -29,6 +29,15 @@ Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
 an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
 is."""
 
+
+
+class Unreadable(str):
+    """Why a record cannot be read: text of it is not UTF-8. Stands as the only header value of a row without header
+    names, so that no delivery sends it."""
+
+    __slots__ = ()
+
+
 PAGE_BYTES = 2_000_000
 """A page of records that is read at a time has no more than this, or it is a single record."""
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin._config import ConfigResource
 
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.record import Row, is_legal_topic
+from harvest_lib.record import Row, Unreadable, is_legal_topic
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Topics:
 
     def _reason(self, row: Row) -> str:
         _, topic, _, _, names, contents = row
+        if contents and isinstance(contents[0], Unreadable):
+            return contents[0]
         if len(names) != len(contents):
             return f"{len(names)} header names, {len(contents)} header values"
         if None in names:

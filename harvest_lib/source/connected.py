@@ -14,6 +14,7 @@ from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.reading import Ahead
 from harvest_lib.source.selection import Scope, Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -106,7 +107,7 @@ class ConnectedSource(ABC):
             values = {"ids": list(ids), "bytes": PAGE_BYTES}
             rows: list[Row] = self._connected().cursor(binary=True).execute(self._some, values).fetchall()
         take_next(rows)
-        return rows
+        return readable(rows, self._connected())
 
     def committed(self, put_off: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
         """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""

@@ -26,6 +26,7 @@ from psycopg import sql
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source.by_bytes import RECORD_BYTES
+from harvest_lib.source.readable import readable
 from harvest_lib.source.protocol import Batch
 
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class MarkSource:
                 self._careful = True
                 self.reset([row[0] for row in found])
                 return self._fetch_carefully(limit, ())
-        return Batch(_rows(found), {}, _is_more(found, limit))
+        return Batch(readable(_rows(found), connection), {}, _is_more(found, limit))
 
     def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> Batch:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
@@ -199,7 +200,7 @@ class MarkSource:
             found = self._execute_mark(limit).fetchall() if limit else []
             parked = self._read_parked({row[2] for row in found}) if found else {}
             self._careful = self._is_any_parked()
-        return Batch(_rows(found), parked, _is_more(found, limit))
+        return Batch(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.

@@ -16,6 +16,7 @@ from psycopg import sql
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
+from harvest_lib.sql_ascii import as_bytes
 
 _LAST = 2**63 - 1
 
@@ -125,7 +126,7 @@ def _octets(row: Row) -> int:
     """Return the bytes of a record as the server counts them, but for a few."""
     _, _, key, value, names, contents = row
     texts = (key, value, *names, *contents)
-    return sum(len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode()) for text in texts if text)
+    return sum(len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text)) for text in texts if text)
 
 
 def _id(row: Row) -> int:

@@ -33,6 +33,7 @@ from harvest_lib.source import snapshot_queries as queries
 from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.selection import Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -119,7 +120,7 @@ class SnapshotSource(ConnectedSource):
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])
         rows.sort(key=_id)
         self._prev = cur
-        return Page(rows, self._position(None), more=False)
+        return Page(readable(rows, connection), self._position(None), more=False)
 
     def _last_batch(self, until: Snapshot, limit: int) -> Page | None:
         """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""
@@ -151,7 +152,7 @@ class SnapshotSource(ConnectedSource):
     def _page(self, limit: int) -> Page:
         assert self._cur is not None  # noqa: S101 - there is a batch
         assert self._ahead is not None  # noqa: S101 - made with the connection
-        rows = merged(self._streams, self._ahead, limit)
+        rows = readable(merged(self._streams, self._ahead, limit), self._connected())
         if any(not stream.is_empty for stream in self._streams):
             self._after = rows[-1][0]
             return Page(rows, self._position(self._after), more=True)

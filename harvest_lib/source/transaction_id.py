@@ -21,6 +21,7 @@ from harvest_lib.source import server
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.visibility import Snapshot
 
 NAME = "transaction_id"
@@ -86,7 +87,7 @@ class TransactionIdSource(ConnectedSource):
         more = take_next(found, _SEEN_COLUMNS) or more
         self._transaction, self._id = int(found[-1][-1]), found[-1][_SEEN_COLUMNS]
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:-1] for row in found])
-        return Page(rows, self._position(), more=more)
+        return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:
         """Remember that there is nothing before a transaction, if that is worth it."""
