@@ -30,7 +30,6 @@ an object per record would cost more than everything else done in Python for it.
 is."""
 
 
-
 class Unreadable(str):
     """Why a record cannot be read: text of it is not UTF-8. Stands as the only header value of a row without header
     names, so that no delivery sends it."""

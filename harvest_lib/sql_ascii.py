@@ -45,9 +45,7 @@ class _BinaryTextDumper(StrBinaryDumper):
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    def execute(
-        self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
-    ) -> "_Cursor":
+    def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> "_Cursor":
         """Encode names in a statement as UTF-8: psycopg would refuse all that is not ASCII."""
         if isinstance(query, str | sql.Composable):
             query = query.encode() if isinstance(query, str) else query.as_bytes(None)
@@ -65,8 +63,12 @@ def take_text_as_it_is(connection: psycopg.Connection[Any]) -> None:
         adapters.register_loader(each, _BinaryTextLoader)
     for dumper in (_BinaryTextDumper, _TextDumper, _UnknownDumper):
         adapters.register_dumper(str, dumper)
-    set_json_loads(lambda data: json.loads(bytes(data).decode("utf-8", _ESCAPED)), connection)
+    set_json_loads(_json, connection)
     connection.cursor_factory = _Cursor
+
+
+def _json(data: str | bytes) -> Any:
+    return json.loads(data if isinstance(data, str) else bytes(data).decode("utf-8", _ESCAPED))
 
 
 def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:

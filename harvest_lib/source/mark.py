@@ -26,8 +26,8 @@ from psycopg import sql
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source.by_bytes import RECORD_BYTES
-from harvest_lib.source.readable import readable
 from harvest_lib.source.protocol import Batch
+from harvest_lib.source.readable import readable
 
 _log = logging.getLogger(__name__)
 

@@ -27,10 +27,19 @@ class Ahead:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._thread = CallThread(connection, "harvest-read")
 
-    def execute(self, statement: sql.Composed, values: Mapping[str, Any]) -> "Future[psycopg.Cursor[Any]]":
-        return self._thread.ask(
-            lambda connection: connection.cursor(binary=True).execute(statement, values, prepare=True)
-        )
+    def execute(
+        self, statement: sql.Composed, values: Mapping[str, Any], before: sql.Composed | None = None
+    ) -> "Future[psycopg.Cursor[Any]]":
+        """Execute a statement, unless the one `before` it, if there is one, finds anything."""
+
+        def execute(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+            if before is not None:
+                found = connection.cursor(binary=True).execute(before, values, prepare=True)
+                if found.rowcount:
+                    return found
+            return connection.cursor(binary=True).execute(statement, values, prepare=True)
+
+        return self._thread.ask(execute)
 
     def close(self) -> None:
         """Wait for what was asked, and end the thread."""
@@ -41,8 +50,12 @@ class Stream:
     """The rows of one statement, ascending by id, in pieces. It takes %(after)s, %(limit)s and %(bytes)s
     beside `values`."""
 
-    def __init__(self, statement: sql.Composed, values: Mapping[str, Any], after: int) -> None:
+    def __init__(
+        self, statement: sql.Composed, values: Mapping[str, Any], after: int, all_at_once: sql.Composed | None = None
+    ) -> None:
         self._statement = statement
+        self._all_at_once = all_at_once  # is tried first, unless there was no room for all the last time
+        self._is_cut = False
         self._values = values
         self._after = after
         self._asked: tuple[Future[psycopg.Cursor[Any]], int] | None = None
@@ -64,7 +77,7 @@ class Stream:
         if self.is_done or self._rows or self._asked is not None:
             return
         values = {**self._values, "after": self._after, "limit": limit, "bytes": PAGE_BYTES}
-        self._asked = ahead.execute(self._statement, values), limit
+        self._asked = ahead.execute(self._statement, values, None if self._is_cut else self._all_at_once), limit
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
@@ -75,10 +88,10 @@ class Stream:
         if self._asked is not None:
             (answer, limit), self._asked = self._asked, None
             self._rows = answer.result().fetchall()
-            is_cut = take_next(self._rows)
+            self._is_cut = take_next(self._rows)
             if self._rows:
                 self._after = self._rows[-1][0]
-            self.is_done = not is_cut and len(self._rows) < limit
+            self.is_done = not self._is_cut and len(self._rows) < limit
 
     def take(self, up_to: int) -> list[Row]:
         """Return the rows that are here with ids up to `up_to`."""
@@ -126,7 +139,9 @@ def _octets(row: Row) -> int:
     """Return the bytes of a record as the server counts them, but for a few."""
     _, _, key, value, names, contents = row
     texts = (key, value, *names, *contents)
-    return sum(len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text)) for text in texts if text)
+    return sum(
+        len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text)) for text in texts if text
+    )
 
 
 def _id(row: Row) -> int:

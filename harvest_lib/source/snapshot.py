@@ -144,7 +144,8 @@ class SnapshotSource(ConnectedSource):
             low, high = row if row is not None and row[0] is not None else (1, 0)
         self._streams = []
         if max(after, low - 1) < high:
-            self._streams.append(Stream(self._fresh, {**seen, "high": high}, max(after, low - 1)))
+            values = {**seen, "high": high}
+            self._streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
         if ended := [str(each) for each in self._prev.late(cur)]:
             self._streams.append(Stream(self._late, {"ended": ended}, after))
         self._cur, self._after = cur, after
@@ -188,9 +189,8 @@ class SnapshotSource(ConnectedSource):
         return position
 
     def _prepare(self) -> None:
-        self._look, self._extent, self._fresh, self._late = (
-            self._scope.selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
-        )
+        named = queries.LOOK, queries.EXTENT, queries.FRESH, queries.FRESH_ALL, queries.LATE
+        self._look, self._extent, self._fresh, self._fresh_all, self._late = map(self._scope.selection.fill, named)
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:

@@ -7,7 +7,7 @@ are searched by the index on (transaction_id, id), never from its xmin, or an id
 that was written since it began.
 """
 
-from harvest_lib.source.by_bytes import within
+from harvest_lib.source.by_bytes import all_or_none, within
 
 # One statement, so that its snapshot is the one it reads under. Between those that are in progress now lie the ranges
 # of the ended: what an open transaction has written, a million rows perhaps, is stepped over.
@@ -55,13 +55,17 @@ WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
 
 # By the primary key, whatever the statistics say: the CASE keeps the planner from the other index, which it would have
 # to sort anew for every page.
-FRESH = within("""
+_BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
   AND CASE WHEN {transaction_id} >= %(from)s::xid8
       THEN pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot) ELSE false END {filter}
 ORDER BY {id} LIMIT %(limit)s
-""")
+"""
+
+FRESH_ALL = all_or_none(_BY_ID)
+
+FRESH = within(_BY_ID)
 
 # By (transaction_id, id): an equality would leave the planner the choice of the primary key, along which it would walk
 # over everybody else's records.

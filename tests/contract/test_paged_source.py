@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from functools import partial
 
 import psycopg
 import pytest
@@ -689,7 +690,7 @@ _SIZES = st.one_of(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_page_has_no_more_bytes_than_there_is_room_for_whatever_the_rows_have(table, sizes, late, limits, resumed):
-    """Unless it is a single record. All records come once and in order, also if each page is read by another process."""
+    """Unless it is a single record. All come once and in order, also if each page is read by another process."""
     table.connection.execute("TRUNCATE outbox")
     source = table.source(start=None)
     position = through_json(source.open(None))
@@ -703,8 +704,9 @@ def test_a_page_has_no_more_bytes_than_there_is_room_for_whatever_the_rows_have(
     source.open(position)
     found, number = [], 0
     while len(found) < len(written):
-        page = eventually(lambda limit=limits[number % len(limits)]: source.read(limit))
-        assert len(page.rows) <= limits[number % len(limits)]
+        limit = limits[number % len(limits)]
+        page = eventually(partial(source.read, limit))
+        assert len(page.rows) <= limit
         assert len(page.rows) == 1 or sum(map(octets, page.rows)) <= PAGE_BYTES
         found += page.rows
         number += 1

@@ -78,8 +78,13 @@ def _spelled(part):
 
 def messages(bootstrap_servers, topic):
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap_servers, "group.id": "r", "auto.offset.reset": "earliest",
-         "enable.partition.eof": True, "isolation.level": "read_committed"}
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "r",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
     )
     numbers = consumer.list_topics(topic, 10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
@@ -120,7 +125,8 @@ def test_without_an_encoding_bytes_are_delivered_and_what_cannot_be_read_is_park
     prepared(dsn, topic, engine[0])
     name = topic.encode()
     write(
-        dsn, "SQL_ASCII",
+        dsn,
+        "SQL_ASCII",
         (name, b"first", b"1", [], []),
         (name, b"value", b"caf\xe9", [], []),
         (name, b"k\xe9y", b"key", [], []),

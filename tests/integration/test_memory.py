@@ -77,7 +77,6 @@ def test_many_large_values_of_one_transaction(
     fill(native, topic, 400, 900_000)
     settings = configured(dsn, bootstrap_servers, group_id, source=source, delivery=delivery)
     peak = drained(tmp_path, bootstrap_servers, topic, 400, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
 
 
@@ -86,21 +85,17 @@ def test_larger_values_by_the_other_deliveries(tmp_path, native, dsn, bootstrap_
     fill(native, topic, 150, 3_000_000)
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery=delivery)
     peak = drained(tmp_path, bootstrap_servers, topic, 150, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 3_000_000
 
 
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
-def test_large_values_of_a_table_that_is_marked(
-    tmp_path, marked, dsn, bootstrap_servers, group_id, topic, delivery
-):
+def test_large_values_of_a_table_that_is_marked(tmp_path, marked, dsn, bootstrap_servers, group_id, topic, delivery):
     """Also if many rows may be marked, and be in flight, at a time."""
     fill(marked, topic, 150, 3_000_000)
     limits = {"markQueryRecords": 1_000, "maxInFlightRecords": 5_000}
     more = {"limits": limits if delivery != "transactional" else {}}
     settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery=delivery, **more)
     peak = drained(tmp_path, bootstrap_servers, topic, 150, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 3_000_000
     assert not marked.execute("SELECT count(*) FROM outbox").fetchone()[0]
 
@@ -112,7 +107,6 @@ def test_large_headers(request, tmp_path, dsn, bootstrap_servers, group_id, topi
     fill(connection, topic, 400, 32, header_bytes=900_000)
     settings = configured(dsn, bootstrap_servers, group_id, source=source, limits={"markQueryRecords": 1_000})
     peak = drained(tmp_path, bootstrap_servers, topic, 400, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
 
 
@@ -125,7 +119,6 @@ def test_large_values_that_commit_late(tmp_path, native, dsn, bootstrap_servers,
         peak_of_drain(tmp_path, settings)
     fill(native, topic, 3_000, 100)
     peak = drained(tmp_path, bootstrap_servers, topic, 3_403, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
 
 
@@ -135,7 +128,6 @@ def test_large_values_behind_many_small_ones(tmp_path, native, dsn, bootstrap_se
         fill(native, topic, records, value_bytes)
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery="pipelined")
     peak = drained(tmp_path, bootstrap_servers, topic, 25_300, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
 
 
@@ -144,7 +136,4 @@ def test_one_hot_key_of_large_values(tmp_path, native, dsn, bootstrap_servers, g
     fill(native, topic, 200, 900_000, keys=1)
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot")
     peak = drained(tmp_path, bootstrap_servers, topic, 200, settings)
-    print("PEAK", peak / 1e6)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
-
-

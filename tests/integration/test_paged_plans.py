@@ -170,6 +170,11 @@ def test_a_page_of_fresh_records_is_read_by_the_primary_key(table):
         read = page(source, source._fresh, {**values, "after": after, "high": high, "limit": 500, "bytes": PAGE_BYTES})
         assert read.rows == 500, read
         assert read.buffers < FEW_BUFFERS, read
+        whole = page(
+            source, source._fresh_all, {**values, "after": after, "high": high, "limit": 500, "bytes": PAGE_BYTES}
+        )
+        assert whole.rows == 2 * 500, "once for the sum of their bytes"
+        assert whole.buffers < 2 * FEW_BUFFERS, whole
 
 
 def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table):
