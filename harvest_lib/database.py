@@ -21,6 +21,7 @@ from harvest_lib.errors import (
     KafkaAccessDenied,
     OutboxTableError,
 )
+from harvest_lib.sql_ascii import take_text_as_it_is
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +62,13 @@ def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
         connection = psycopg.connect(
             conninfo,
             autocommit=True,
-            client_encoding="utf8",  # else text of a database without an encoding arrives as bytes
+            client_encoding="utf8",  # whatever the database's encoding is
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
             **_LIVENESS,
         )
         try:
             connection.execute("SET synchronous_commit = on")
+            take_text_as_it_is(connection)
         except BaseException:
             connection.close()
             raise

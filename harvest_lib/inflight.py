@@ -1,6 +1,7 @@
 """The window and the key barrier: which marked records may be sent now. Pure, no I/O.
 
 Both promise: at most `max_records` are in flight, and rows of one key leave in the order in which they were offered.
+There is no room for more while what is held has `WINDOW_BYTES`.
 `KeyBarrier` promises besides that at most one record of a key is in flight, so whatever fails and is sent again can
 only repeat (R0 R1 R1 R2), never step back (R0 R1 R2 R0).
 
@@ -10,8 +11,14 @@ that one.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 
-from harvest_lib.record import Row
+from harvest_lib.record import Row, row_bytes
+
+_id = itemgetter(0)
+
+WINDOW_BYTES = 16_000_000
+"""Held by a window, in flight or not, when nothing more is marked; what is marked then comes on top of it."""
 
 
 class Window:
@@ -27,6 +34,7 @@ class Window:
         self._ready: deque[Row] = deque()
         self._flying: dict[int, str] = {}  # id -> key
         self._highest_id = 0
+        self._bytes = 0  # of all that is held, in flight or not
 
     @property
     def records(self) -> int:
@@ -41,7 +49,7 @@ class Window:
     @property
     def room(self) -> int:
         """Return how many more records may be marked before something lands."""
-        return max(0, self._max_records - self.pending - self.records)
+        return max(0, self._max_records - self.pending - self.records) if self._bytes < WINDOW_BYTES else 0
 
     @property
     def keys(self) -> list[str]:
@@ -64,6 +72,7 @@ class Window:
             else:
                 self._highest_id = record_id
             new.append(row)
+        self._bytes += sum(map(row_bytes, new))
         self._queue(new)
         return len(new)
 
@@ -89,10 +98,12 @@ class Window:
         """Forget rows of which nothing more can come; under the barrier the next of each key becomes ready."""
         for row in rows:
             del self._flying[row[0]]
+            self._bytes -= row_bytes(row)
 
     def take_back(self, keys: Collection[str]) -> list[Row]:
         """Forget the rows of `keys` that were not sent, and return them in order."""
         taken = [row for row in self._ready if row[2] in keys]
+        self._bytes -= sum(map(row_bytes, taken))
         if taken:
             self._ready = deque(row for row in self._ready if row[2] not in keys)
         return taken
@@ -100,6 +111,7 @@ class Window:
     def drop_pending(self) -> list[int]:
         """Forget all rows that were not sent and return their ids."""
         dropped = [row[0] for row in self._ready]
+        self._bytes -= sum(map(row_bytes, self._ready))
         self._ready.clear()
         return dropped
 
@@ -128,6 +140,7 @@ class KeyBarrier(Window):
         for row in rows:
             key = row[2]
             del flying[row[0]]
+            self._bytes -= row_bytes(row)
             queue = waiting.get(key)
             if queue is None:
                 claimed.discard(key)
@@ -142,11 +155,14 @@ class KeyBarrier(Window):
         self._claimed.difference_update(row[2] for row in ready)
         waiting = [row for key in keys for row in self._waiting.pop(key, ())]
         self._waiting_rows -= len(waiting)
-        return sorted([*ready, *waiting])
+        self._bytes -= sum(map(row_bytes, waiting))
+        return sorted([*ready, *waiting], key=_id)
 
     def drop_pending(self) -> list[int]:
         dropped = super().drop_pending()
-        dropped.extend(row[0] for queue in self._waiting.values() for row in queue)
+        for queue in self._waiting.values():
+            dropped.extend(row[0] for row in queue)
+            self._bytes -= sum(map(row_bytes, queue))
         self._waiting.clear()
         self._waiting_rows = 0
         self._claimed = set(self._flying.values())

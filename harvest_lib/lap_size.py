@@ -7,17 +7,18 @@ the one to blame is alone after as many laps as that number has binary digits, a
 
 from collections.abc import Sequence
 
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
 LARGEST_LAP = 50_000
 """Records; a lap is also bounded by bytes and time."""
 _FIRST_LAP = 1_000
 LAP_BYTES = 32_000_000
+LARGE_PAGE_BYTES = LAP_BYTES // 4
+"""A page of more than this is one record: the lap ends with it, so that no other is in memory beside it."""
 LAP_SECONDS = 1.0
 
 _FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
-_PAGE_BYTES = 8_000_000
 
 _SHORTEST_PAUSE_SECONDS = 0.005
 LONGEST_PAUSE_SECONDS = 0.05
@@ -56,13 +57,19 @@ class LapSize:
         self._doubtful = records if records > 1 else 0
         self.records = max(1, records // 2)
 
-    def measured(self, rows: Sequence[Row]) -> int:
-        """Return how many bytes of value are in a page, and fit the next page to it."""
+    def measured(self, rows: Sequence[Row], asked: int) -> int:
+        """Return how many bytes are in a page of which `asked` rows were asked for, and fit the next page to it.
+
+        Only the values are counted in a page that has them all: it has `PAGE_BYTES` at most. To look at the headers
+        of each row costs more than all else that is done with a page here.
+        """
         sizes = [len(row[3]) for row in rows if row[3]]
         size, self.largest = sum(sizes), max(sizes, default=0)
+        if len(rows) < asked:
+            size = sum(map(row_bytes, rows))
         if rows:
             most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
-            self.page = max(1, min(most, _PAGE_BYTES * len(rows) // max(1, size)))
+            self.page = max(1, min(most, PAGE_BYTES * len(rows) // max(1, size)))
         return size
 
     def pause(self) -> float:

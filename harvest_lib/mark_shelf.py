@@ -30,6 +30,8 @@ class MarkShelf:
         self._largest: int | None = None
         self._first: dict[str, int] = {}  # key -> the lowest id of it that was parked since the source was opened
         self._holds = policy == "hold_key"
+        self.is_full = False
+        """Never: what is found is written at once."""
         self.is_stale = False
         """True once a key was released whose records are held here: begin anew."""
 

@@ -7,10 +7,11 @@ only what there is no room for.
 from collections.abc import Sequence
 from typing import Protocol
 
-from harvest_lib.record import Row
+from harvest_lib.record import Row, row_bytes
 
 _MOST_PUT_OFF = 20_000
-"""Records; beyond, nothing more is read until they have gone."""
+_MOST_PUT_OFF_BYTES = 16_000_000
+"""Records, and their bytes; beyond either, nothing more is read until they have gone."""
 
 
 class Gate(Protocol):
@@ -68,20 +69,24 @@ class OnePerKey:
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
         self.is_alone = False
+        self._waiting_bytes = self._behind_bytes = 0
 
     def begin(self) -> None:
         self.alone.clear()
         self.is_alone = False
         self._sent.clear()
         self._waiting, self._behind = [], []
+        self._waiting_bytes = self._behind_bytes = 0
 
     def begin_lap(self) -> None:
         self._sent.clear()
         self._waiting, self._behind = self._waiting + self._behind, []
+        self._waiting_bytes, self._behind_bytes = self._waiting_bytes + self._behind_bytes, 0
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
         room = 0 if self.is_alone else room
+        self._waiting_bytes = 0
         sent, behind, alone = self._sent, self._behind, self.alone
         admitted: list[Row] = []
         for some in (waiting, rows):
@@ -89,15 +94,18 @@ class OnePerKey:
                 key = row[2]
                 if key in sent:
                     behind.append(row)
+                    self._behind_bytes += row_bytes(row)
                 elif len(admitted) < room and not (alone and row[0] in alone):
                     sent.add(key)
                     admitted.append(row)
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
+                    alone.discard(row[0])
                     admitted.append(row)
                     self.is_alone, room = True, 0
                 else:
                     self._waiting.append(row)
+                    self._waiting_bytes += row_bytes(row)
                     room = 0
         return admitted
 
@@ -124,6 +132,8 @@ class OnePerKey:
 
     @property
     def is_full(self) -> bool:
+        if self._waiting_bytes + self._behind_bytes > _MOST_PUT_OFF_BYTES:
+            return True
         return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF
 
 
@@ -152,6 +162,8 @@ class AnyPerKey:
             place = next((place for place, row in enumerate(rows) if row[0] in self.alone), room)
             self.is_alone = first and place == 0 < room
             room = min(room, place or int(first))
+            if room and not place:
+                self.alone.discard(rows[0][0])
         if len(rows) <= room:
             self._waiting = ()
             return rows

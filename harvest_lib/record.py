@@ -14,9 +14,6 @@ from harvest_lib.reserved import INTERNAL_TOPICS, misleading_header
 TOPIC_MAX_CHARS = 249
 """Kafka's limit, and the width of `kafka_topic`."""
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
-"""Topics of Kafka's own: brokers refuse the records that clients send there."""
-
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -32,6 +29,28 @@ Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
 """One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
 an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
 is."""
+
+
+class Unreadable(str):
+    """Why a record cannot be read: text of it is not UTF-8. Stands as the only header value of a row without header
+    names, so that no delivery sends it."""
+
+    __slots__ = ()
+
+
+PAGE_BYTES = 2_000_000
+"""A page of records that is read at a time has no more than this, or it is a single record."""
+
+
+def row_bytes(row: Row) -> int:
+    """Return about how many bytes of memory the parts of a record take: key, value and headers."""
+    _, _, key, value, names, contents = row
+    size = len(key) + (len(value) if value else 0)
+    for name in names:
+        size += len(name) if name else 0
+    for content in contents:
+        size += len(content) if content else 0
+    return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

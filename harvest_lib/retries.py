@@ -56,7 +56,8 @@ class Retries:
             self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
             return None
         rows = self._source.load(due)
-        self.size.measured(rows)
+        looked_for = due if not rows else due[: due.index(rows[-1][0]) + 1]
+        self.size.measured(rows, len(due))
         if now >= self._ask_at:
             self._shelf.ask_anew()
             self._ask_at = now + _LOOK_SECONDS
@@ -64,7 +65,7 @@ class Retries:
         alone = self._shelf.suspects(sendable, self.size.largest)
         place = next((place for place, row in enumerate(sendable) if row[0] in alone), len(sendable))
         picked = list(gate.pick(sendable[: place or 1]))
-        gone = sorted(set(due).difference(row[0] for row in rows))
+        gone = sorted(set(looked_for).difference(row[0] for row in rows))
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
         elif not picked and len(sendable) == len(rows):

@@ -21,6 +21,8 @@ from harvest_lib.source import Position
 _log = logging.getLogger(__name__)
 
 _SHOWN = 10
+_MOST_FOUND = 10_000
+"""Records that are to be set aside, in memory until they are written."""
 
 
 class Places(Protocol):
@@ -91,6 +93,11 @@ class Shelf:
         self._found: list[Entry] = []  # not written yet
         self.lowest: int | None = None
         """The lowest id that is set aside, or is to be."""
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether so much is to be written that nothing more should be read before."""
+        return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
         """Learn what is set aside, but for what is in Kafka since; what was found and not written comes again. False

@@ -30,7 +30,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from harvest_lib.checkpoint import Checkpoint, Standing
 from harvest_lib.database import say_denied
@@ -38,7 +38,7 @@ from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaAccessDenied, KafkaUnavailable
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LapSize
+from harvest_lib.lap_size import LAP_BYTES, LAP_SECONDS, LARGE_PAGE_BYTES, LapSize
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.one_per_key import AnyPerKey, Gate, OnePerKey
 from harvest_lib.record import Row
@@ -53,10 +53,17 @@ _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
 _LOOK_SECONDS = 1.0
 """The row of the subscription is looked at this often: somebody may have moved it."""
-_PASSING = ("deferred", "retried")
-"""What is in a checkpoint's position beside the source's own."""
 _SLICE = 500
 """So many records are handed over between two looks at the term."""
+
+
+class Read(NamedTuple):
+    """What became of a page: its bytes, whether all of it went that may go now, and what the source said of it."""
+
+    size: int
+    went: bool
+    position: Position
+    more: bool
 
 
 @dataclass(slots=True)
@@ -138,20 +145,14 @@ class TailLoop:
         if position is not None and not self._send([]):
             return
         while self._room > 0 and size < LAP_BYTES and boot_seconds() - began < LAP_SECONDS and self._may_read():
-            page = self._wiring.source.read(min(self._size.page, self._room))
-            if page is None:
+            read = self._read_and_send()
+            if read is None:
                 more = False
                 break
-            size += self._size.measured(page.rows)
-            rows = self._wiring.shelf.sieve(page.rows, None if self._size.is_doubtful else self._size.largest)
-            if self._wiring.shelf.is_stale:
-                self._again(pause_seconds=0.0)
+            if not read.went:
                 return
-            self._gate.alone.update(self._wiring.shelf.suspects(rows, self._size.largest))
-            if not self._send(rows):
-                return
-            position, more = self._wiring.shelf.passed(page.position), page.more
-            if not more:
+            size, position, more = size + read.size, read.position, read.more
+            if not more or read.size > LARGE_PAGE_BYTES:
                 break
         self._caught_up = self._caught_up or not more
         if position is None:
@@ -164,7 +165,8 @@ class TailLoop:
         return self._size.records - self.in_flight.records
 
     def _may_read(self) -> bool:
-        return self._may_go_on() and not self._gate.is_full and not self._gate.is_alone
+        may_keep = not self._gate.is_full and not self._wiring.shelf.is_full
+        return self._may_go_on() and may_keep and not self._gate.is_alone
 
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()
@@ -192,7 +194,7 @@ class TailLoop:
             wiring.source.close()  # which of the two it has read is not known
             return False
         self._saved_number = self._checkpoint.number
-        self._position = {name: value for name, value in position.items() if name not in _PASSING}
+        self._position = {name: value for name, value in position.items() if name != "retried"}
         self._gate.begin()
         retried = (self._checkpoint.position or {}).get("retried", ())
         self._caught_up, self._told = False, min(retried, default=None)
@@ -235,6 +237,23 @@ class TailLoop:
 
     # -- a lap
 
+    def _read_and_send(self) -> "Read | None":
+        """Read a page and hand it over; None if there is nothing now. No row of it is kept that has gone: the next
+        page, or a broker that is slow, may take as much memory."""
+        asked = min(self._size.page, self._room)
+        page = self._wiring.source.read(asked)
+        if page is None:
+            return None
+        size = self._size.measured(page.rows, asked)
+        shelf = self._wiring.shelf
+        rows = shelf.sieve(page.rows, None if self._size.is_doubtful else self._size.largest)
+        if shelf.is_stale:
+            self._again(pause_seconds=0.0)
+            return Read(size, went=False, position=page.position, more=page.more)
+        self._gate.alone.update(shelf.suspects(rows, self._size.largest))
+        went = self._send(rows)
+        return Read(size, went, shelf.passed(page.position), page.more)
+
     def _send(self, rows: Sequence[Row]) -> bool:
         """Hand over what may go of what was put off and then of `rows`; False if this lap is over, because the client
         refused one, which was set aside."""
@@ -264,6 +283,7 @@ class TailLoop:
             self._not_committed(outcome, sent, lap)
             return
         self._checkpoint = following
+        self._last = None
         self.in_flight.records = self._in_doubt = 0
         self.idle = False
         wiring.source.committed(self._gate.put_off)
@@ -349,7 +369,7 @@ class TailLoop:
 
     def _following(self, position: Position) -> Checkpoint:
         if put_off := self._gate.put_off:
-            position = {**position, "deferred": put_off}
+            position = {**position, "deferred": [*put_off, *position.get("deferred", ())]}
         self._told = self._wiring.shelf.lowest
         seen, holds = self._wiring.source.seen(position)
         needed = [each for each in (holds, self._told) if each is not None]

@@ -34,7 +34,7 @@ from harvest_lib.config.limits import Count, Limits, Seconds
 from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
-from harvest_lib.record import INTERNAL_TOPICS
+from harvest_lib.reserved import INTERNAL_TOPICS
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"

@@ -20,7 +20,7 @@ from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery.refusals import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.record import Row, is_legal_topic
+from harvest_lib.record import Row, Unreadable, is_legal_topic
 from harvest_lib.reserved import HEADERS, INTERNAL_TOPICS, misleading_header
 
 _log = logging.getLogger(__name__)
@@ -160,6 +160,8 @@ class Topics:
 
     def _reason(self, row: Row) -> str:
         _, topic, _, _, names, contents = row
+        if contents and isinstance(contents[0], Unreadable):
+            return contents[0]
         if len(names) != len(contents):
             return f"{len(names)} header names, {len(contents)} header values"
         if None in names:

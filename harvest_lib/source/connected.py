@@ -10,9 +10,11 @@ import psycopg
 from harvest_lib.database import connect, translated
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import CheckpointError, OutboxTableError
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server
+from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.reading import Ahead
 from harvest_lib.source.selection import Scope, Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -35,11 +37,11 @@ WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
 """
 
 
-_SOME = """
+_SOME = within("""
 SELECT found.* FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
 JOIN (SELECT {columns} FROM {table} WHERE {id} = ANY (%(ids)s::bigint[])) AS found ON found.id = put_off.number
 ORDER BY put_off.place
-"""
+""")
 
 _MANY_TRANSACTIONS = 1_000
 _LONG_LOOK_SECONDS = 0.02
@@ -102,7 +104,10 @@ class ConnectedSource(ABC):
     def load(self, ids: Sequence[int]) -> list[Row]:
         """See `PagedSource`."""
         with translated():
-            return self._connected().cursor(binary=True).execute(self._some, {"ids": list(ids)}).fetchall()
+            values = {"ids": list(ids), "bytes": PAGE_BYTES}
+            rows: list[Row] = self._connected().cursor(binary=True).execute(self._some, values).fetchall()
+        take_next(rows)
+        return readable(rows, self._connected())
 
     def committed(self, put_off: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
         """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
@@ -121,10 +126,13 @@ class ConnectedSource(ABC):
         """Remember which records a position has passed without their having been delivered."""
         self._deferred = list(position.get("deferred", ())) if position else []
 
-    def _read_deferred(self, position: Position) -> Page:
-        """Return those, in the order in which they were put off."""
-        ids, self._deferred = self._deferred, []
-        return Page(self.load(ids), position, more=True)
+    def _read_deferred(self, position: Position, limit: int) -> Page:
+        """Return those, in the order in which they were put off, up to `limit`; the position names what is left."""
+        asked = self._deferred[:limit]
+        rows = self.load(asked)
+        self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
+        left = {"deferred": list(self._deferred)} if self._deferred else {}
+        return Page(rows, {**position, **left}, more=True)
 
     def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
         """Return the connection; a new one is checked against the place that the position came from."""

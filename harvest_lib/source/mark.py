@@ -24,20 +24,28 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.protocol import Batch
+from harvest_lib.source.readable import readable
 
 _log = logging.getLogger(__name__)
 
 # The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
 # turns into a scan of the whole table once they are stale.
-_MARK = """
-UPDATE {table} SET leader_id = %(leader)s
+_MARK = f"""
+WITH head AS MATERIALIZED (
+  SELECT id, {RECORD_BYTES.format("o")} AS bytes FROM {{table}} AS o
+  WHERE leader_id IS NULL OR leader_id <> %(leader)s ORDER BY id LIMIT %(limit)s FOR UPDATE
+)
+UPDATE {{table}} SET leader_id = %(leader)s
 WHERE id = ANY(ARRAY(
-  SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> %(leader)s ORDER BY id LIMIT %(limit)s FOR UPDATE
+  SELECT id FROM (SELECT id, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) FROM head) AS summed
+  WHERE sum <= %(bytes)s OR sum = bytes
 ))
-RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {any_parked}
-"""
+RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {{any_parked}},
+  (SELECT count(*) FROM head)
+"""  # noqa: S608 - it is above
 
 _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
 
@@ -87,7 +95,12 @@ RETURNING id
 _TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
 
 _ROW = 6
-"""Columns of a `Row`; one more tells whether anything was parked when the mark began."""
+"""Columns of a `Row`; one more tells whether anything was parked when the mark began, and another how many rows the
+limit allowed."""
+_FOUND = 7
+
+_LEAST_LIMIT = 10
+"""So many rows are looked at, and locked for a moment, however large the last ones were."""
 
 _STATEMENT_TIMEOUT_SECONDS = 30
 
@@ -120,6 +133,7 @@ class MarkSource:
         self._reconnected = False
         self._timeline: str | None = None
         self._careful = False  # something is parked, or was at the last look
+        self._most: int | None = None  # so many rows may be looked at: not many times what there is room for
 
     def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
@@ -144,9 +158,12 @@ class MarkSource:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
-        batch = self._fetch_carefully(limit, delivered) if self._careful else self._fetch(limit, delivered)
+        least = min(limit, self._most or limit)
+        batch = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
         if limit:
             self._reconnected = False
+            count = len(batch.rows)
+            self._most = max(_LEAST_LIMIT, 2 * count) if batch.more and count < limit else None
         batch.rows.sort(key=_id)
         return batch
 
@@ -170,7 +187,7 @@ class MarkSource:
                 self._careful = True
                 self.reset([row[0] for row in found])
                 return self._fetch_carefully(limit, ())
-        return Batch(_rows(found), {})
+        return Batch(readable(_rows(found), connection), {}, _is_more(found, limit))
 
     def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> Batch:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
@@ -183,7 +200,7 @@ class MarkSource:
             found = self._execute_mark(limit).fetchall() if limit else []
             parked = self._read_parked({row[2] for row in found}) if found else {}
             self._careful = self._is_any_parked()
-        return Batch(_rows(found), parked)
+        return Batch(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.
@@ -191,7 +208,7 @@ class MarkSource:
         self._connected().execute(purge, {"ids": _array(ids)}, prepare=True)
 
     def _execute_mark(self, limit: int) -> psycopg.Cursor[Any]:
-        values = {"leader": self._leader_id, "limit": limit}
+        values = {"leader": self._leader_id, "limit": limit, "bytes": PAGE_BYTES}
         return self._connected().cursor(binary=True).execute(self._mark, values, prepare=True)
 
     def _is_any_parked(self) -> bool:
@@ -237,6 +254,11 @@ def _array(ids: Iterable[int]) -> str:
 
 def _rows(found: Iterable[Any]) -> list[Row]:
     return [row[:_ROW] for row in found]
+
+
+def _is_more(found: Sequence[Any], limit: int) -> bool:
+    """Tell whether the limit, or the bytes, kept rows out."""
+    return bool(found) and not len(found) == found[0][_FOUND] < limit
 
 
 def _id(row: Row) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.paged import Page, Position
 from harvest_lib.source.protocol import Batch
@@ -42,7 +42,7 @@ class MarkPages:
     def __init__(self, source: MarkSource) -> None:
         self._source = source
         self._thread: CallThread[MarkSource] | None = None
-        self._asked: tuple[Future[Batch], int] | None = None
+        self._asked: Future[Batch] | None = None
         self._sent: list[int] = []  # ids of this lap, and what was put off before
         self._delivered: list[int] = []  # of laps before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
@@ -59,7 +59,7 @@ class MarkPages:
         return self.position()
 
     def read(self, limit: int) -> Page | None:
-        batch, asked = self._next(limit)
+        batch = self._next(limit)
         self.parked = batch.parked
         # One that was deposed may have marked what we had marked, and sent; then it is marked here again.
         known = {*self._sent, *self._delivered}
@@ -67,9 +67,9 @@ class MarkPages:
         if not rows:
             return None
         self._sent += [row[0] for row in rows]
-        if more := len(batch.rows) == asked:
+        if batch.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
             self._ask(limit)
-        return Page(rows, self.position(), more=more and len(self._sent) < _LAP_IDS)
+        return Page(rows, self.position(), more=batch.more and len(self._sent) < _LAP_IDS)
 
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
         return []
@@ -101,22 +101,22 @@ class MarkPages:
             self._delivered = []
         self._source.close()
 
-    def _next(self, limit: int) -> tuple[Batch, int]:
+    def _next(self, limit: int) -> Batch:
         if self._asked is None:
             self._ask(limit)
         assert self._asked is not None  # noqa: S101 - asked just now
-        (answer, asked), self._asked = self._asked, None
+        answer, self._asked = self._asked, None
         batch = answer.result()
         purged = set(self._purging)
         self._delivered = [each for each in self._delivered if each not in purged]
         self._purging = []
-        return batch, asked
+        return batch
 
     def _ask(self, limit: int) -> None:
         assert self._thread is not None  # noqa: S101 - made by `open`
         self._purging = purging = list(self._delivered)
         limit = min(limit, _LAP_IDS // 2)
-        self._asked = self._thread.ask(lambda source: source.fetch(limit, purging)), limit
+        self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
 
     def _quiet(self) -> None:
         """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. Errors too: the
@@ -124,7 +124,7 @@ class MarkPages:
         asked, self._asked = self._asked, None
         if asked is not None:
             with suppress(DatabaseError, OutboxTableError):
-                asked[0].result()
+                asked.result()
 
     def position(self) -> Position:
         """Return the position after what was read so far."""

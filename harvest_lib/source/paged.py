@@ -35,13 +35,15 @@ class PagedSource(Protocol):
         ...
 
     def read(self, limit: int) -> Page | None:
-        """Return the next records, up to `limit` (what was deferred comes all at once), or None if there are none now.
-        What is returned is committed for good: no crash of the server takes it back. A page without records has a
-        position that is worth keeping."""
+        """Return the next records, up to `limit` and up to `PAGE_BYTES` (or one that has more), or None if there are
+        none now. What is returned is committed for good: no crash of the server takes it back. A page without records
+        has a position that is worth keeping. While some of what was deferred has not been returned, the position names
+        it."""
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:
-        """Return records by their ids, in that order, those that are still there; positions are not touched."""
+        """Return records by their ids, in that order, those that are still there, up to `PAGE_BYTES` (or one that has
+        more): what comes after the last one was not looked for, if there is one. Positions are not touched."""
         ...
 
     def committed(self, put_off: Collection[int] = ()) -> None:

@@ -13,6 +13,8 @@ class Batch(NamedTuple):
 
     rows: list[Row]
     parked: Mapping[str, int]
+    more: bool = False
+    """Whether there may be more at once: the limit was reached, or as many bytes as are read at a time."""
 
 
 class Source(Protocol):
@@ -28,7 +30,8 @@ class Source(Protocol):
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
         """Record durably that `delivered` were delivered, none of which is fetched again, and return up to `limit`
-        records that this leader id has not seen, ascending by id. One transaction; safe to repeat."""
+        records that this leader id has not seen, ascending by id, up to `PAGE_BYTES` (or one that has more). One
+        transaction; safe to repeat."""
         ...
 
     def reset(self, ids: Sequence[int]) -> None:

@@ -7,13 +7,16 @@ answer, is done by whoever asks for them.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from itertools import accumulate, takewhile
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row, row_bytes
+from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
+from harvest_lib.sql_ascii import as_bytes
 
 _LAST = 2**63 - 1
 
@@ -24,10 +27,19 @@ class Ahead:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._thread = CallThread(connection, "harvest-read")
 
-    def execute(self, statement: sql.Composed, values: Mapping[str, Any]) -> "Future[psycopg.Cursor[Any]]":
-        return self._thread.ask(
-            lambda connection: connection.cursor(binary=True).execute(statement, values, prepare=True)
-        )
+    def execute(
+        self, statement: sql.Composed, values: Mapping[str, Any], before: sql.Composed | None = None
+    ) -> "Future[psycopg.Cursor[Any]]":
+        """Execute a statement, unless the one `before` it, if there is one, finds anything."""
+
+        def execute(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+            if before is not None:
+                found = connection.cursor(binary=True).execute(before, values, prepare=True)
+                if found.rowcount:
+                    return found
+            return connection.cursor(binary=True).execute(statement, values, prepare=True)
+
+        return self._thread.ask(execute)
 
     def close(self) -> None:
         """Wait for what was asked, and end the thread."""
@@ -35,10 +47,15 @@ class Ahead:
 
 
 class Stream:
-    """The rows of one statement, ascending by id, in pieces. It takes %(after)s and %(limit)s beside `values`."""
+    """The rows of one statement, ascending by id, in pieces. It takes %(after)s, %(limit)s and %(bytes)s
+    beside `values`."""
 
-    def __init__(self, statement: sql.Composed, values: Mapping[str, Any], after: int) -> None:
+    def __init__(
+        self, statement: sql.Composed, values: Mapping[str, Any], after: int, all_at_once: sql.Composed | None = None
+    ) -> None:
         self._statement = statement
+        self._all_at_once = all_at_once  # is tried first, unless there was no room for all the last time
+        self._is_cut = False
         self._values = values
         self._after = after
         self._asked: tuple[Future[psycopg.Cursor[Any]], int] | None = None
@@ -59,7 +76,8 @@ class Stream:
         """Ask for the next piece, if there is none here and none was asked for."""
         if self.is_done or self._rows or self._asked is not None:
             return
-        self._asked = ahead.execute(self._statement, {**self._values, "after": self._after, "limit": limit}), limit
+        values = {**self._values, "after": self._after, "limit": limit, "bytes": PAGE_BYTES}
+        self._asked = ahead.execute(self._statement, values, None if self._is_cut else self._all_at_once), limit
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
@@ -70,9 +88,10 @@ class Stream:
         if self._asked is not None:
             (answer, limit), self._asked = self._asked, None
             self._rows = answer.result().fetchall()
+            self._is_cut = take_next(self._rows)
             if self._rows:
                 self._after = self._rows[-1][0]
-            self.is_done = len(self._rows) < limit
+            self.is_done = not self._is_cut and len(self._rows) < limit
 
     def take(self, up_to: int) -> list[Row]:
         """Return the rows that are here with ids up to `up_to`."""
@@ -87,7 +106,8 @@ class Stream:
 
 
 def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
-    """Return the next rows of all streams together, ascending by id, up to `limit`, and ask for what follows.
+    """Return the next rows of all streams together, ascending by id, up to `limit` and `PAGE_BYTES`, and ask for what
+    follows, unless that would be in memory beside a record that is larger by far.
 
     Empty only when all streams are.
     """
@@ -98,13 +118,30 @@ def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
     reach = min((stream.reach for stream in streams), default=_LAST)
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
     rows = taken[0][1] if len(taken) == 1 else sorted((row for _, piece in taken for row in piece), key=_id)
-    if len(rows) > limit:  # of several streams, or asked for when the limit was higher
-        rows = rows[:limit]
+    most = limit if len(taken) <= 1 else min(limit, _count_within(rows))
+    if len(rows) > most:  # of several streams, or asked for when the limit was higher
+        rows = rows[:most]
         for stream, piece in taken:
             stream.give_back(rows[-1][0], piece)
-    for stream in streams:
-        stream.ask(ahead, limit)
+    if not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
+        for stream in streams:
+            stream.ask(ahead, limit)
     return rows
+
+
+def _count_within(rows: Sequence[Row]) -> int:
+    """Return how many of the first rows have `PAGE_BYTES` together, at least one."""
+    sums = accumulate(map(_octets, rows))
+    return max(1, sum(1 for _ in takewhile(lambda size: size <= PAGE_BYTES, sums)))
+
+
+def _octets(row: Row) -> int:
+    """Return the bytes of a record as the server counts them, but for a few."""
+    _, _, key, value, names, contents = row
+    texts = (key, value, *names, *contents)
+    return sum(
+        len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text)) for text in texts if text
+    )
 
 
 def _id(row: Row) -> int:

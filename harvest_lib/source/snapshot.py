@@ -27,11 +27,13 @@ import psycopg
 
 from harvest_lib.database import translated
 from harvest_lib.deadline import boot_seconds
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server
 from harvest_lib.source import snapshot_queries as queries
+from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.selection import Scoping, Selection, everything
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -78,7 +80,7 @@ class SnapshotSource(ConnectedSource):
     def read(self, limit: int) -> Page | None:
         with translated():
             if self._deferred:
-                return self._read_deferred(self._position(self._after))
+                return self._read_deferred(self._position(self._after), limit)
             if self._cur is not None:
                 return self._page(limit)
             return self._next_batch(limit) if self._scope.until is None else self._last_batch(self._scope.until, limit)
@@ -98,6 +100,7 @@ class SnapshotSource(ConnectedSource):
             "before": str(self._prev.xmax - 1),
             "open": [str(each) for each in self._prev.in_progress],
             "limit": limit + 1,
+            "bytes": PAGE_BYTES,
         }
         self._plan(Plans.KEPT)
         found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
@@ -110,13 +113,14 @@ class SnapshotSource(ConnectedSource):
                 return None
             found = []
         self._barrier(connection)
-        if len(found) > limit:
+        if len(found) > limit or take_next(found, _SEEN_COLUMNS):
+            found.clear()  # they come again, by pages
             self._begin_batch(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])
         rows.sort(key=_id)
         self._prev = cur
-        return Page(rows, self._position(None), more=False)
+        return Page(readable(rows, connection), self._position(None), more=False)
 
     def _last_batch(self, until: Snapshot, limit: int) -> Page | None:
         """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""
@@ -140,7 +144,8 @@ class SnapshotSource(ConnectedSource):
             low, high = row if row is not None and row[0] is not None else (1, 0)
         self._streams = []
         if max(after, low - 1) < high:
-            self._streams.append(Stream(self._fresh, {**seen, "high": high}, max(after, low - 1)))
+            values = {**seen, "high": high}
+            self._streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
         if ended := [str(each) for each in self._prev.late(cur)]:
             self._streams.append(Stream(self._late, {"ended": ended}, after))
         self._cur, self._after = cur, after
@@ -148,7 +153,7 @@ class SnapshotSource(ConnectedSource):
     def _page(self, limit: int) -> Page:
         assert self._cur is not None  # noqa: S101 - there is a batch
         assert self._ahead is not None  # noqa: S101 - made with the connection
-        rows = merged(self._streams, self._ahead, limit)
+        rows = readable(merged(self._streams, self._ahead, limit), self._connected())
         if any(not stream.is_empty for stream in self._streams):
             self._after = rows[-1][0]
             return Page(rows, self._position(self._after), more=True)
@@ -184,9 +189,8 @@ class SnapshotSource(ConnectedSource):
         return position
 
     def _prepare(self) -> None:
-        self._look, self._extent, self._fresh, self._late = (
-            self._scope.selection.fill(each) for each in (queries.LOOK, queries.EXTENT, queries.FRESH, queries.LATE)
-        )
+        named = queries.LOOK, queries.EXTENT, queries.FRESH, queries.FRESH_ALL, queries.LATE
+        self._look, self._extent, self._fresh, self._fresh_all, self._late = map(self._scope.selection.fill, named)
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:

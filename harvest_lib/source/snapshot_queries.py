@@ -1,16 +1,17 @@
 """The statements of `snapshot`. {table}, {id}, {transaction_id}, {columns} and {filter} are filled in by `Selection`.
 
+None finds more than %(bytes)s bytes of records: see `by_bytes`.
+
 What the snapshot *prev* did not see is exactly: transactions from its xmax on, and those it lists as in progress. Both
 are searched by the index on (transaction_id, id), never from its xmin, or an idle writer would make every poll read all
 that was written since it began.
 """
 
+from harvest_lib.source.by_bytes import all_or_none, within
+
 # One statement, so that its snapshot is the one it reads under. Between those that are in progress now lie the ranges
 # of the ended: what an open transaction has written, a million rows perhaps, is stepped over.
-LOOK = """
-SELECT now.snapshot::text, pg_is_in_recovery(), found.*
-FROM (SELECT pg_current_snapshot() AS snapshot) AS now
-LEFT JOIN LATERAL (
+_FOUND = """
   (
     SELECT fresh.* FROM (
       SELECT low, coalesce(lead(low) OVER (ORDER BY low), pg_snapshot_xmax(now.snapshot)) AS high
@@ -37,8 +38,13 @@ LEFT JOIN LATERAL (
     WHERE pg_visible_in_snapshot(ended.xid, now.snapshot)
     LIMIT %(limit)s
   )
-) AS found ON true
 """
+
+LOOK = f"""
+SELECT now.snapshot::text, pg_is_in_recovery(), found.*
+FROM (SELECT pg_current_snapshot() AS snapshot) AS now
+LEFT JOIN LATERAL ({within(_FOUND)}) AS found ON true
+"""  # noqa: S608 - it is above
 
 # min({id}) as such would walk the primary key from its beginning, over all that is kept.
 EXTENT = """
@@ -49,7 +55,7 @@ WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
 
 # By the primary key, whatever the statistics say: the CASE keeps the planner from the other index, which it would have
 # to sort anew for every page.
-FRESH = """
+_BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
   AND CASE WHEN {transaction_id} >= %(from)s::xid8
@@ -57,9 +63,13 @@ WHERE {id} > %(after)s AND {id} <= %(high)s
 ORDER BY {id} LIMIT %(limit)s
 """
 
+FRESH_ALL = all_or_none(_BY_ID)
+
+FRESH = within(_BY_ID)
+
 # By (transaction_id, id): an equality would leave the planner the choice of the primary key, along which it would walk
 # over everybody else's records.
-LATE = """
+LATE = within("""
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (
   SELECT {columns} FROM {table}
@@ -67,4 +77,4 @@ CROSS JOIN LATERAL (
   ORDER BY {transaction_id}, {id} LIMIT %(limit)s
 ) AS late
 ORDER BY 1 LIMIT %(limit)s
-"""
+""")

@@ -16,23 +16,27 @@ from typing import Any, cast
 
 from harvest_lib.database import translated
 from harvest_lib.deadline import boot_seconds
-from harvest_lib.record import Row
+from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server
+from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.connected import ConnectedSource, Plans
 from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.readable import readable
 from harvest_lib.source.visibility import Snapshot
 
 NAME = "transaction_id"
 
-_READ = """
-SELECT now.xmin::text, pg_is_in_recovery(), found.*
-FROM (SELECT least(pg_snapshot_xmin(pg_current_snapshot()), %(until)s::xid8) AS xmin) AS now
-LEFT JOIN LATERAL (
+_FOUND = """
   SELECT {columns}, {transaction_id}::text AS harvest_xid FROM {table}
   WHERE ({transaction_id}, {id}) > (%(transaction)s::xid8, %(id)s) AND {transaction_id} < now.xmin {filter}
   ORDER BY {transaction_id}, {id} LIMIT %(limit)s
-) AS found ON true
 """
+
+_READ = f"""
+SELECT now.xmin::text, pg_is_in_recovery(), found.*
+FROM (SELECT least(pg_snapshot_xmin(pg_current_snapshot()), %(until)s::xid8) AS xmin) AS now
+LEFT JOIN LATERAL ({within(_FOUND, "harvest_xid")}) AS found ON true
+"""  # noqa: S608 - it is above
 _SEEN_COLUMNS = 2
 _HIGHEST_ID = 2**63 - 1
 
@@ -60,7 +64,7 @@ class TransactionIdSource(ConnectedSource):
     def read(self, limit: int) -> Page | None:
         if self._deferred:
             with translated():
-                return self._read_deferred(self._position())
+                return self._read_deferred(self._position(), limit)
         connection, until, began = self._connected(), self._scope.until, boot_seconds()
         if self._is_over:
             return None
@@ -68,6 +72,7 @@ class TransactionIdSource(ConnectedSource):
             "transaction": str(self._transaction),
             "id": self._id,
             "limit": limit,
+            "bytes": PAGE_BYTES,
             "until": str(until.xmin) if until is not None else None,
         }
         with translated():
@@ -78,9 +83,11 @@ class TransactionIdSource(ConnectedSource):
         if found[0][_SEEN_COLUMNS] is None:
             return self._nothing_before(int(found[0][0]), began)
         self._barrier(connection)
+        more = len(found) == limit
+        more = take_next(found, _SEEN_COLUMNS) or more
         self._transaction, self._id = int(found[-1][-1]), found[-1][_SEEN_COLUMNS]
         rows = cast("list[Row]", [row[_SEEN_COLUMNS:-1] for row in found])
-        return Page(rows, self._position(), more=len(found) == limit)
+        return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:
         """Remember that there is nothing before a transaction, if that is worth it."""

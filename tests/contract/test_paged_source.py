@@ -2,9 +2,12 @@
 
 import time
 import uuid
+from functools import partial
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.paged import (
@@ -18,6 +21,7 @@ from support.paged import (
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError, ServerRegressed
+from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source.visibility import NOTHING, Snapshot
 
 REAL = ["snapshot", "transaction_id"]
@@ -28,7 +32,7 @@ def table(request):
     if request.param == "fake":
         yield FakePagedTable()
         return
-    real = RealPagedTable(request.getfixturevalue("database"), request.param)
+    real = RealPagedTable(request.getfixturevalue("database"), request.param, value_type="text")
     yield real
     real.drop()
 
@@ -654,3 +658,86 @@ def test_ids_below_one_come_too_when_there_are_more_than_a_page(database):
     assert [row[0] for row in read_rows(source, 5, 2)] == [-5, 0, 1, 2, 3]
     source.close()
     table.drop()
+
+
+# -- bytes
+
+
+def octets(row):
+    _, _, key, value, names, contents = row
+    return sum(len(text.encode()) for text in (key, value, *names, *contents) if text)
+
+
+_SIZES = st.one_of(
+    st.integers(0, 2_000),
+    st.sampled_from([PAGE_BYTES // 3, PAGE_BYTES // 2, PAGE_BYTES - 100, PAGE_BYTES, PAGE_BYTES + 1, 2 * PAGE_BYTES]),
+)
+
+
+@only_real
+@given(
+    sizes=st.lists(st.tuples(_SIZES, st.sampled_from("xé")), min_size=1, max_size=12),
+    late=st.lists(_SIZES, max_size=4),
+    limits=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    resumed=st.booleans(),
+)
+@example(sizes=[(2 * PAGE_BYTES, "x")] * 3, late=[], limits=[20], resumed=False)
+@example(sizes=[(PAGE_BYTES // 2, "x")] * 5, late=[2 * PAGE_BYTES, 10], limits=[20], resumed=True)
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_page_has_no_more_bytes_than_there_is_room_for_whatever_the_rows_have(table, sizes, late, limits, resumed):
+    """Unless it is a single record. All come once and in order, also if each page is read by another process."""
+    table.connection.execute("TRUNCATE outbox")
+    source = table.source(start=None)
+    position = through_json(source.open(None))
+    written = []
+    transaction = table.begin()
+    for size in late:
+        written += transaction.write("late", "x" * size)
+    transaction.commit()
+    for size, letter in sizes:
+        written += table.write("k", letter * size)
+    source.open(position)
+    found, number = [], 0
+    while len(found) < len(written):
+        limit = limits[number % len(limits)]
+        page = eventually(partial(source.read, limit))
+        assert len(page.rows) <= limit
+        assert len(page.rows) == 1 or sum(map(octets, page.rows)) <= PAGE_BYTES
+        found += page.rows
+        number += 1
+        if resumed:
+            source.close()
+            source = reopened(table, page.position)
+    assert [row[0] for row in found] == [row[0] for row in sorted(written)]
+    assert found == sorted(written)
+    assert_nothing(source)
+    source.close()
+
+
+@only_real
+def test_what_was_put_off_comes_by_bytes_and_the_position_names_what_is_left(table, source):
+    written = table.write("k", *("x" * (PAGE_BYTES // 2 - 1_000) for _ in range(5)))
+    pages = read_pages(source, 5)
+    deferred = [row[0] for row in (written[3], written[0], written[4])]
+    resumed = reopened(table, {**pages[-1].position, "deferred": deferred})
+    first = resumed.read(10)
+    assert first.rows == [written[3], written[0]]
+    assert through_json(first.position)["deferred"] == [written[4][0]]
+    again = reopened(table, first.position)
+    for one in (resumed, again):
+        assert one.read(10).rows == [written[4]]
+        assert_nothing(one)
+        one.close()
+
+
+@only_real
+def test_records_are_loaded_by_id_as_far_as_there_is_room(table, source):
+    written = table.write("k", *("x" * PAGE_BYTES for _ in range(2)))
+    ids = [row[0] for row in written]
+    assert source.load(ids) == written[:1]
+    assert source.load([0, *ids[1:]]) == written[1:]

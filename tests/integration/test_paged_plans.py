@@ -10,6 +10,7 @@ from psycopg import adapt, sql
 from psycopg._queries import PostgresQuery
 from support.paged import RealPagedTable, read_rows
 
+from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source.connected import Plans
 from harvest_lib.source.visibility import Snapshot
 
@@ -87,6 +88,7 @@ def look(source, limit=501):
         "before": str(source._prev.xmax - 1),
         "open": [str(each) for each in source._prev.in_progress],
         "limit": limit,
+        "bytes": PAGE_BYTES,
     }
     source._plan(Plans.KEPT)
     return Cost(source._connection, source._look, values, kept=True)
@@ -165,9 +167,14 @@ def test_a_page_of_fresh_records_is_read_by_the_primary_key(table):
     low, high = source._connection.execute(source._extent, values).fetchone()
     assert (low, high) == (KEPT + 1, 2 * KEPT)
     for after in (low - 1, low + 7_000, high - 1_000):
-        read = page(source, source._fresh, {**values, "after": after, "high": high, "limit": 500})
+        read = page(source, source._fresh, {**values, "after": after, "high": high, "limit": 500, "bytes": PAGE_BYTES})
         assert read.rows == 500, read
         assert read.buffers < FEW_BUFFERS, read
+        whole = page(
+            source, source._fresh_all, {**values, "after": after, "high": high, "limit": 500, "bytes": PAGE_BYTES}
+        )
+        assert whole.rows == 2 * 500, "once for the sum of their bytes"
+        assert whole.buffers < 2 * FEW_BUFFERS, whole
 
 
 def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table):
@@ -175,7 +182,7 @@ def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table
     first = look(source)
     assert first.rows <= 502 + SEGMENTS, first
     values = batch(source, table.snapshot())
-    read = page(source, source._fresh, {**values, "after": 9_900, "high": 2**63 - 1, "limit": 500})
+    read = page(source, source._fresh, {**values, "after": 9_900, "high": 2**63 - 1, "limit": 500, "bytes": PAGE_BYTES})
     assert read.rows == 500, read
     assert read.buffers < FEW_BUFFERS, read
 
@@ -192,7 +199,7 @@ def test_a_page_of_late_records_is_read_by_the_index(table):
         table.connection.execute("ANALYZE outbox")
     ended = [str(late.id), str(small.id)]
     for after in (0, KEPT + 7_000, 2 * KEPT - 700):
-        read = page(source, source._late, {"ended": ended, "after": after, "limit": 500})
+        read = page(source, source._late, {"ended": ended, "after": after, "limit": 500, "bytes": PAGE_BYTES})
         assert 500 <= read.rows <= 504 + SEGMENTS, read
         assert read.buffers < FEW_BUFFERS, read
 
@@ -211,7 +218,7 @@ def test_transaction_id_reads_a_page_by_the_index(table):
     of_last = "SELECT transaction_id::text, id FROM outbox WHERE id = %s"
     for after in (1, KEPT // 2, KEPT - 500):
         transaction, number = table.connection.execute(of_last, (after,)).fetchone()
-        values = {"transaction": transaction, "id": number, "until": None, "limit": 500}
+        values = {"transaction": transaction, "id": number, "until": None, "limit": 500, "bytes": PAGE_BYTES}
         read = Cost(source._connection, source._read, values, kept=True)
         assert read.rows <= 500 + SEGMENTS, read
         assert read.buffers < FEW_BUFFERS, read
@@ -235,7 +242,7 @@ def test_the_plan_of_a_look_is_made_once(dsn, kind):
     assert generic >= 20
     fill(table.connection, 3_000)
     assert len(read_rows(source, 3_000)) == 3_000
-    pages = "SELECT sum(custom_plans) FROM pg_prepared_statements WHERE statement ~ 'CASE WHEN'"
+    pages = "SELECT sum(custom_plans) FROM pg_prepared_statements WHERE statement ~ 'THEN pg_visible_in_snapshot'"
     (custom,) = source._connection.execute(pages).fetchone()
     assert custom is None if kind == "transaction_id" else custom > 0
     source.close()

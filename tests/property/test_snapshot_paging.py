@@ -1,6 +1,7 @@
 """Paging over random histories of transactions and snapshots, against a naive model: what was committed."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -67,11 +68,15 @@ class Found(list):
     def fetchone(self):
         return next(iter(self), None)
 
+    @property
+    def rowcount(self):
+        return len(self)
+
 
 class Answers:
     """In place of `Ahead`: a statement is the list of the rows it would find."""
 
-    def execute(self, rows, values):
+    def execute(self, rows, values, _before=None):
         found = [each for each in rows if each[0] > values["after"]][: values["limit"]]
         answer = Future()
         answer.set_result(Found(found))
@@ -113,6 +118,7 @@ class MemoryConnection:
     """Answers the source's statements by what they say they find, from a FakePagedTable."""
 
     closed = False
+    info = SimpleNamespace(parameter_status=lambda _name: "UTF8")
 
     def __init__(self, table, source):
         answers = [
@@ -124,6 +130,7 @@ class MemoryConnection:
             (source._look, self.look),
             (source._extent, self.extent),
             (source._fresh, self.fresh),
+            (source._fresh_all, self.fresh),
             (source._late, self.late),
         ]
         self.answers = {id(statement): answer for statement, answer in answers}

@@ -3,6 +3,7 @@ nobody after it had its effect, or have that when nobody waits for it any more."
 
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import psycopg
 from psycopg import errors
@@ -31,6 +32,8 @@ class Result:
 
 class Connection:
     """What the product asks of `psycopg.Connection`, in autocommit. `faults` says what goes wrong, call by call."""
+
+    info = SimpleNamespace(parameter_status=lambda _name: "UTF8")
 
     def __init__(self, database, statements, faults):
         self._database, self._statements, self._faults = database, statements, faults

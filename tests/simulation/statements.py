@@ -105,7 +105,7 @@ class Statements:
             self._lead(transaction, each, leader)
         if head:
             self._told("mark", leader_id=str(leader), ids=[each.row[0] for each in head])
-        rows = [(*each.row, any_parked) for each in head]
+        rows = [(*each.row, any_parked, len(head)) for each in head]
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
 
@@ -294,7 +294,7 @@ def _loaded(text):
     return json.loads(text) if text else None
 
 
-_MEANINGS = {"read": "following"}
+_MEANINGS = {"read": "following", "fresh_all": "fresh"}
 """Of statements that have another name where they are."""
 
 
@@ -302,7 +302,7 @@ def _known():
     """Return the texts of the product's statements, with the names of their meanings."""
     checkpoints = Checkpoints("", SUBSCRIPTIONS, SUBSCRIPTION)
     parts = {
-        SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh late some foreign",
+        SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh fresh_all late some foreign",
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",

@@ -78,7 +78,8 @@ class FakeSource:
                 rows.append(row)
         self._answered("fetch")
         keys = {row[2] for row in rows}
-        return Batch(rows, {key: first for key, first in self.table.parked_keys.items() if key in keys})
+        parked = {key: first for key, first in self.table.parked_keys.items() if key in keys}
+        return Batch(rows, parked, bool(rows) and len(rows) == limit)
 
     def reset(self, ids):
         self._called("reset")

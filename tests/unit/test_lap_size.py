@@ -13,19 +13,19 @@ def test_a_small_page_does_not_make_the_next_ones_small():
     """More than fits a page takes several statements, when something has come that stood still for a while."""
     size = LapSize()
     first = size.page
-    size.measured(rows(1))
+    size.measured(rows(1), 500)
     assert size.page >= first
 
 
 def test_a_page_of_large_values_makes_the_next_one_small_at_once():
     size = LapSize()
-    size.measured(rows(3, "v" * 1_000_000))
-    assert size.page == 8
+    size.measured(rows(3, "v" * 100_000), 500)
+    assert size.page == 19
 
 
 def test_pages_grow_under_a_backlog():
     size, pages = LapSize(), []
     for _ in range(4):
-        size.measured(rows(size.page))
+        size.measured(rows(size.page), size.page)
         pages.append(size.page)
     assert pages == [1_000, 2_000, 2_000, 2_000]

@@ -9,7 +9,8 @@ from harvest_lib.config.durations import to_seconds
 from harvest_lib.config.kafka_settings import KafkaSettings
 from harvest_lib.pipeline.adaptors import Options
 from harvest_lib.pipeline.adaptors.envelope import Content
-from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
+from harvest_lib.record import is_legal_topic
+from harvest_lib.reserved import INTERNAL_TOPICS
 
 NAMESPACE = "{namespace}"
 

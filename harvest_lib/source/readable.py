@@ -1,0 +1,47 @@
+"""Rows of a database without an encoding: what a delivery can send of them, and why it cannot send the others.
+
+A value is bytes in Kafka, so one that is not UTF-8 goes as it is. Topic, key and headers are text everywhere else: in
+the tables of what is parked, in the clients. A record in which one of them is not UTF-8 is never sent.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from harvest_lib.record import Row, Unreadable
+from harvest_lib.sql_ascii import as_bytes, has_no_encoding, is_utf8, shown
+
+_SHOWN = 80
+
+
+def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]:
+    """Return the rows as they may be delivered."""
+    return [_readable(row) for row in rows] if has_no_encoding(connection) else rows
+
+
+def _readable(row: Row) -> Row:
+    record_id, topic, key, value, names, contents = row
+    if isinstance(value, str) and not is_utf8(value):
+        value = as_bytes(value)
+    for what, text in _texts(row):
+        if not is_utf8(text):
+            reason = f"the {what} is not UTF-8: {shown(text)[:_SHOWN]}"
+            return record_id, topic, key, value, [], [Unreadable(reason)]
+    return record_id, topic, key, value, names, contents
+
+
+def _texts(row: Row) -> Iterator[tuple[str, str]]:
+    _, topic, key, _, names, contents = row
+    yield "topic", topic
+    yield "key", key
+    for what, texts in (("name of a header", names), ("value of a header", contents)):
+        yield from ((what, text) for text in _flat(texts))
+
+
+def _flat(texts: Sequence[Any]) -> Iterator[str]:
+    for text in texts:
+        if isinstance(text, list):  # an array of arrays, which the type of the column allows
+            yield from _flat(text)
+        elif text is not None:
+            yield text

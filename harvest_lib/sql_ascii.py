@@ -1,0 +1,97 @@
+"""Databases without an encoding (`SQL_ASCII`): their text is bytes, and need not be UTF-8.
+
+A server refuses to send such text as UTF-8, with all that was asked for along with it. So it is asked for as it is, and
+what is not UTF-8 is escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.adapt import Buffer, Loader
+from psycopg.pq import Format
+from psycopg.types.json import set_json_loads
+from psycopg.types.string import StrBinaryDumper, StrDumper, StrDumperUnknown
+
+_ESCAPED = "surrogateescape"
+_TEXTS = (0, "text", "varchar", "bpchar", "name")
+"""Types of text; 0 stands for those that psycopg does not know."""
+
+
+class _TextLoader(Loader):
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode("utf-8", _ESCAPED)
+
+
+class _BinaryTextLoader(_TextLoader):
+    format = Format.BINARY
+
+
+class _TextDumper(StrDumper):
+    def dump(self, obj: str) -> bytes:
+        return as_bytes(obj)
+
+
+class _UnknownDumper(StrDumperUnknown):
+    def dump(self, obj: str) -> bytes:
+        return as_bytes(obj)
+
+
+class _BinaryTextDumper(StrBinaryDumper):
+    def dump(self, obj: str) -> bytes:
+        return as_bytes(obj)
+
+
+class _Cursor(psycopg.Cursor[Any]):
+    def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> "_Cursor":
+        """Encode names in a statement as UTF-8: psycopg would refuse all that is not ASCII."""
+        if isinstance(query, str | sql.Composable):
+            query = query.encode() if isinstance(query, str) else query.as_bytes(None)
+        return super().execute(query, params, **options)
+
+
+def take_text_as_it_is(connection: psycopg.Connection[Any]) -> None:
+    """Read and write text as bytes where the database has no encoding; elsewhere the server converts it to UTF-8."""
+    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+        return
+    connection.execute("SET client_encoding = 'SQL_ASCII'")
+    adapters = connection.adapters
+    for each in _TEXTS:
+        adapters.register_loader(each, _TextLoader)
+        adapters.register_loader(each, _BinaryTextLoader)
+    for dumper in (_BinaryTextDumper, _TextDumper, _UnknownDumper):
+        adapters.register_dumper(str, dumper)
+    set_json_loads(_json, connection)
+    connection.cursor_factory = _Cursor
+
+
+def _json(data: str | bytes) -> Any:
+    return json.loads(data if isinstance(data, str) else bytes(data).decode("utf-8", _ESCAPED))
+
+
+def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether text of the connection may hold what is not UTF-8, escaped."""
+    return connection.info.parameter_status("client_encoding") == "SQL_ASCII"
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether text that was read is what the bytes say, and nothing in it is escaped."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_bytes(text: str) -> bytes:
+    """Return the bytes that text was read from."""
+    return text.encode("utf-8", _ESCAPED)
+
+
+def shown(text: str) -> str:
+    """Return text for people: bytes that are not UTF-8 as \\xe9."""
+    return text if is_utf8(text) else as_bytes(text).decode("utf-8", "backslashreplace")

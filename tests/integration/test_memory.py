@@ -1,0 +1,139 @@
+"""The memory of a harvester is bounded by bytes: 150 MB and three times the largest record, however many there are."""
+
+import psycopg
+import pytest
+from support.native import Native
+from support.outbox import Outbox, read_topic
+from support.peak import MEGABYTE, peak_of_drain
+
+ALLOWED_BYTES = 150 * MEGABYTE
+
+_NOT_COMPRESSED = "ALTER TABLE outbox ALTER kafka_value SET STORAGE EXTERNAL"
+
+_FILL = """
+INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT clock_timestamp(), %(topic)s, 'key-' || (g %% %(keys)s),
+       repeat('x', %(value_bytes)s),
+       %(names)s::text[],
+       ARRAY(SELECT repeat('h', %(header_bytes)s) FROM unnest(%(names)s::text[]))
+FROM generate_series(1, %(records)s) g
+"""
+
+
+def fill(connection, topic, records, value_bytes, *, keys=50, header_bytes=0):
+    names = ["header"] if header_bytes else []
+    values = {"topic": topic, "records": records, "value_bytes": value_bytes, "keys": keys, "names": names}
+    connection.execute(_FILL, {**values, "header_bytes": header_bytes})
+
+
+def configured(dsn, bootstrap_servers, group, **settings):
+    largest = 4 * MEGABYTE
+    return {
+        "baseKafkaConfig": {"bootstrap.servers": bootstrap_servers},
+        "producerKafkaConfig": {"message.max.bytes": largest},
+        "leaderGroupID": group,
+        "dataSource": dsn,
+        **settings,
+    }
+
+
+@pytest.fixture
+def topic(make_topic):
+    return make_topic(partitions=4, **{"max.message.bytes": 4 * MEGABYTE})
+
+
+@pytest.fixture
+def native(dsn):
+    made = Native(dsn, size=1_000_000, value_type="text")
+    made.connection.execute(_NOT_COMPRESSED)
+    for name in made.names():
+        made.connection.execute(_NOT_COMPRESSED.replace("outbox", name))
+    yield made.connection
+    made.connection.close()
+
+
+@pytest.fixture
+def marked(dsn, topic):
+    made = Outbox(dsn, topic)
+    made.connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
+    made.connection.execute(_NOT_COMPRESSED)
+    yield made.connection
+    made.close()
+
+
+def drained(tmp_path, bootstrap_servers, topic, records, settings):
+    peak = peak_of_drain(tmp_path, settings)
+    came = len({record.outbox_id for record in read_topic(bootstrap_servers, topic, isolation="read_committed")})
+    assert came == records
+    return peak
+
+
+@pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
+@pytest.mark.parametrize("delivery", ["barrier", "transactional"])
+def test_many_large_values_of_one_transaction(
+    tmp_path, native, dsn, bootstrap_servers, group_id, topic, source, delivery
+):
+    """One transaction of 360 MB: by its number of rows it is less than one page."""
+    fill(native, topic, 400, 900_000)
+    settings = configured(dsn, bootstrap_servers, group_id, source=source, delivery=delivery)
+    peak = drained(tmp_path, bootstrap_servers, topic, 400, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 900_000
+
+
+@pytest.mark.parametrize("delivery", ["pipelined", "sequenced"])
+def test_larger_values_by_the_other_deliveries(tmp_path, native, dsn, bootstrap_servers, group_id, topic, delivery):
+    fill(native, topic, 150, 3_000_000)
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery=delivery)
+    peak = drained(tmp_path, bootstrap_servers, topic, 150, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 3_000_000
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
+def test_large_values_of_a_table_that_is_marked(tmp_path, marked, dsn, bootstrap_servers, group_id, topic, delivery):
+    """Also if many rows may be marked, and be in flight, at a time."""
+    fill(marked, topic, 150, 3_000_000)
+    limits = {"markQueryRecords": 1_000, "maxInFlightRecords": 5_000}
+    more = {"limits": limits if delivery != "transactional" else {}}
+    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery=delivery, **more)
+    peak = drained(tmp_path, bootstrap_servers, topic, 150, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 3_000_000
+    assert not marked.execute("SELECT count(*) FROM outbox").fetchone()[0]
+
+
+@pytest.mark.parametrize("source", ["snapshot", "mark"])
+def test_large_headers(request, tmp_path, dsn, bootstrap_servers, group_id, topic, source):
+    """Which are compressed in the table, so that they look small there."""
+    connection = request.getfixturevalue("marked" if source == "mark" else "native")
+    fill(connection, topic, 400, 32, header_bytes=900_000)
+    settings = configured(dsn, bootstrap_servers, group_id, source=source, limits={"markQueryRecords": 1_000})
+    peak = drained(tmp_path, bootstrap_servers, topic, 400, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 900_000
+
+
+def test_large_values_that_commit_late(tmp_path, native, dsn, bootstrap_servers, group_id, topic):
+    """The transaction was open when the last snapshot was taken, and others have written since."""
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot")
+    with psycopg.connect(dsn) as late:
+        fill(late, topic, 400, 900_000)
+        fill(native, topic, 3, 100)
+        peak_of_drain(tmp_path, settings)
+    fill(native, topic, 3_000, 100)
+    peak = drained(tmp_path, bootstrap_servers, topic, 3_403, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 900_000
+
+
+def test_large_values_behind_many_small_ones(tmp_path, native, dsn, bootstrap_servers, group_id, topic):
+    """Pages have grown by then, so that one of as many large values would be all of them."""
+    for records, value_bytes in ((20_000, 100), (300, 900_000), (5_000, 100)):
+        fill(native, topic, records, value_bytes)
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery="pipelined")
+    peak = drained(tmp_path, bootstrap_servers, topic, 25_300, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 900_000
+
+
+def test_one_hot_key_of_large_values(tmp_path, native, dsn, bootstrap_servers, group_id, topic):
+    """Under the barrier all of them but one are put off in each batch."""
+    fill(native, topic, 200, 900_000, keys=1)
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot")
+    peak = drained(tmp_path, bootstrap_servers, topic, 200, settings)
+    assert peak <= ALLOWED_BYTES + 3 * 900_000

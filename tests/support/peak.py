@@ -1,0 +1,47 @@
+"""The most memory that a real `harvest run` has had at a time while it drains an outbox."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+MEGABYTE = 1_000_000
+_LOOK_SECONDS = 0.02
+_HIGHEST = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+def peak_of_drain(folder, harvest, *, seconds=60):
+    """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes.
+
+    They are the kernel's own figure of the process, so no peak falls between two looks. Fails with the log if the
+    process does not end well.
+    """
+    config, log = Path(folder) / "harvest.yaml", Path(folder) / "harvest.log"
+    config.write_text(yaml.safe_dump({"harvest": {"leadership": "solo", **harvest}}))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+    command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--drain", "--log-format", "json"]
+    highest, deadline = 0, time.monotonic() + seconds
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process:
+        try:
+            while process.poll() is None:
+                highest = max(highest, _resident(process.pid))
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"the outbox was not drained in time: {log.read_text()[-2000:]}")
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log.read_text()[-2000:]
+    assert highest, "nothing was measured"
+    return highest
+
+
+def _resident(pid):
+    with suppress(FileNotFoundError, ProcessLookupError):
+        found = _HIGHEST.search(Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found else 0
+    return 0
