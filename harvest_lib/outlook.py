@@ -19,6 +19,7 @@ from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.parts import make_selection
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
@@ -57,6 +58,7 @@ class Outlook:
         self._connection = connection
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
+        check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
         self._subscriptions = (
             Subscriptions(connection, self._table.placed(connection), make_selection(config, self._table))
             if self._table.subscriptions.exists(connection)

@@ -41,6 +41,7 @@ from harvest_lib.parts import (
     make_topics,
     subscription_of,
 )
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
@@ -130,11 +131,14 @@ class MarkWork:
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
+        tables = [self._table.identifier]
         if self._config.parking != "stop":
             parked = ParkedRecords(self._table)
             with suppress(DatabaseAccessDenied):  # the check says what is missing
                 parked.create(connection)
             parked.check(connection)
+            tables.append(parked.table.identifier)
+        check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
@@ -182,12 +186,14 @@ class TailWork:
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
             self._table.check(connection)
+            check_all_rows(connection, [self._table.identifier], ("SELECT", "UPDATE", "DELETE"))
         elif self._config.columns is not None:
             check_mapped(connection, self._table, self._config.columns)
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
             Restamping(outbox=self._table).check_not_needed(connection)  # one that was begun has to be finished
+        check_all_rows(connection, [self._table.identifier])
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
         subscription = subscription_of(self._config, self._kind)

@@ -25,6 +25,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import Row
+from harvest_lib.row_security import guarded, require_all_rows
 from harvest_lib.source.protocol import Batch
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class MarkSource:
         self._has_parked = parked is not None
         names = {"table": in_statement(table), "parked": in_statement(parked or table)}
         any_parked = sql.SQL(_ANY_PARKED).format(**names) if parked is not None else sql.SQL("false")
-        self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
+        self._tables = [table] if parked is None else [table, parked]
+        self._unguarded_mark = self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
         self._purge = sql.SQL(_PURGE).format(**names)
         self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
@@ -131,6 +133,9 @@ class MarkSource:
                 self._connection.execute("SET plan_cache_mode = force_custom_plan")
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
+            # What is hidden from us would stay, and what follows of its key would go before it.
+            guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
+            self._mark = guarded(self._unguarded_mark, guard)
             self._warn_of_failover(self._connection)
             self._reconnected = True
         self._own_ids.append(leader_id)
