@@ -13,10 +13,12 @@ Promises
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, LiteralString
+from typing import Any, Literal, LiteralString
 
+import psycopg
 from psycopg import sql
 
+from harvest_lib.database import translated
 from harvest_lib.outbox.native import beside_statements, shortened
 from harvest_lib.outbox.table import OutboxTable
 
@@ -33,6 +35,8 @@ _RELISTED = ("reason", "held", "retry")
 _SEQUENCE = """EXECUTE format(
   'GRANT USAGE ON SEQUENCE %s TO %I', pg_get_serial_sequence({table}, 'id'), {role}
 )"""
+
+_THERE = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY (%s)"
 
 _ROLE = """BEGIN
 IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {name}) THEN
@@ -80,6 +84,13 @@ class Grants:
     def script(self) -> str:
         """Return the SQL, to be run by the owner of the tables, with their schema in the search path."""
         return "".join(f"{part}\n" for part in self._parts())
+
+    def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
+        """Return the roles that do not exist, for which the script does nothing."""
+        named = [*filter(None, (self.harvester, self.reader)), *(() if self.mapped else self.writers)]
+        with translated():
+            there = {name for (name,) in connection.execute(_THERE, (named,))}
+        return [name for name in named if name not in there]
 
     def _parts(self) -> Iterator[str]:
         yield "-- What each role needs on the outbox, and nothing more. Run it as the owner of the tables, once they"
