@@ -90,11 +90,11 @@ class Window:
         for row in rows:
             del self._flying[row[0]]
 
-    def take_back(self, keys: Collection[str]) -> list[Row]:
-        """Forget the rows of `keys` that were not sent, and return them in order."""
-        taken = [row for row in self._ready if row[2] in keys]
+    def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
+        """Forget the rows of `keys`, each with its topic, that were not sent, and return them in order."""
+        taken = [row for row in self._ready if row[1:3] in keys]
         if taken:
-            self._ready = deque(row for row in self._ready if row[2] not in keys)
+            self._ready = deque(row for row in self._ready if row[1:3] not in keys)
         return taken
 
     def drop_pending(self) -> list[int]:
@@ -137,12 +137,25 @@ class KeyBarrier(Window):
             if not queue:
                 del waiting[key]
 
-    def take_back(self, keys: Collection[str]) -> list[Row]:
+    def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
         ready = super().take_back(keys)
-        self._claimed.difference_update(row[2] for row in ready)
-        waiting = [row for key in keys for row in self._waiting.pop(key, ())]
-        self._waiting_rows -= len(waiting)
-        return sorted([*ready, *waiting])
+        taken = list(ready)
+        for key in {key for _, key in keys}.intersection(self._waiting):
+            queue = self._waiting.pop(key)
+            rest = deque(row for row in queue if row[1:3] not in keys)
+            taken += [row for row in queue if row[1:3] in keys]
+            self._waiting_rows -= len(queue) - len(rest)
+            if rest:
+                self._waiting[key] = rest
+        for _, _, key, *_ in ready:  # each had claimed its key
+            if behind := self._waiting.get(key):
+                self._ready.append(behind.popleft())
+                self._waiting_rows -= 1
+            else:
+                self._claimed.discard(key)
+            if not behind:
+                self._waiting.pop(key, None)
+        return sorted(taken)
 
     def drop_pending(self) -> list[int]:
         dropped = super().drop_pending()

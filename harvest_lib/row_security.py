@@ -70,7 +70,7 @@ def check_all_rows(
     """Raise DatabaseAccessDenied if row-level security hides rows of a table from us, or could; tell whether it is in
     force for us at all. Tables that are not there are passed over. `segments`: look at partitions too."""
     values = {
-        "tables": [each.as_string(connection) for each in tables],
+        "tables": [each.as_string(None) for each in tables],
         "commands": [_SPELLED[each] for each in commands],
         "segments": segments,
     }

@@ -46,10 +46,11 @@ _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
-_ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked} WHERE NOT held))"
+_ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
 
+# The first of a key in its topic is parked, but where it was held when keys were held whatever the topic.
 _PARKED_KEYS = """
-SELECT kafka_key, min(id) FROM {parked} WHERE NOT held AND kafka_key = ANY(%(keys)s) GROUP BY kafka_key
+SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
 # Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
@@ -72,12 +73,12 @@ _HOLD = """
 WITH moved AS (
   DELETE FROM {table} AS o
   USING (
-    SELECT kafka_key AS key, min(id) AS id FROM {parked}
-    WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM {table} WHERE id = ANY(%(ids)s::bigint[]))
-    GROUP BY kafka_key
+    SELECT kafka_topic AS topic, kafka_key AS key, min(id) AS id FROM {parked}
+    WHERE kafka_key IN (SELECT kafka_key FROM {table} WHERE id = ANY(%(ids)s::bigint[]))
+    GROUP BY kafka_topic, kafka_key
   ) AS first
-  WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.key = o.kafka_key
-    AND o.id > first.id
+  WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.topic = o.kafka_topic
+    AND first.key = o.kafka_key AND o.id > first.id
   RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, to_jsonb(o) || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
@@ -202,8 +203,9 @@ class MarkSource:
     def _is_any_parked(self) -> bool:
         return self._connected().execute(self._any_parked, prepare=True).fetchone() == (True,)
 
-    def _read_parked(self, keys: set[str]) -> dict[str, int]:
-        return dict(self._connected().execute(self._parked_keys, {"keys": list(keys)}).fetchall())
+    def _read_parked(self, keys: set[str]) -> dict[tuple[str, str], int]:
+        found = self._connected().execute(self._parked_keys, {"keys": list(keys)}).fetchall()
+        return {(topic, key): first for topic, key, first in found}
 
     def reset(self, ids: Sequence[int]) -> None:
         values = {"ids": _array(ids), "leaders": list(self._own_ids)}
