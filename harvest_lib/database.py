@@ -49,6 +49,12 @@ _NOT_LET_IN = re.compile(
 
 _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
+_WOULD_FILTER = "query would be affected by row-level security policy"
+"""`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
+
+HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
+"""What a statement of ours says that would miss rows, in an error of Postgres' own."""
+
 _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""
 
@@ -106,6 +112,8 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     """Say what an error means: unavailable (comes back by itself), denied, or the table is not what it should be."""
     evidence = _first_line(error)
     state = error.sqlstate or ""
+    if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
+        return hidden_rows(evidence)
     refusals = pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification
     if isinstance(error, refusals) or _NOT_LET_IN.search(evidence):
         return DatabaseAccessDenied(
@@ -144,6 +152,16 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
         )
     return DatabaseError(
         "Postgres refused a statement", evidence=evidence, next_step="see the server's log for the statement"
+    )
+
+
+def hidden_rows(evidence: str) -> DatabaseAccessDenied:
+    """Return the error of a role that does not see all rows of a table."""
+    return DatabaseAccessDenied(
+        "row-level security hides rows from us, and what is hidden would be passed as if it were not there",
+        evidence=evidence,
+        next_step="as the owner, run what `harvest grants postgres` prints: it has the policy that shows all rows; "
+        "where a restrictive policy takes rows away, ALTER ROLE … BYPASSRLS",
     )
 
 

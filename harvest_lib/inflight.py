@@ -100,12 +100,12 @@ class Window:
             del self._flying[row[0]]
             self._bytes -= row_bytes(row)
 
-    def take_back(self, keys: Collection[str]) -> list[Row]:
-        """Forget the rows of `keys` that were not sent, and return them in order."""
-        taken = [row for row in self._ready if row[2] in keys]
+    def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
+        """Forget the rows of `keys`, each with its topic, that were not sent, and return them in order."""
+        taken = [row for row in self._ready if row[1:3] in keys]
         self._bytes -= sum(map(row_bytes, taken))
         if taken:
-            self._ready = deque(row for row in self._ready if row[2] not in keys)
+            self._ready = deque(row for row in self._ready if row[1:3] not in keys)
         return taken
 
     def drop_pending(self) -> list[int]:
@@ -150,13 +150,27 @@ class KeyBarrier(Window):
             if not queue:
                 del waiting[key]
 
-    def take_back(self, keys: Collection[str]) -> list[Row]:
+    def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
         ready = super().take_back(keys)
-        self._claimed.difference_update(row[2] for row in ready)
-        waiting = [row for key in keys for row in self._waiting.pop(key, ())]
-        self._waiting_rows -= len(waiting)
-        self._bytes -= sum(map(row_bytes, waiting))
-        return sorted([*ready, *waiting], key=_id)
+        taken = list(ready)
+        for key in {key for _, key in keys}.intersection(self._waiting):
+            queue = self._waiting.pop(key)
+            rest = deque(row for row in queue if row[1:3] not in keys)
+            behind_them = [row for row in queue if row[1:3] in keys]
+            taken += behind_them
+            self._waiting_rows -= len(behind_them)
+            self._bytes -= sum(map(row_bytes, behind_them))
+            if rest:
+                self._waiting[key] = rest
+        for _, _, key, *_ in ready:  # each had claimed its key
+            if behind := self._waiting.get(key):
+                self._ready.append(behind.popleft())
+                self._waiting_rows -= 1
+            else:
+                self._claimed.discard(key)
+            if not behind:
+                self._waiting.pop(key, None)
+        return sorted(taken, key=_id)
 
     def drop_pending(self) -> list[int]:
         dropped = super().drop_pending()

@@ -10,7 +10,7 @@ Promises
 
 from collections.abc import Mapping, Sequence
 
-from harvest_lib.parking import Parking, Policy
+from harvest_lib.parking import Held, Parking, Policy
 from harvest_lib.record import Row
 from harvest_lib.shelf import Knowledge
 from harvest_lib.source import MarkPages, Position
@@ -28,7 +28,7 @@ class MarkShelf:
         self._topics = topics
         self._pages = pages
         self._largest: int | None = None
-        self._first: dict[str, int] = {}  # key -> the lowest id of it that was parked since the source was opened
+        self._first: dict[Held, int] = {}  # of each key in its topic the lowest id parked since the source was opened
         self._holds = policy == "hold_key"
         self.is_full = False
         """Never: what is found is written at once."""

@@ -24,6 +24,7 @@ from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.partitions import said_of
 from harvest_lib.parts import make_selection, pool_at
 from harvest_lib.pool import Pool
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
@@ -74,6 +75,7 @@ class Outlook:
         self._connection = connection
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
+        check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
         self._subscriptions = (
             Subscriptions(connection, self._table.placed(connection), make_selection(config, self._table))
             if self._table.subscriptions.exists(connection)

@@ -1,8 +1,9 @@
 """Which records are set aside, and which wait behind one that is. Pure, no I/O.
 
-A record that Kafka can never take is *parked*. Under the policy `hold_key` its key is then held: records of the key
-that come later are set aside behind it, in order, until somebody retries or drops the parked one. Under `skip` they go
-on without it. Under `stop` the harvester stops instead.
+A record that Kafka can never take is *parked*. Under the policy `hold_key` its key is then held in its topic: records
+of the key for that topic that come later are set aside behind it, in order, until somebody retries or drops the parked
+one. Other topics go on: nobody who may not write to a topic can hold its keys. Under `skip` all go on without it. Under
+`stop` the harvester stops instead.
 """
 
 import logging
@@ -20,6 +21,9 @@ Refusals = Callable[[Sequence[Row]], Mapping[int, str]]
 
 _SHOWN = 10
 
+Held = tuple[str, str]
+"""A topic and a key in it."""
+
 
 class Parking:
     """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id.
@@ -30,7 +34,7 @@ class Parking:
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
         self._policy = policy
         self._refusals = refusals
-        self._refused_keys: dict[str, int] = {}  # of what is refused: key -> the lowest id
+        self._refused_keys: dict[Held, int] = {}  # of what is refused: the lowest id of each key in its topic
         self._refused: dict[int, str] = {}
         self._behind: set[int] = set()
 
@@ -40,9 +44,9 @@ class Parking:
         self._refused.clear()
         self._behind.clear()
 
-    def sieve(self, rows: Sequence[Row], parked: Mapping[str, int]) -> Sequence[Row]:
+    def sieve(self, rows: Sequence[Row], parked: Mapping[Held, int]) -> Sequence[Row]:
         """Return the rows that may be sent, and keep the others to be set aside: those that are refused, and those of a
-        key that has a parked record before them. Raises RecordError under `stop`."""
+        key that has a parked record of its topic before them. Raises RecordError under `stop`."""
         refusals = self._refusals(rows)
         if not refusals and not self._refused_keys and not parked:
             return rows
@@ -66,7 +70,7 @@ class Parking:
             )
         self._refused[row[0]] = reason
         if self._policy == "hold_key":
-            self._refused_keys[row[2]] = min(row[0], self._refused_keys.get(row[2], row[0]))
+            self._refused_keys[row[1:3]] = min(row[0], self._refused_keys.get(row[1:3], row[0]))
         return self._policy == "hold_key"
 
     def hold(self, rows: Collection[Row]) -> None:
@@ -74,7 +78,7 @@ class Parking:
         self._behind.update(row[0] for row in rows)
 
     @property
-    def refused_keys(self) -> dict[str, int]:
+    def refused_keys(self) -> dict[Held, int]:
         """Return the keys of what is refused and not set aside yet, with the lowest id of each."""
         return dict(self._refused_keys)
 
@@ -109,8 +113,8 @@ class Parking:
             _log.info("records_held", extra={"count": held})
         return bool(released)
 
-    def _is_behind(self, row: Row, parked: Mapping[str, int]) -> bool:
+    def _is_behind(self, row: Row, parked: Mapping[Held, int]) -> bool:
         if self._policy != "hold_key":
             return False
-        first = min(parked.get(row[2], row[0]), self._refused_keys.get(row[2], row[0]))
+        first = min(parked.get(row[1:3], row[0]), self._refused_keys.get(row[1:3], row[0]))
         return row[0] > first

@@ -55,9 +55,10 @@ def row_bytes(row: Row) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
-    """The widths of the outbox table's columns, in characters. Defaults are those of the documented table."""
+    """The widths of the outbox table's columns, in characters; None is without a limit. Defaults are those of the
+    documented table."""
 
-    key_chars: int = 100
+    key_chars: int | None = 100
     value_chars: int | None = 10_000
 
 

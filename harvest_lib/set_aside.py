@@ -13,10 +13,11 @@ from psycopg import sql
 
 from harvest_lib.checkpoint import Checkpoints
 from harvest_lib.database import in_statement, translated
+from harvest_lib.parking import Held
 
 _LOAD = """
-SELECT kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {set_aside}
-WHERE subscription = %(subscription)s AND shard = %(shard)s GROUP BY 1, 2
+SELECT kafka_topic, kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {set_aside}
+WHERE subscription = %(subscription)s AND shard = %(shard)s GROUP BY 1, 2, 3
 """
 
 _LEADS = """
@@ -40,24 +41,27 @@ SELECT count(*) FROM leads
 """  # noqa: S608 - it is above
 
 
-# The lowest of a key is parked, and keeps the others, unless somebody has dropped it or wants it sent.
+# The lowest of a key in its topic is parked, and keeps the others, unless somebody has dropped it or wants it sent. One
+# that is held was so when keys were held whatever the topic.
 _MOVED = """
-SELECT known.key FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS known (key, id)
+SELECT known.topic, known.key
+FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
 LEFT JOIN {set_aside} AS s ON s.subscription = %(subscription)s AND s.id = known.id
 WHERE s.id IS NULL OR s.held OR s.retry
 """
 
 _DUE = """
 SELECT s.id FROM (
-  SELECT moved.key, (
+  SELECT moved.topic, moved.key, (
     SELECT min(p.id) FROM {set_aside} AS p
-    WHERE p.kafka_key = moved.key AND p.subscription = %(subscription)s AND p.shard = %(shard)s
-      AND NOT p.held AND NOT p.retry
+    WHERE p.kafka_topic = moved.topic AND p.kafka_key = moved.key AND p.subscription = %(subscription)s
+      AND p.shard = %(shard)s AND NOT p.held AND NOT p.retry
   ) AS stays
-  FROM (SELECT DISTINCT unnest(%(keys)s::text[]) AS key) AS moved
+  FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(keys)s::text[]) AS each (topic, key)) AS moved
 ) AS first
 JOIN {set_aside} AS s
-  ON s.kafka_key = first.key AND s.subscription = %(subscription)s AND s.shard = %(shard)s
+  ON s.kafka_topic = first.topic AND s.kafka_key = first.key AND s.subscription = %(subscription)s
+  AND s.shard = %(shard)s
 WHERE first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)
 ORDER BY s.id LIMIT %(limit)s
 """
@@ -93,12 +97,12 @@ class SetAside:
             sql.SQL(each).format(**names) for each in (_LOAD, _ADD, _MOVED, _DUE, _RELEASE)
         )
 
-    def load(self, *, each: bool) -> list[tuple[str, int]]:
-        """Return keys and ids: of each key the lowest, or `each` there is."""
+    def load(self, *, each: bool) -> list[tuple[Held, int]]:
+        """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
             rows = self._checkpoints.connected().execute(self._load, values).fetchall()
-        return [(key, record_id) for key, _, record_id in rows]
+        return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
         """Set records aside: one that is there already is parked if it was held, and never held if it was parked.
@@ -115,16 +119,16 @@ class SetAside:
             row = self._checkpoints.connected().execute(self._add, values).fetchone()
         return row is not None and bool(row[0])
 
-    def moved(self, known: Sequence[tuple[str, int]]) -> list[str]:
+    def moved(self, known: Sequence[tuple[Held, int]]) -> list[Held]:
         """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
-        values = {**self._checkpoints.holder, "keys": [key for key, _ in known], "ids": [each for _, each in known]}
+        values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
             rows = self._checkpoints.connected().execute(self._moved, values).fetchall()
-        return [key for (key,) in rows]
+        return [(topic, key) for topic, key in rows]
 
-    def due(self, keys: Sequence[str], limit: int, *, keep_order: bool) -> list[int]:
+    def due(self, keys: Sequence[Held], limit: int, *, keep_order: bool) -> list[int]:
         """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
-        values = {**self._checkpoints.holder, "keys": list(keys), "limit": limit, "keep_order": keep_order}
+        values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._checkpoints.connected().execute(self._due, values).fetchall()
         return [record_id for (record_id,) in rows]
@@ -135,3 +139,7 @@ class SetAside:
         with translated():
             row = self._checkpoints.connected().execute(self._release, values).fetchone()
         return row is not None and bool(row[0])
+
+
+def _apart(keys: Sequence[Held]) -> dict[str, list[str]]:
+    return {"topics": [topic for topic, _ in keys], "keys": [key for _, key in keys]}

@@ -3,7 +3,7 @@ behind them. The policies are those of `harvest_lib.parking`; the records stay i
 
 Promises
 - What is set aside is on disk, under the epoch, before anything is committed that passes it.
-- Under `hold_key` nothing of a key is sent that comes after a record of it that is set aside.
+- Under `hold_key` nothing of a key is sent to a topic that comes after a record of both that is set aside.
 - What people want sent again goes by id, each key's from its lowest on, and is forgotten only once it is in Kafka.
 - Rows pass without a look at each while nothing is set aside and none is refused.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from harvest_lib.errors import RecordError
-from harvest_lib.parking import Policy
+from harvest_lib.parking import Held, Policy
 from harvest_lib.record import Row
 from harvest_lib.set_aside import Entry
 from harvest_lib.source import Position
@@ -28,19 +28,19 @@ _MOST_FOUND = 10_000
 class Places(Protocol):
     """Where it is written down what is set aside. All calls raise DatabaseUnavailable."""
 
-    def load(self, *, each: bool) -> list[tuple[str, int]]:
-        """Return keys and ids: of each key the lowest, or `each` there is."""
+    def load(self, *, each: bool) -> list[tuple[Held, int]]:
+        """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
         ...
 
     def add(self, entries: Sequence[Entry], /) -> bool:
         """Set records aside, durably; False if we were deposed."""
         ...
 
-    def moved(self, known: Sequence[tuple[str, int]], /) -> list[str]:
+    def moved(self, known: Sequence[tuple[Held, int]], /) -> list[Held]:
         """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
         ...
 
-    def due(self, keys: Sequence[str], limit: int, *, keep_order: bool) -> list[int]:
+    def due(self, keys: Sequence[Held], limit: int, *, keep_order: bool) -> list[int]:
         """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
         ...
 
@@ -88,8 +88,8 @@ class Shelf:
         self._places = places
         self._otherwise = otherwise
         self._holds = policy != "skip"
-        self._first: dict[str, int] = {}  # key -> the lowest id of it that is set aside
-        self._ids: dict[int, str] = {}  # all of them with their keys, where no key is held
+        self._first: dict[Held, int] = {}  # the lowest id that is set aside of each key in its topic
+        self._ids: dict[int, Held] = {}  # all of them with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
         self.lowest: int | None = None
         """The lowest id that is set aside, or is to be."""
@@ -112,16 +112,16 @@ class Shelf:
         """Return the rows that may be sent. The others are set aside, or will be by `write`. `largest` is the length of
         the longest value; without it each record is measured. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows, largest)
-        if not refusals and (not self._first or self._first.keys().isdisjoint([row[2] for row in rows])):
+        if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
             return rows
         good: list[Row] = []
         for row in rows:
-            record_id, key = row[0], row[2]
-            first = self._first.get(key)
+            record_id = row[0]
+            first = self._first.get(row[1:3])
             if first == record_id or record_id in self._ids:
                 continue
             if self._holds and first is not None and record_id > first:
-                self._found.append(Entry(record_id, row[1], key, f"held behind {first}", held=True))
+                self._found.append(Entry(record_id, row[1], row[2], f"held behind {first}", held=True))
             elif record_id in refusals:
                 self._refuse(row, refusals[record_id])
             else:
@@ -189,13 +189,13 @@ class Shelf:
         if not refusals:
             return rows
         good: list[Row] = []
-        held: set[str] = set()
+        held: set[Held] = set()
         for row in rows:
-            if row[2] in held:
+            if row[1:3] in held:
                 continue
             if row[0] in refusals:
                 self._refuse(row, refusals[row[0]])
-                held.update([row[2]] if self._holds else [])
+                held.update([row[1:3]] if self._holds else [])
             else:
                 good.append(row)
         return good
@@ -222,9 +222,9 @@ class Shelf:
                 next_step=f"correct it in the outbox or delete it there; {self._otherwise}",
             )
         self._found.append(Entry(row[0], row[1], row[2], reason, held=False))
-        self._note(row[2], row[0])
+        self._note(row[1:3], row[0])
 
-    def _note(self, key: str, record_id: int) -> None:
+    def _note(self, key: Held, record_id: int) -> None:
         self._first[key] = min(record_id, self._first.get(key, record_id))
         if not self._holds:
             self._ids[record_id] = key

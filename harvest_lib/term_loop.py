@@ -283,7 +283,7 @@ class TermLoop:
         self._in_doubt.difference_update(failure.row[0] for failure in refused)
         for failure in refused:
             if self._parking.refuse(failure.row, failure.reason):
-                self._parking.hold(self.in_flight.take_back({failure.row[2]}))
+                self._parking.hold(self.in_flight.take_back({failure.row[1:3]}))
 
     def _lower(self, rows: Sequence[Row]) -> None:
         """Let the next of each key go (B4, B5)."""

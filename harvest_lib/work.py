@@ -46,6 +46,7 @@ from harvest_lib.parts import (
 )
 from harvest_lib.pool import Pool
 from harvest_lib.record import Row
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
 from harvest_lib.tail_loop import TailLoop
@@ -136,8 +137,11 @@ class MarkWork:
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
+        tables = [self._table.identifier]
         if self._config.parking != "stop":
             _check_parked(connection, self._table)
+            tables.append(self._table.parked.identifier)
+        check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
@@ -202,12 +206,15 @@ class TailWork:
         if self._kind == "mark":
             self._table.check(connection)
             self._check_parked(connection)
+            tables = [self._table.identifier, *([self._table.parked.identifier] if self._parks else [])]
+            check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
         elif self._config.columns is not None:
             check_mapped(connection, self._table, self._config.columns)
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
             Restamping(outbox=self._table).check_not_needed(connection)  # one that was begun has to be finished
+        check_all_rows(connection, [self._table.identifier])
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
         subscription = subscription_of(self._config, self._kind)

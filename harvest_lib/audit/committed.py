@@ -16,14 +16,15 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
-from harvest_lib.database import connect, translate
+from harvest_lib.database import HIDDEN_ROWS, connect, translate
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
 
 _PAGE_ROWS = 5_000
 
 
 def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
-    """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic.
+    """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic. In one that
+    is composed each % is doubled.
 
     Rows of a topic that is not in `topics` are left out. A key that is null is not known and will not be compared.
     The connection lasts from the first row to the last. Raises DatabaseUnavailable, DatabaseAccessDenied, or
@@ -33,11 +34,12 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
         connection.autocommit = False
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
+        is_text = isinstance(query, str)
         text = query if isinstance(query, str) else query.as_string(connection)
         try:
             with connection.cursor(name="harvest_audit") as cursor:
                 cursor.itersize = _PAGE_ROWS
-                cursor.execute(text.strip().rstrip(";").encode())
+                cursor.execute(text.strip().rstrip(";").encode(), None if is_text else {})
                 for row in cursor:
                     if len(row) > 2 and row[2] not in topics:  # noqa: PLR2004  (the third column)
                         continue
@@ -49,7 +51,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
                 next_step="grant SELECT on what it reads",
             ) from error
         except psycopg.Error as error:
-            if connection.broken:
+            if connection.broken or HIDDEN_ROWS in str(error):
                 raise translate(error) from error
             raise DatabaseError(
                 "the query failed",

@@ -8,6 +8,7 @@ import typer
 from harvest_lib.acls import commands, harvester_acls, reader_acls
 from harvest_lib.cli.grants_consumer import app as consumer
 from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
@@ -46,7 +47,8 @@ def postgres(
 ) -> None:
     """Print SQL that leaves each role with what it needs on the outbox. Changes nothing itself.
 
-    Run the output as the owner of the tables. Name all writers in one call.
+    Run the output as the owner of the tables. Name all writers in one call. Nothing is taken from a role that owns the
+    tables, and one that does not exist costs only its own part, with a warning.
 
     Examples:
 
@@ -68,6 +70,12 @@ def postgres(
         parks=harvest.parking != "stop",
         mapped=harvest.columns is not None,
     )
+    if _looks(harvest, source):  # else nobody need be there
+        with connect(harvest.data_source.conninfo()) as connection:
+            for role in grants.missing(connection):
+                typer.echo(
+                    f"the role {printable(repr(role))} does not exist: CREATE ROLE it before you run this", err=True
+                )
     typer.echo(grants.script(), nl=False)
 
 
@@ -112,12 +120,17 @@ def kafka(
 def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
     """Return how records are read by a configuration; where that leaves it open, the table is looked at."""
     kind = source or harvest.source
-    if kind == "auto" and harvest.columns is None:
+    if _looks(harvest, source):
         with connect(harvest.data_source.conninfo()) as connection:
             kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
     if kind == "mark":
         return "mark_laps" if harvest.exactly_once else "mark"
     return "laps"
+
+
+def _looks(harvest: HarvestConfig, source: Source | None) -> bool:
+    """Tell whether the table is looked at, since nothing else says how it is read."""
+    return (source or harvest.source) == "auto" and harvest.columns is None
 
 
 def _apart(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:

@@ -10,7 +10,8 @@ from psycopg import sql
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks
+from harvest_lib.outbox.checks import check_statements
 from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE, ColumnType, create_beside
 
 
@@ -27,11 +28,20 @@ def init(
     segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment of a native table.")] = (
         DEFAULT_SEGMENT_SIZE
     ),
+    checks: Annotated[
+        bool | None,
+        typer.Option(
+            "--checks/--no-checks",
+            help="CHECK constraints: writers are refused what Kafka can never take. Default: in a native table.",
+            show_default=False,
+        ),
+    ] = None,
     print_: Annotated[
         bool, typer.Option("--print", help="Print the SQL for your own migrations, change nothing.")
     ] = False,
 ) -> None:
-    """Create the outbox table, and those beside it, unless they are there. What is there is never changed.
+    """Create the outbox table, and those beside it, unless they are there. What is there is not changed, but for the
+    constraints that a native table lacks: rows that are in it are exempt, and writers wait for milliseconds.
 
     The native layout serves every source; goharvest's is the one that goharvest itself creates. Beside the outbox come
     the table of parked records and, with a native one, those of its subscriptions and segments.
@@ -48,13 +58,18 @@ def init(
     """
     harvest = None if print_ and config is None and table is not None else configuration(config).harvest
     outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
-    definition = NativeTable(outbox=outbox, value_type=value_type, segment_size=segment_size)
+    definition = NativeTable(
+        outbox=outbox, value_type=value_type, segment_size=segment_size, has_checks=checks is not False
+    )
     if print_ or harvest is None:
-        _print(outbox, [outbox.create_statement()] if native is False else definition.create_statements())
+        goharvest = [outbox.create_statement(), *(check_statements(outbox) if checks else [])]
+        _print(outbox, goharvest if native is False else definition.create_statements())
         return
     with connect(harvest.data_source.conninfo()) as connection:
         for name, new in _created(connection, definition, native=native):
             typer.echo(f"{'created' if new else 'already there, and fit for use'}: {name}")
+        if checks or (checks is None and outbox.kind(connection) == "native"):
+            _add_checks(connection, outbox)
 
 
 def _created(
@@ -84,6 +99,14 @@ def _created(
     outbox.check(connection)
     parked.check(connection)
     return created
+
+
+def _add_checks(connection: psycopg.Connection[tuple[object, ...]], outbox: OutboxTable) -> None:
+    added = add_checks(connection, outbox)
+    if added is None:
+        typer.echo(f"constraints are missing, which only the owner of {outbox} may add: have it run this", err=True)
+    for name in added or ():
+        typer.echo(f"added, for new records: CHECK {name} of {outbox}")
 
 
 def _print(outbox: OutboxTable, statements: Sequence[sql.Composed]) -> None:

@@ -19,6 +19,7 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
 
@@ -210,7 +211,10 @@ def _parked(
     harvest = configuration(config).harvest
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
-        yield set_aside(connection, table, harvest, subscription), connection, harvest
+        parked = set_aside(connection, table, harvest, subscription)
+        if isinstance(parked, ParkedRecords):
+            check_all_rows(connection, [parked.table.identifier])
+        yield parked, connection, harvest
 
 
 def _selection(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:

@@ -114,8 +114,8 @@ class HarvestConfig(BaseSettings):
     start_from: Literal["beginning", "now"] = "beginning"
     """`startFrom`: where a subscription begins that is new. Default beginning."""
     parking: Literal["hold_key", "skip", "stop"] = "hold_key"
-    """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key behind it;
-    `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
+    """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key in that
+    topic behind it; `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)

@@ -2,6 +2,7 @@
 
 from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
+from harvest_lib.outbox.checks import add_checks
 from harvest_lib.outbox.detached import Detached, detached_segments
 from harvest_lib.outbox.grants import Grants, Way
 from harvest_lib.outbox.mapped import check_mapped
@@ -40,6 +41,7 @@ __all__ = [
     "SetAsideRecords",
     "Sight",
     "Way",
+    "add_checks",
     "append",
     "append_async",
     "check_mapped",

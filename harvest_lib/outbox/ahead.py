@@ -21,6 +21,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.checks import validate_checks
 from harvest_lib.outbox.native import DEFAULT_AHEAD, segment_of, segment_statement, segment_statements, tail_of
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
@@ -130,6 +131,7 @@ class _Cut:
             self._briefly(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
             self.after("added")
         self._validate(tail, end)
+        validate_checks(self.connection, self.outbox)  # else the tail could not be attached
         self.after("validated")
 
         def change() -> None:

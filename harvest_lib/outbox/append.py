@@ -7,9 +7,11 @@ is refused here, while the caller can still do something about it.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError, RecordError
@@ -31,7 +33,20 @@ VALUES (clock_timestamp(), %s, %s, {value}, %s::text[], %s::text[])
 _TEXT = "%s::text"
 _BYTES = "coalesce((NULL::{table}).kafka_value, %s::bytea)"
 
-_DEFAULT_LIMITS = RecordLimits()
+_DOCUMENTED = RecordLimits()
+
+# The width of a column of characters stands in its modifier, with four more; without one it has no limit.
+_WIDTHS = """
+SELECT max(CASE attname WHEN 'kafka_key' THEN nullif(atttypmod, -1) END) - 4,
+       max(CASE attname WHEN 'kafka_value' THEN nullif(atttypmod, -1) END) - 4
+FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attname IN ('kafka_key', 'kafka_value') AND NOT attisdropped
+  AND atttypid IN ('varchar'::regtype, 'text'::regtype, 'bytea'::regtype)
+HAVING count(*) = 2
+"""
+
+_known: "WeakKeyDictionary[object, dict[str, RecordLimits]]" = WeakKeyDictionary()
+"""By connection and table: another connection may have another search path."""
 
 
 def append(
@@ -39,18 +54,27 @@ def append(
     records: Iterable[OutboxRecord],
     *,
     table: str = "outbox",
-    limits: RecordLimits = _DEFAULT_LIMITS,
+    limits: RecordLimits | None = None,
 ) -> int:
     """Insert records into the outbox and return how many; commits nothing, the transaction is the caller's.
 
     `connection` is psycopg's or SQLAlchemy's (over psycopg). Records get their ids in the order given. All records are
     checked before the first is sent: raises RecordError, and then nothing was written. Raises OutboxTableError if
     values are str and the column is BYTEA, or the other way round.
+
+    How long a key and a value may be is what the columns of the table take, unless `limits` say otherwise. They are
+    looked up once for each connection, and once more before a record is refused as too long.
     """
-    values = _checked(records, limits)
-    if not values:
+    records, driver = list(records), _psycopg(connection)
+    if not records:
         return 0
-    with _sent(table), _psycopg(connection).cursor() as cursor:
+    try:
+        values = _checked(records, limits or _known_limits(driver, table) or _look_up(driver, table))
+    except RecordError:
+        if limits is not None:
+            raise
+        values = _checked(records, _look_up(driver, table))  # a column may be wider by now
+    with _sent(table), driver.cursor() as cursor:
         cursor.executemany(_statement(table, values), values)
     return len(values)
 
@@ -60,16 +84,53 @@ async def append_async(
     records: Iterable[OutboxRecord],
     *,
     table: str = "outbox",
-    limits: RecordLimits = _DEFAULT_LIMITS,
+    limits: RecordLimits | None = None,
 ) -> int:
     """Do as `append` does, on an async connection."""
-    values = _checked(records, limits)
-    if not values:
+    records = list(records)
+    if not records:
         return 0
+    try:
+        values = _checked(
+            records, limits or _known_limits(connection, table) or await _look_up_async(connection, table)
+        )
+    except RecordError:
+        if limits is not None:
+            raise
+        values = _checked(records, await _look_up_async(connection, table))
     with _sent(table):
         async with connection.cursor() as cursor:
             await cursor.executemany(_statement(table, values), values)
     return len(values)
+
+
+def _known_limits(connection: object, table: str) -> RecordLimits | None:
+    return _known.get(connection, {}).get(table)
+
+
+def _look_up(connection: "psycopg.Connection[Any]", table: str) -> RecordLimits:
+    with translated(), connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(_WIDTHS, (_name(table),)).fetchone()
+    return _remembered(connection, table, row)
+
+
+async def _look_up_async(connection: "psycopg.AsyncConnection[Any]", table: str) -> RecordLimits:
+    with translated():
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            row = await (await cursor.execute(_WIDTHS, (_name(table),))).fetchone()
+    return _remembered(connection, table, row)
+
+
+def _remembered(connection: object, table: str, row: tuple[Any, ...] | None) -> RecordLimits:
+    """Return the limits of the columns; of a table that the catalogue does not know, those of the documented one."""
+    limits = _DOCUMENTED if row is None else RecordLimits(key_chars=row[0], value_chars=row[1])
+    if row is not None:
+        _known.setdefault(connection, {})[table] = limits
+    return limits
+
+
+def _name(table: str) -> str:
+    return OutboxTable.parse(table).identifier.as_string(None)
 
 
 def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[_Values]:

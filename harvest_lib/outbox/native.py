@@ -18,6 +18,7 @@ from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.outbox import native_queries as queries
+from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.table import OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
@@ -42,6 +43,8 @@ class NativeTable:
     value_type: ColumnType = "varchar"
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
+    has_checks: bool = False
+    """With the constraints of `checks`, which refuse what Kafka can never take."""
 
     def __post_init__(self) -> None:
         if self.segment_size < 1 or self.ahead < 1:
@@ -63,7 +66,11 @@ class NativeTable:
 
     def _statements(self, outbox: OutboxTable) -> list[sql.Composed]:
         return [
-            sql.SQL(queries.CREATE).format(table=outbox.identifier, value_type=sql.SQL(_SQL_TYPES[self.value_type])),
+            sql.SQL(queries.CREATE).format(
+                table=outbox.identifier,
+                value_type=sql.SQL(_SQL_TYPES[self.value_type]),
+                checks=check_clauses() if self.has_checks else sql.SQL(""),
+            ),
             index_statement(outbox),
             *segment_statements(outbox, first=0, count=self.ahead, size=self.segment_size),
             *beside_statements(outbox),

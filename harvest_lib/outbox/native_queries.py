@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   kafka_header_values TEXT[] NOT NULL DEFAULT '{{}}',
   leader_id           UUID,
   transaction_id      XID8 NOT NULL DEFAULT pg_current_xact_id(),
-  PRIMARY KEY (id)
+  PRIMARY KEY (id){checks}
 ) PARTITION BY RANGE (id)"""
 
 INDEX = "CREATE INDEX IF NOT EXISTS {index} ON {table} (transaction_id, id)"

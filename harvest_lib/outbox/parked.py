@@ -1,15 +1,16 @@
 """Parked records, for people: what was set aside, and how it is put back or dropped.
 
 A record that Kafka can never take is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`. Under
-the policy `hold_key` what follows of its key, whatever the topic, is *held*: moved there too, behind it. The harvester
-moves records in; what is here moves them out.
+the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester moves
+records in; what is here moves them out.
 
 Promises
 - Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
   tables, and a key is not released while more of it is being held.
 - What is put back has its own id and no mark, so that the mark takes it in its old place, from the head. In a native
   table it has a new transaction_id, since whoever reads by that has passed the old one.
-- A held record goes back as soon as no parked record of its key is before it, in the transaction that makes it so.
+- A held record goes back as soon as no parked record of its topic and key is before it, in the transaction that makes
+  it so.
 - No key is put out of order: a record that is to be retried behind a parked one of its key is held behind that.
 """
 
@@ -42,7 +43,7 @@ class TouchedRecord:
     held: bool
     selected: bool
     behind: int | None
-    """The first record of its key that stays parked, if that is before it."""
+    """The first record of its topic and key that stays parked, if that is before it."""
 
 
 @dataclass(frozen=True, slots=True)

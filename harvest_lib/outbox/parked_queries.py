@@ -55,18 +55,20 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 
 SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
+# What was held when keys were held whatever the topic has a parked record of its key only: it goes with that one.
 TOUCHED = f"""
 WITH selected AS (
   SELECT id, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
 ), staying AS (
-  SELECT kafka_key, min(id) AS id FROM {{parked}}
+  SELECT kafka_topic, kafka_key, min(id) AS id FROM {{parked}}
   WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM selected) AND id NOT IN (SELECT id FROM selected)
-  GROUP BY kafka_key
+  GROUP BY kafka_topic, kafka_key
 )
 SELECT p.id, p.held, s.id IS NOT NULL AS selected, first.id AS behind
 FROM {{parked}} AS p
 LEFT JOIN selected AS s ON s.id = p.id
-LEFT JOIN staying AS first ON first.kafka_key = p.kafka_key AND first.id < p.id
+LEFT JOIN staying AS first
+  ON first.kafka_topic = p.kafka_topic AND first.kafka_key = p.kafka_key AND first.id < p.id
 WHERE s.id IS NOT NULL OR (p.held AND p.kafka_key IN (SELECT kafka_key FROM selected))
 ORDER BY p.id
 """  # noqa: S608 - as above

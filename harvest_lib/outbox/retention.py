@@ -25,6 +25,7 @@ from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.row_security import check_all_rows
 
 DEFAULT_KEEP_SECONDS = 86_400.0
 _ALL_IDS = (-(2**63), 2**63 - 1)
@@ -53,6 +54,9 @@ def drop_passed(
     than patience lasts: the segment is then detached for new transactions, and the next run finishes.
     """
     placed = outbox.placed(connection)
+    # A record or a subscription that is hidden from us would look like one that is not there.
+    check_all_rows(connection, [placed.identifier], segments=True)
+    check_all_rows(connection, [placed.subscriptions.identifier, placed.set_aside.identifier, placed.parked.identifier])
     with alone(connection, placed, patience_seconds):
         return _Retention(connection, placed, keep_seconds, patience_seconds).run(dry_run=dry_run)
 

@@ -26,11 +26,13 @@ INSERT INTO {subscribers} (subscription_id, publication_id)
 VALUES (:'subscription_id', :'publication_id') ON CONFLICT (subscription_id) DO NOTHING;
 
 -- 3. Poll, in a transaction that 4 ends: while one process has a batch in hand, others of its name wait here.
+--    The lock takes no transaction id. Write nothing in this transaction until the batch is processed: from its first
+--    write to its end it is an open transaction like others, and every subscriber waits for it, under all names.
+--    READ COMMITTED: whoever has waited has to see where the position is now.
 --    synchronous_commit: no position is on disk before the records that it has passed.
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = on;
-SELECT last_processed_transaction_id, last_processed_position FROM {subscribers}
-WHERE subscription_id = :'subscription_id' FOR UPDATE;
+SELECT pg_advisory_xact_lock(hashtextextended({name} || ' ' || :'subscription_id', 0));
 
 SELECT record.*
 FROM {subscribers} AS subscriber
@@ -59,6 +61,7 @@ COMMIT;
 def subscribers_sql(outbox: OutboxTable, mapping: ColumnMapping | None = None) -> str:
     """Return the statements for an outbox, with a table `subscribers` in its schema."""
     columns = mapping or ColumnMapping(headers={})
+    subscribers = OutboxTable((*outbox.parts[:-1], "subscribers"))
     named = {"key": columns.kafka_key, "value": columns.kafka_value, **columns.headers}
     parts = [
         sql.SQL("{} AS {}").format(_column(part), sql.Identifier(name))
@@ -67,7 +70,8 @@ def subscribers_sql(outbox: OutboxTable, mapping: ColumnMapping | None = None) -
     ]
     statements = sql.SQL(_TEMPLATE).format(
         table=outbox.identifier,
-        subscribers=OutboxTable((*outbox.parts[:-1], "subscribers")).identifier,
+        subscribers=subscribers.identifier,
+        name=sql.Literal(f"harvest subscriber {subscribers}"),
         id=_column(columns.id),
         transaction_id=_column(columns.transaction_id),
         parts=sql.SQL(", ").join(parts),

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from harvest_lib.database import connect, translated
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import CheckpointError, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.row_security import require_all_rows
 from harvest_lib.source import server
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.paged import Page, Position
@@ -140,7 +142,11 @@ class ConnectedSource(ABC):
             self.close()
             self._place = None
             self._connection = self._connect()
-            if (scope := self._scoping(self._connection, self._selected)) != self._scope:
+            scope = self._scoping(self._connection, self._selected)
+            # From here on it reads nothing but the outbox.
+            guard = require_all_rows(self._connection, [self._selected.table])
+            scope = replace(scope, selection=replace(scope.selection, guard=guard))
+            if scope != self._scope:
                 self._scope = scope
                 self._fill()
             self._ahead = Ahead(self._connection)

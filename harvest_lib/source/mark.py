@@ -25,6 +25,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.row_security import guarded, require_all_rows
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.protocol import Batch
 from harvest_lib.source.readable import readable
@@ -53,10 +54,11 @@ _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
-_ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked} WHERE NOT held))"
+_ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
 
+# The first of a key in its topic is parked, but where it was held when keys were held whatever the topic.
 _PARKED_KEYS = """
-SELECT kafka_key, min(id) FROM {parked} WHERE NOT held AND kafka_key = ANY(%(keys)s) GROUP BY kafka_key
+SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
 # Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
@@ -79,12 +81,12 @@ _HOLD = """
 WITH moved AS (
   DELETE FROM {table} AS o
   USING (
-    SELECT kafka_key AS key, min(id) AS id FROM {parked}
-    WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM {table} WHERE id = ANY(%(ids)s::bigint[]))
-    GROUP BY kafka_key
+    SELECT kafka_topic AS topic, kafka_key AS key, min(id) AS id FROM {parked}
+    WHERE kafka_key IN (SELECT kafka_key FROM {table} WHERE id = ANY(%(ids)s::bigint[]))
+    GROUP BY kafka_topic, kafka_key
   ) AS first
-  WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.key = o.kafka_key
-    AND o.id > first.id
+  WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.topic = o.kafka_topic
+    AND first.key = o.kafka_key AND o.id > first.id
   RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, to_jsonb(o) || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
@@ -117,7 +119,8 @@ class MarkSource:
         self._has_parked = parked is not None
         names = {"table": in_statement(table), "parked": in_statement(parked or table)}
         any_parked = sql.SQL(_ANY_PARKED).format(**names) if parked is not None else sql.SQL("false")
-        self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
+        self._tables = [table] if parked is None else [table, parked]
+        self._unguarded_mark = self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
         self._purge = sql.SQL(_PURGE).format(**names)
         self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
@@ -145,6 +148,9 @@ class MarkSource:
                 self._connection.execute("SET plan_cache_mode = force_custom_plan")
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
+            # What is hidden from us would stay, and what follows of its key would go before it.
+            guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
+            self._mark = guarded(self._unguarded_mark, guard)
             self._warn_of_failover(self._connection)
             self._reconnected = True
         self._own_ids.append(leader_id)
@@ -214,8 +220,9 @@ class MarkSource:
     def _is_any_parked(self) -> bool:
         return self._connected().execute(self._any_parked, prepare=True).fetchone() == (True,)
 
-    def _read_parked(self, keys: set[str]) -> dict[str, int]:
-        return dict(self._connected().execute(self._parked_keys, {"keys": list(keys)}).fetchall())
+    def _read_parked(self, keys: set[str]) -> dict[tuple[str, str], int]:
+        found = self._connected().execute(self._parked_keys, {"keys": list(keys)}).fetchall()
+        return {(topic, key): first for topic, key, first in found}
 
     def reset(self, ids: Sequence[int]) -> None:
         values = {"ids": _array(ids), "leaders": list(self._own_ids)}

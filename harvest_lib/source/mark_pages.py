@@ -46,8 +46,8 @@ class MarkPages:
         self._sent: list[int] = []  # ids of this lap, and what was put off before
         self._delivered: list[int] = []  # of laps before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
-        self.parked: Mapping[str, int] = {}
-        """Of the keys of the last page those that have a parked record, with the lowest id of one."""
+        self.parked: Mapping[tuple[str, str], int] = {}
+        """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
 
     def open(self, position: Position | None) -> Position:
         self._quiet()

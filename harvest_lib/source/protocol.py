@@ -8,11 +8,11 @@ from harvest_lib.record import Row
 
 
 class Batch(NamedTuple):
-    """What a fetch found: records ascending by id, and of their keys those that have a parked record, with the lowest
-    id of one. Both are of one moment: no key is parked or released in between."""
+    """What a fetch found: records ascending by id, and of their keys those that have a record set aside, by topic and
+    key, with the lowest id of one. Both are of one moment: no key is parked or released in between."""
 
     rows: list[Row]
-    parked: Mapping[str, int]
+    parked: Mapping[tuple[str, str], int]
     more: bool = False
     """Whether there may be more at once: the limit was reached, or as many bytes as are read at a time."""
 
@@ -40,8 +40,8 @@ class Source(Protocol):
         ...
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
-        """Set aside the records `refused` (id and reason), and of those `behind` them each one whose key has a parked
-        record before it; return the ids of the others, released meanwhile. Durable, one transaction."""
+        """Set aside the records `refused` (id and reason), and of those `behind` them each one whose key has a record
+        of its topic set aside before it; return the ids of the others, released meanwhile. Durable, one transaction."""
         ...
 
     def close(self) -> None:

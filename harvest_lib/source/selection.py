@@ -8,6 +8,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement
+from harvest_lib.row_security import guarded
 from harvest_lib.source.visibility import Snapshot
 
 COLUMNS: Mapping[str, sql.Composable] = {
@@ -36,6 +37,8 @@ class Selection:
     table: sql.Identifier
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
+    guard: sql.Composable | None = None
+    """What fails a statement that would miss rows, where it takes one: see `harvest_lib.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
         """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, {parts} that say which and
@@ -43,7 +46,7 @@ class Selection:
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
-        return sql.SQL(statement).format(
+        filled = sql.SQL(statement).format(
             table=in_statement(self.table),
             id=_spelled(self.columns["id"]),
             transaction_id=_spelled(self.columns["transaction_id"]),
@@ -51,6 +54,7 @@ class Selection:
             parts=self._listed(_PARTS),
             filter=sql.Composed(required),
         )
+        return guarded(filled, self.guard)
 
     def _listed(self, names: Sequence[str]) -> sql.Composable:
         listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in names]

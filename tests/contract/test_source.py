@@ -171,7 +171,7 @@ def test_a_parked_record_is_set_aside_with_what_is_behind_it(outbox, leader):
     leader.open(uuid.uuid4())
     batch = leader.fetch(10)
     assert ids(batch) == [2, 4, 5]
-    assert batch.parked == {"a": 1}, "so 5 is to be held"
+    assert batch.parked == {("t", "a"): 1}, "so 5 is to be held"
     outbox.insert(row(6, "b"))
     assert leader.fetch(10).parked == {}, "of the keys of the batch only"
 
@@ -182,6 +182,18 @@ def test_nothing_is_held_behind_a_key_that_was_released(outbox, leader):
     leader.fetch(10)
     assert leader.park({5: "bad"}, [1, 2, 7]) == {1, 2}
     assert parked(outbox) == {5: False, 7: True}
+
+
+def test_a_key_is_held_in_its_topic_alone(outbox, leader):
+    """A record that can never be sent holds back nothing of a topic that its writer may not write to."""
+    outbox.insert(row(1, "a"), row(2, "a", topic="other"), row(3, "a"))
+    leader.fetch(10)
+    assert leader.park({1: "bad"}, [2, 3]) == {2}
+    assert parked(outbox) == {1: False, 3: True}
+    outbox.insert(row(4, "a", topic="other"), row(5, "a"))
+    leader.open(uuid.uuid4())
+    batch = leader.fetch(10)
+    assert {each for each in batch.parked if each in {("t", "a"), ("other", "a")}} == {("t", "a")}
 
 
 def test_a_deposed_leader_parks_nothing_of_its_successors(outbox, leader):
@@ -238,7 +250,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     source._read_parked = retry_then_look
     batch = source.fetch(10)
     assert ids(batch) == [7]
-    assert batch.parked == {"a": 1}
+    assert batch.parked == {("t", "a"): 1}
     person.join(20)
     assert retried.is_set(), "afterwards it is"
     source._read_parked = look

@@ -8,7 +8,7 @@ import sqlalchemy
 from psycopg import sql
 
 from harvest_lib.errors import DatabaseError, OutboxTableError, RecordError
-from harvest_lib.outbox import OutboxTable, append, append_async
+from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
 
@@ -169,6 +169,32 @@ def test_limits_follow_a_wider_table(table, sync_writer):
     with pytest.raises(RecordError):
         sync_writer.write(records("k" * 1_001), limits=wide)
     assert table.rows("length(kafka_key), length(kafka_value)") == [(1_000, 50_000)]
+
+
+@pytest.mark.parametrize("value_type", ["text", "bytea"])
+def test_the_columns_say_how_long_a_value_may_be(dsn, writer, value_type):
+    """As `harvest init --value-type` made them."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable.parse("long outbox"), value_type=value_type).create(connection)
+        value = "x" * 10_001 if value_type == "text" else b"x" * 10_001
+        assert writer.write(records("k", value=value), table="long outbox") == [1]
+        assert connection.execute('SELECT length(kafka_value) FROM "long outbox"').fetchone() == (10_001,)
+    with pytest.raises(RecordError, match="the key of a record"):
+        writer.write(records("k" * 101, value=value), table="long outbox")
+
+
+def test_a_column_that_is_narrower_or_wider_is_found_out(table, dsn):
+    """Without asking again for each record: once for a connection, and before one is refused."""
+    table.connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE VARCHAR(20)")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        append(connection, records("k"))
+        with pytest.raises(RecordError, match="the column takes 20"):
+            append(connection, records("k", value="x" * 21))
+        table.connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE VARCHAR(30)")
+        assert append(connection, records("k", value="x" * 21)) == 1
+        asked = [append(connection, records("k")) for _ in range(3)]
+        assert asked == [1, 1, 1]
+    assert len(table.rows()) == 5
 
 
 def test_limits_beyond_the_table_are_found_out_by_postgres(table, sync_writer):

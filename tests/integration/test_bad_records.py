@@ -75,8 +75,10 @@ def test_each_kind_of_bad_record_costs_its_own_key_only(outbox, insert, config, 
         insert(f"small-{number % 20}", "x" * 200, topic=small)
         if number == 100:
             large = insert("large", "y" * 9_000, topic=small)
-    held = [insert(key) for key in ("unequal", "missing", "large", "large")]
-    good = [insert(f"good-{number % 20}") for number in range(200)]
+    held = [insert("unequal"), insert("missing", topic=f"{small}.none")]
+    held += [insert("large", topic=small), insert("large", topic=small)]
+    good = [insert(key) for key in ("missing", "illegal", "large")]  # in another topic than what is bad
+    good += [insert(f"good-{number % 20}") for number in range(200)]
     done = Harvest(config()).drain(60)
     found = parked(outbox)
     assert {record_id: found[record_id] for record_id in bad} == bad
@@ -85,7 +87,7 @@ def test_each_kind_of_bad_record_costs_its_own_key_only(outbox, insert, config, 
     assert {found[record_id] for record_id in held} == {"held"}
     assert delivered(bootstrap_servers, outbox.topic) == good
     assert len(delivered(bootstrap_servers, small)) == len(set(delivered(bootstrap_servers, small))) == 200
-    assert done.records == 400
+    assert done.records == 403
     assert outbox.count() == 0
 
 

@@ -373,6 +373,23 @@ def test_two_processes_of_one_subscriber_take_turns(layout, connection, subscrib
     assert [len(each) for each in second] == [50]
 
 
+def test_a_batch_in_hand_keeps_nobody_else_waiting(layout, connection, subscribe):
+    """A transaction with an id would: nothing that comes after it is read while it is open."""
+    statements, write_one = layout
+    write_one(connection, "first")
+    slow, quick = subscribe(statements, "slow"), subscribe(statements, "quick")
+    assert quick.batch() == ["first"]
+    seen = []
+
+    def meanwhile():
+        write_one(connection, "second")
+        seen.extend(quick.batch())
+
+    assert slow.batch(meanwhile) == ["first"]
+    assert seen == ["second"]
+    assert slow.batch() == ["second"]
+
+
 def test_the_example_is_what_the_command_prints_for_a_native_table():
     example = Path(__file__).parents[2] / "docs" / "examples" / "subscribers.sql"
     assert example.read_text(encoding="utf-8") == subscribers_sql(OutboxTable.parse("outbox"))

@@ -104,11 +104,31 @@ def test_records_are_selected_by_topic_by_key_or_all(place):
     place.write("a", "c", topic="invoices")
     place.park(1, 2, 4, held=[3])
     done = place.retry(topic="invoices")
-    assert (done.parked, done.held, done.waiting) == (1, 0, 1), "a of invoices is held behind a of orders"
-    assert place.retry(key="a").held == 1
+    assert (done.parked, done.held, done.waiting) == (1, 1, 0), "a of orders is in nobody's way there"
+    assert place.retry(key="a").parked == 1
     assert place.retry().parked == 1
     assert place.ids == ([1, 2, 3, 4], [], [])
     assert place.retry() == place.parked.retry(place.connection, Selection(key="none")), "nothing"
+
+
+def test_a_parked_record_stands_in_the_way_of_its_topic_only(place):
+    place.write("a")
+    place.write("a", topic="invoices")
+    place.write("a", "a")
+    place.park(1, 2, held=[3])
+    done = place.retry(2)
+    assert (done.parked, done.held, done.waiting) == (1, 0, 0)
+    assert place.ids == ([2, 4], [1], [3])
+
+
+@pytest.mark.parametrize("resolve", ["retry", "drop"])
+def test_what_was_held_behind_another_topic_goes_with_what_it_was_held_behind(place, resolve):
+    """Before, keys were held whatever the topic; such a record is still behind the one it names."""
+    place.write("a")
+    place.write("a", "a", topic="invoices")
+    place.park(1, held=[2])
+    getattr(place, resolve)(1)
+    assert place.ids == ([1, 2, 3] if resolve == "retry" else [2, 3], [], [])
 
 
 def test_a_dropped_record_is_gone_and_frees_its_key(place):
@@ -320,9 +340,13 @@ class Harvester:
         taken, refused = [], set()
         with self._connection.transaction():
             self._parking.lock()
-            rows = self._parking.execute("SELECT id, kafka_key FROM {table} ORDER BY id LIMIT 10").fetchall()
-            first = dict(self._parking.execute("SELECT kafka_key, min(id) FROM {parked} WHERE NOT held GROUP BY 1"))
-            for record_id, key in rows:
+            rows = self._parking.execute(
+                "SELECT id, kafka_topic, kafka_key FROM {table} ORDER BY id LIMIT 10"
+            ).fetchall()
+            found = self._parking.execute("SELECT kafka_topic, kafka_key, min(id) FROM {parked} GROUP BY 1, 2")
+            first = {(topic, key): lowest for topic, key, lowest in found}
+            for record_id, *names in rows:
+                key = tuple(names)
                 if self._dice.random() < refuse and (key not in first or key in refused):
                     self._parking.move(record_id)
                     first.setdefault(key, record_id)

@@ -4,6 +4,7 @@ import json
 
 from psycopg import sql
 
+from harvest_lib import row_security
 from harvest_lib.checkpoint import _ANNOUNCE, _KINDS, _LOCK, Checkpoints, Subscription
 from harvest_lib.database import in_statement
 from harvest_lib.set_aside import SetAside
@@ -131,10 +132,10 @@ class Statements:
         return []
 
     def any_parked(self, _values, _transaction):
-        return [(any(not held for _, _, held in self._database.parked.values()),)]
+        return [(bool(self._database.parked),)]
 
     def parked_keys(self, values, _transaction):
-        return [(key, first) for key, first in self._first_parked().items() if key in values["keys"]]
+        return [(*each, first) for each, first in self._first_parked().items() if each[1] in values["keys"]]
 
     def park(self, values, transaction):
         for each, reason in zip(_ids(values), values["reasons"], strict=True):
@@ -144,7 +145,7 @@ class Statements:
     def hold(self, values, transaction):
         first = self._first_parked()
         rows = self._database.rows
-        ids = [each for each in _ids(values) if each in rows and each > first.get(rows[each].row[2], each)]
+        ids = [each for each in _ids(values) if each in rows and each > first.get(rows[each].row[1:3], each)]
         return [(each,) for each in ids if self._move(transaction, each, values["leader"], "held", held=True)]
 
     def nothing(self, _values, _transaction):
@@ -152,9 +153,8 @@ class Statements:
 
     def _first_parked(self):
         found = {}
-        for record_id, (record, _, held) in sorted(self._database.parked.items()):
-            if not held:
-                found.setdefault(record.row[2], record_id)
+        for record_id, (record, *_) in sorted(self._database.parked.items()):
+            found.setdefault(record.row[1:3], record_id)
         return found
 
     def _move(self, transaction, record_id, leader, reason, *, held):
@@ -233,9 +233,9 @@ class Statements:
 
     def load(self, values, _transaction):
         lowest = {}
-        for record_id, (_, key, *_) in sorted(self._database.set_aside.items()):
-            lowest.setdefault((key, record_id if values["each"] else 0), record_id)
-        return [(key, one, record_id) for (key, one), record_id in lowest.items()]
+        for record_id, (topic, key, *_) in sorted(self._database.set_aside.items()):
+            lowest.setdefault((topic, key, record_id if values["each"] else 0), record_id)
+        return [(*each, record_id) for each, record_id in lowest.items()]
 
     def add(self, values, transaction):
         if self._database.subscription["epoch"] != values["epoch"]:
@@ -249,15 +249,16 @@ class Statements:
 
     def moved(self, values, _transaction):
         places = self._database.set_aside
-        known = zip(values["keys"], values["ids"], strict=True)
-        return [(key,) for key, each in known if each not in places or places[each][3] or places[each][4]]
+        known = zip(values["topics"], values["keys"], values["ids"], strict=True)
+        return [(topic, key) for topic, key, each in known if each not in places or places[each][3] or places[each][4]]
 
     def due(self, values, _transaction):
         places, due = sorted(self._database.set_aside.items()), []
-        for record_id, (_, key, _, _, retry) in places:
-            stays = [each for each, (_, other, _, held, again) in places if other == key and not held and not again]
+        moved = list(zip(values["topics"], values["keys"], strict=True))
+        for record_id, (*key, _, _, retry) in places:
+            stays = [each for each, (*other, _, held, again) in places if other == key and not held and not again]
             is_first = record_id < min(stays, default=record_id + 1)
-            if key in values["keys"] and (is_first or (retry and not values["keep_order"])):
+            if tuple(key) in moved and (is_first or (retry and not values["keep_order"])):
                 due.append((record_id,))
         return due[: values["limit"]]
 
@@ -324,6 +325,7 @@ def _known():
         server._IN_RECOVERY: "in_recovery",
         server._BARRIER: "barrier",
         mark._TIMELINE: "in_recovery",
+        row_security._LOOK: "",
         _ANNOUNCE: "",
     }
 

@@ -29,9 +29,8 @@ class FakeTable:
     @property
     def parked_keys(self):
         found = {}
-        for record_id, (row, _, held) in sorted(self.parked.items()):
-            if not held:
-                found.setdefault(row[2], record_id)
+        for record_id, (row, *_) in sorted(self.parked.items()):
+            found.setdefault(row[1:3], record_id)
         return found
 
     def retry(self, key):
@@ -78,7 +77,7 @@ class FakeSource:
                 rows.append(row)
         self._answered("fetch")
         keys = {row[2] for row in rows}
-        parked = {key: first for key, first in self.table.parked_keys.items() if key in keys}
+        parked = {each: first for each, first in self.table.parked_keys.items() if each[1] in keys}
         return Batch(rows, parked, bool(rows) and len(rows) == limit)
 
     def reset(self, ids):
@@ -94,7 +93,7 @@ class FakeSource:
         for record_id, reason in refused.items():
             self._move(record_id, reason, held=False)
         first = self.table.parked_keys
-        held = [i for i in behind if i in self.table.rows and i > first.get(self.table.rows[i][0][2], i)]
+        held = [i for i in behind if i in self.table.rows and i > first.get(self.table.rows[i][0][1:3], i)]
         for record_id in held:
             self._move(record_id, "held", held=True)
         self._answered("park")

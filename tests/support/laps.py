@@ -106,7 +106,7 @@ class FakeStore:
 
 
 class FakePlaces:
-    """`Places`: id -> [key, reason, held, retry]. `deposed` says that another leads."""
+    """`Places`: id -> [(topic, key), reason, held, retry]. `deposed` says that another leads."""
 
     def __init__(self):
         self.rows = {}
@@ -122,7 +122,7 @@ class FakePlaces:
     def add(self, entries):
         for entry in () if self.deposed else entries:
             if not (entry.held and entry.id in self.rows):
-                self.rows[entry.id] = [entry.key, entry.reason, entry.held, False]
+                self.rows[entry.id] = [(entry.topic, entry.key), entry.reason, entry.held, False]
         return not self.deposed
 
     def moved(self, known):

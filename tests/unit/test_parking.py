@@ -40,6 +40,19 @@ def test_a_refused_record_is_parked_and_its_key_held_behind_it(refuse):
     assert not [event for event in bench.events if isinstance(event, LeaderRefreshed)], "nothing had to be repeated"
 
 
+def test_a_key_is_held_in_its_topic_alone(refuse):
+    """Who may write to one topic cannot hold back what others write to theirs."""
+    bench = Bench()
+    bench.table.insert(
+        *[row(1, "account-1", topic="orders"), row(2, "account-1", topic="payments")],
+        *[row(3, "account-1", topic="orders"), row(4, "account-1", topic="payments"), row(5, "b")],
+    )
+    refuse(bench, 1)
+    bench.run()
+    assert parked(bench) == {1: False, 3: True}
+    assert sorted(bench.delivery.sent_ids) == [2, 4, 5]
+
+
 def test_a_key_stays_held_for_what_comes_later(refuse):
     bench = Bench()
     bench.table.insert(row(1, "a"))

@@ -57,6 +57,20 @@ def test_each_refused_record_costs_its_key_only(refuse, one_per_key):
 
 
 @both
+def test_a_key_is_held_in_its_topic_alone(refuse, one_per_key):
+    """Who may write to one topic cannot hold back what others write to theirs."""
+    laps = Laps(one_per_key=one_per_key)
+    laps.table.insert(*[row(n, "account-1", topic="orders" if n % 2 else "payments") for n in range(1, 9)])
+    refuse(laps, 3)
+    laps.run()._end()
+    assert {record_id for record_id, state in laps.places.states.items() if state == "held"} == {5, 7}
+    assert sorted(laps.kafka.ids) == [1, 2, 4, 6, 8]
+    laps.topics.bad.clear()
+    laps.kafka.poison.clear()
+    laps.delivery.refused.clear()
+
+
+@both
 def test_under_skip_the_key_goes_on(refuse, one_per_key):
     laps = Laps(policy="skip", one_per_key=one_per_key)
     fill(laps, 1_000)
@@ -215,7 +229,7 @@ def test_dropping_lets_go_of_what_is_behind_up_to_the_next_that_is_parked():
     fill(laps, 200)
     laps.topics.bad.update({5: "bad", 105: "bad"})
     laps.run()
-    laps.places.rows[105] = ["k5", "bad", False, False]  # as under another policy before
+    laps.places.rows[105] = [("t", "k5"), "bad", False, False]  # as under another policy before
     del laps.places.rows[5]
     laps.run()
     assert laps.places.states == {105: "bad", 155: "held"}

@@ -1,0 +1,130 @@
+"""CHECK constraints of the outbox: what Kafka can never take is refused in the transaction that writes it.
+
+Promises
+- Rows that are there when the constraints are added are left alone, whatever they hold, also when they are marked,
+  put back or restamped: an UPDATE checks a row again, and whoever harvests must not fail over it. So the constraints
+  of a table in use begin with the first id that was not given out then.
+- They are always validated: a segment whose constraints are not cannot be attached.
+- Writers wait no longer than for any other change of the table: see `brief`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.record import TOPIC_MAX_CHARS
+
+_RULES: Mapping[str, LiteralString] = {
+    "harvest_topic_is_legal": f"""
+      (kafka_topic COLLATE "C") ~ '^[A-Za-z0-9._-]{{1,{TOPIC_MAX_CHARS}}}$' AND kafka_topic NOT IN ('.', '..')""",
+    # By the CASE nothing is looked for in an array of arrays, which would be an error of its own.
+    "harvest_headers_are_pairs": """
+      cardinality(kafka_header_keys) = cardinality(kafka_header_values)
+      AND coalesce(array_ndims(kafka_header_values), 1) = 1
+      AND CASE coalesce(array_ndims(kafka_header_keys), 1)
+          WHEN 1 THEN array_position(kafka_header_keys, NULL) IS NULL ELSE false END""",
+}
+
+_STATE = """
+SELECT pg_has_role(c.relowner, 'USAGE'),
+       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND conname = ANY (%(names)s)),
+       ARRAY(SELECT conname::text FROM pg_constraint
+             WHERE conrelid = c.oid AND conname = ANY (%(names)s) AND NOT convalidated)
+FROM pg_class AS c WHERE c.oid = to_regclass(%(table)s)
+"""
+
+_LOCK = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+
+_NEXT = "SELECT last_value + is_called::int FROM {sequence}"
+
+_HIGHEST = "SELECT coalesce(max(id), 0) + 1 FROM {table}"
+
+_SEQUENCE = "SELECT parse_ident(pg_get_serial_sequence(%s, 'id'))"
+
+_ADD = "ALTER TABLE {table} ADD CONSTRAINT {name} CHECK (id < {first} OR ({rule})) NOT VALID"
+
+_VALIDATE = "ALTER TABLE {table} VALIDATE CONSTRAINT {name}"
+
+
+def check_clauses() -> sql.Composable:
+    """Return what the DDL of a fresh table has for them, each line with a comma before it."""
+    clauses = [
+        sql.SQL(",\n  CONSTRAINT {} CHECK ({})").format(sql.Identifier(name), sql.SQL(rule))
+        for name, rule in _RULES.items()
+    ]
+    return sql.Composed(clauses)
+
+
+def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
+    """Return the DDL that adds them to a table without rows."""
+    return [
+        sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
+            outbox.identifier, sql.Identifier(name), sql.SQL(rule)
+        )
+        for name, rule in _RULES.items()
+    ]
+
+
+def add_checks(
+    connection: psycopg.Connection[Any], outbox: OutboxTable, *, patience_seconds: float = PATIENCE_SECONDS
+) -> Sequence[str] | None:
+    """Add the constraints that a table lacks, and validate those that were not; return the names of what was added.
+
+    Returns None, having changed nothing, if some are missing and we are not the owner, who may. Needs a connection in
+    autocommit.
+    """
+    placed = outbox.placed(connection)
+    is_owner, there, _ = _state(connection, placed)
+    missing = [name for name in _RULES if name not in there]
+    if missing and not is_owner:
+        return None
+    if missing:
+        with alone(connection, placed, patience_seconds):
+            briefly(connection, placed, lambda: _add(connection, placed, missing), patience_seconds=patience_seconds)
+    if is_owner:
+        validate_checks(connection, placed)
+    return missing
+
+
+def validate_checks(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Validate those that were added by a run that was killed before it did. Reads the table; nobody waits for that."""
+    for name in _state(connection, outbox)[2]:
+        with translated():
+            connection.execute(
+                sql.SQL(_VALIDATE).format(table=outbox.identifier, name=sql.Identifier(name)),
+            )
+
+
+def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequence[str]) -> None:
+    connection.execute(sql.SQL(_LOCK).format(table=outbox.identifier))  # from here on nobody is in the midst of writing
+    first = _first(connection, outbox)
+    for name in names:
+        statement = sql.SQL(_ADD).format(
+            table=outbox.identifier,
+            name=sql.Identifier(name),
+            first=sql.Literal(first),
+            rule=sql.SQL(_RULES[name]),
+        )
+        connection.execute(statement)
+
+
+def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
+    """Return the first id that no row has, nor will get from what was given out."""
+    found = [connection.execute(sql.SQL(_HIGHEST).format(table=outbox.identifier)).fetchone()]
+    sequence = connection.execute(_SEQUENCE, (outbox.identifier.as_string(None),)).fetchone()
+    if sequence is not None and sequence[0] is not None:
+        statement = sql.SQL(_NEXT).format(sequence=sql.Identifier(*sequence[0]))
+        found.append(connection.execute(statement).fetchone())
+    return max(int(row[0]) for row in found if row is not None)
+
+
+def _state(connection: psycopg.Connection[Any], outbox: OutboxTable) -> tuple[bool, list[str], list[str]]:
+    values = {"names": list(_RULES), "table": outbox.identifier.as_string(None)}
+    with translated():
+        row = connection.execute(_STATE, values).fetchone()
+    return (row[0], row[1], row[2]) if row is not None else (False, [], [])

@@ -1,0 +1,118 @@
+"""What `harvest grants postgres` prints, run where a role owns the outbox, or is not there."""
+
+import secrets
+
+import psycopg
+import pytest
+from psycopg import sql
+from typer.testing import CliRunner
+
+from harvest_lib import OutboxRecord, append
+from harvest_lib.cli import app
+from harvest_lib.outbox import Grants, NativeTable, OutboxTable, ParkedRecords
+
+OUTBOX = OutboxTable.parse("outbox")
+
+
+@pytest.fixture
+def admin(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def role(admin):
+    """Make roles of names nobody has."""
+    made = []
+
+    def make(options="", name=None):
+        name = name or f"role_{secrets.token_hex(6)}"
+        made.append(sql.Identifier(name))
+        admin.execute(sql.SQL("CREATE ROLE {} " + options).format(made[-1]))
+        return name
+
+    yield make
+    for each in reversed(made):
+        admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(each))
+        admin.execute(sql.SQL("DROP ROLE {}").format(each))
+
+
+@pytest.fixture
+def outbox(admin):
+    NativeTable(outbox=OUTBOX).create(admin)
+    ParkedRecords(OUTBOX).create(admin)
+    return admin
+
+
+def run(connection, **grants):
+    """Run the script of some roles, and return what the server said."""
+    said = []
+    connection.add_notice_handler(lambda notice: said.append((notice.severity_nonlocalized, notice.message_primary)))
+    connection.execute(Grants(outbox=OUTBOX, way="mark", **grants).script().encode())
+    return said
+
+
+def may(connection, role, privilege, table="outbox"):
+    return connection.execute("SELECT has_table_privilege(%s, %s, %s)", (role, table, privilege)).fetchone()[0]
+
+
+def give(connection, table, role):
+    connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier(table), sql.Identifier(role)))
+
+
+@pytest.mark.parametrize("part", ["writer", "harvester", "reader"])
+@pytest.mark.parametrize("by", ["itself", "membership"])
+def test_nothing_is_taken_from_an_owner(outbox, role, by, part):
+    owner = role()
+    named = owner if by == "itself" else role()
+    if by == "membership":
+        outbox.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), sql.Identifier(named)))
+    give(outbox, "outbox", owner)
+    roles = {"harvester": "", "reader": "", "writers": {}}
+    roles[f"{part}s" if part == "writer" else part] = {named: None} if part == "writer" else named
+    said = run(outbox, **roles)
+    for privilege in ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"):
+        assert may(outbox, named, privilege), privilege
+    assert ("NOTICE", f'"{named}" owns "outbox": nothing was taken from it') in said
+    assert not may(outbox, named, "TRUNCATE", "outbox_parked"), "of another's table it gets no more than it needs"
+
+
+def test_from_who_does_not_own_it_everything_else_is_taken(outbox, role):
+    writer = role()
+    outbox.execute(sql.SQL("GRANT ALL ON outbox TO {}").format(sql.Identifier(writer)))
+    run(outbox, harvester="", reader="", writers={writer: None})
+    assert not may(outbox, writer, "DELETE")
+    assert not may(outbox, writer, "INSERT"), "of all columns"
+    statement = "SELECT has_column_privilege(%s, 'outbox', 'kafka_topic', 'INSERT')"
+    assert outbox.execute(statement, (writer,)).fetchone() == (True,)
+
+
+def test_a_role_that_is_not_there_costs_only_its_own_part(outbox, role):
+    harvester, writer = role(), role(name='50% "%I"; --\nshop')
+    said = run(outbox, harvester=harvester, reader="nobody here", writers={"no % such": ["t"], writer: ["orders"]})
+    missing = [message for severity, message in said if severity == "WARNING"]
+    assert missing == [
+        'the role "no % such" does not exist: nothing was granted to it',
+        'the role "nobody here" does not exist: nothing was granted to it',
+    ]
+    assert may(outbox, harvester, "DELETE")
+    outbox.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(writer)))
+    append(outbox, [OutboxRecord(topic="orders", key="k", value="v")])
+    outbox.execute("RESET ROLE")
+
+
+def test_an_owner_whose_topics_are_limited_is_warned_of(outbox, role):
+    owner = role()
+    give(outbox, "outbox", owner)
+    said = run(outbox, harvester="", reader="", writers={owner: ["orders"]})
+    assert ("WARNING", f'"{owner}" owns "outbox": no rule by topic holds it back') in said
+
+
+def test_where_the_table_is_looked_at_a_role_that_is_not_there_is_said_at_once(outbox, dsn):
+    environment = {"HARVEST_DSN": dsn, "HARVEST_LEADER_GROUP_ID": "g"}
+    arguments = ["grants", "postgres", "--writer", "nobody here", "--harvester", "", "--reader", ""]
+    result = CliRunner().invoke(app, arguments, env=environment)
+    assert result.exit_code == 0
+    assert "the role 'nobody here' does not exist" in result.stderr
+    assert "does not exist: nothing" in result.stdout
+    assert "nobody here' does not exist" not in result.stdout
