@@ -115,7 +115,8 @@ class Outlook:
             case "solo":
                 return Leaders(by_shard=[None] * config.shards)
             case "postgres":  # one lock for all shards
-                return Leaders(by_shard=[lock_holder(self._connection, config.leader_group_id)] * config.shards)
+                holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
+                return Leaders(by_shard=[holder] * config.shards)
             case "neli":
                 return _owners(config)
 

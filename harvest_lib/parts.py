@@ -129,7 +129,7 @@ def make_lap_delivery(
 def make_checkpoints(config: HarvestConfig, table: OutboxTable, kind: str, shard: int) -> Checkpoints:
     """Return one shard's checkpoints in Postgres."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
-    return Checkpoints(conninfo, table.subscriptions.identifier, subscription)
+    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier)
 
 
 def make_shelf(config: HarvestConfig, table: OutboxTable, kind: str, checkpoints: Checkpoints, topics: Topics) -> Shelf:
@@ -159,7 +159,13 @@ def make_store(
             kafka, place = config.kafka_settings(for_producer=False), _checkpoint_place(config, shard)
             outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
             return KafkaStore(
-                checkpoints, kafka, place, outbox, acknowledge=acknowledge, consumer_provider=consumer_provider
+                checkpoints,
+                kafka,
+                place,
+                outbox,
+                group=config.leader_group_id,
+                acknowledge=acknowledge,
+                consumer_provider=consumer_provider,
             )
         case "sequenced":
             return IntentStore(checkpoints, acknowledge)
@@ -192,6 +198,7 @@ def make_leadership(
             return PostgresLeadership(
                 PostgresLeadershipSettings(
                     group=config.leader_group_id,
+                    outbox=str(OutboxTable.parse(config.outbox_table)),
                     shards=config.shards,
                     heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
                     min_poll_interval_seconds=limits.min_poll_interval_seconds,

@@ -102,7 +102,7 @@ class Resharding:
         subscriptions = self._subscriptions
         place = place or subscriptions.anchor("now")[1]
         with translated(), subscriptions.connection.transaction():
-            lock_subscription(subscriptions.connection, self._name)
+            lock_subscription(subscriptions.connection, subscriptions.outbox.subscriptions.identifier, self._name)
             subscriptions.execute(_LOCK_ROWS, name=self._name)
             rows = subscriptions.get(self._name)
             told = rows[0].until is not None
@@ -119,6 +119,7 @@ class Resharding:
                         number=1,
                         position=position_at(rows[0].source, at, place),
                         seen=rows[0].seen,
+                        origin=subscriptions.placed(rows[0].checkpoint),
                         intents=intents,  # any of them may be the first to send the next record of a key
                     ),
                     name=self._name,
