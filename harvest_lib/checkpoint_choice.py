@@ -46,7 +46,7 @@ class Belonging:
     def owns(self, record: Mapping[str, Any], mirror: Checkpoint) -> bool:
         """Tell whether a checkpoint says that it is of our outbox, or of what that was before people said so."""
         if self.identity is None or "identity" not in record:
-            return bool(record.get("outbox") == self.outbox)
+            return record.get("outbox") in {self.outbox, *mirror.origin.get("was", ())}
         try:
             theirs = OutboxIdentity.parse(str(record["identity"]))
         except ValueError:
@@ -158,7 +158,7 @@ def _check_older(
             f"{place} did not come from this server",
             evidence=f"its system identifier is {identity.system}, the checkpoint's {system}",
             next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
-            f"`harvest subscriptions move {ours.subscription}`",
+            "`harvest subscriptions move`",
         )
     is_mirrored = (record["number"], record["position"]) == (mirror.number, mirror.position)
     if not is_mirrored and not ours.has_unique_name():

@@ -92,7 +92,7 @@ def check_identity(
             "this is not the server that the checkpoint came from",
             evidence=evidence,
             next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
-            f"`harvest subscriptions move {subscription}`",
+            "`harvest subscriptions move`",
         )
     if not is_same_table(connection, before, now):
         raise CheckpointError(

@@ -322,7 +322,7 @@ class Subscriptions:
                     f"the checkpoint of the subscription {name!r} in Postgres came from another server",
                     evidence=f"its system identifier is {system}, this one's is {ours}",
                     next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
-                    f"replication: `harvest subscriptions move {name}`",
+                    "replication: `harvest subscriptions move`",
                 )
 
     def placed(self, before: Checkpoint | None) -> dict[str, Any]:
@@ -338,6 +338,11 @@ class Subscriptions:
         values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
         del values["holds"]
         self.execute(_ADD, **values)
+
+    def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
+        """Put a checkpoint into the row of one shard by a statement, in the caller's transaction."""
+        saved = Jsonb(checkpoint.as_json())
+        self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
         """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""

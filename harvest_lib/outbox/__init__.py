@@ -5,6 +5,7 @@ from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.grants import Grants, Way
 from harvest_lib.outbox.mapped import check_mapped
 from harvest_lib.outbox.migration import Migration
+from harvest_lib.outbox.moved_rows import MovedRows
 from harvest_lib.outbox.moves import Moves
 from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
@@ -25,6 +26,7 @@ __all__ = [
     "Grants",
     "Load",
     "Migration",
+    "MovedRows",
     "Moves",
     "NativeTable",
     "OutboxTable",
