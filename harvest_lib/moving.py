@@ -33,6 +33,9 @@ from harvest_lib.source import server
 from harvest_lib.source.visibility import Snapshot
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard, position_at, system_of
 
+UNKNOWN = "unknown"
+"""The server that rows came from, where no checkpoint says it."""
+
 MOST_DEFERRED = 20_000
 """So many records may be put off by their ids in one position."""
 
@@ -87,10 +90,12 @@ class Moving:
                 lock_subscription(connection, self._outbox.subscriptions.identifier, name)
             shards = subscriptions.shards()
             systems = {system for each in shards if (system := system_of(each.checkpoint)) is not None}
-            if systems <= {place.system}:
-                return None
-            self._check(shards, systems - {place.system}, place.system)
             is_native = self._outbox.kind(connection) == "native" and any(each.source != "mark" for each in shards)
+            if systems <= {place.system}:
+                if systems or not (is_native and Moves(self._outbox).has_foreign_rows(connection)):
+                    return None
+                systems = {UNKNOWN}  # no subscription has come anywhere yet
+            self._check(shards, systems - {place.system}, place.system)
             if is_native:
                 rows.check_quiet(connection)
             lasts = [self._last(each) for each in shards]
