@@ -25,7 +25,7 @@ from harvest_lib.checkpoint_record import Checkpoint
 from harvest_lib.checkpoint_topic import read_checkpoints
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement, translated
-from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
 from harvest_lib.outbox import MovedRows, Moves
 from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
 from harvest_lib.shards import shard_expression
@@ -59,7 +59,6 @@ class MovedOutbox:
     to_system: str
     origin: Origin
     waiting: Mapping[str, int]
-    warnings: Sequence[str]
 
 
 class Moving:
@@ -102,9 +101,9 @@ class Moving:
             origin = rows.origin(connection, last_id) if is_native else Origin()
             generation = max(subscriptions.now(), *(each.generation + 1 for each in shards))
             if origin.is_upgraded or not is_native:
-                positions, waiting, warnings = self._kept(lasts), dict[str, int](), list[str]()
+                positions, waiting = self._kept(lasts), dict[str, int]()
             else:
-                positions, waiting, warnings = self._ranked(rows, origin, shards, lasts)
+                positions, waiting = self._ranked(rows, origin, shards, lasts)
             for each, last, position in zip(shards, lasts, positions, strict=True):
                 if last is not None:
                     server_now = {} if each.source == "mark" else {"server": place.as_json()}
@@ -120,9 +119,7 @@ class Moving:
                 last_id=origin.last_id,
                 keeps_transactions=origin.is_upgraded,
             )
-        return MovedOutbox(
-            from_system=from_system, to_system=place.system, origin=origin, waiting=waiting, warnings=warnings
-        )
+        return MovedOutbox(from_system=from_system, to_system=place.system, origin=origin, waiting=waiting)
 
     def _check(self, shards: Sequence[SubscriptionShard], others: set[str], ours: str) -> None:
         if led := [each for each in shards if each.is_led]:
@@ -180,7 +177,7 @@ class Moving:
         origin: Origin,
         shards: Sequence[SubscriptionShard],
         lasts: Sequence[Checkpoint | None],
-    ) -> tuple[list[Mapping[str, Any]], dict[str, int], list[str]]:
+    ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
         """Stamp what came along so that each subscription finds what it has not delivered, and return where it stands:
         what more subscriptions have delivered comes first."""
         names = sorted({each.name for each in shards})
@@ -215,7 +212,7 @@ class Moving:
                 deferred = self._of_shard(each, deferred)
             kept = {"retried": old["retried"]} if old.get("retried") else {}
             positions.append({**position, **({"deferred": deferred} if deferred else {}), **kept})
-        return positions, waiting, []
+        return positions, waiting
 
     def _of_shard(self, shard: SubscriptionShard, ids: Sequence[int]) -> list[int]:
         statement = sql.SQL("SELECT id FROM {} WHERE id = ANY (%s) AND {} = {} ORDER BY id").format(
@@ -251,7 +248,10 @@ def kafka_checkpoints(config: HarvestConfig) -> Fetch:
         known = shard.checkpoint.origin.get("kafka", {}) if shard.checkpoint is not None else {}
         own = config.checkpoint_topic if shard.name == config.subscription else ""
         topic = known.get("topic") or own or f"{config.leader_group_id}.{shard.name}.checkpoint"
-        found = read_checkpoints(settings, topic, shard.shard, f"{shard.name}/{shard.shard}")
+        try:
+            found = read_checkpoints(settings, topic, shard.shard, f"{shard.name}/{shard.shard}")
+        except TopicMissing:
+            return None
         if found and found[0].trouble:
             raise CheckpointError(
                 f"what stands in Kafka as the checkpoint of {shard.name!r}, shard {shard.shard}, is none",

@@ -146,7 +146,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     monkeypatch.undo()
     _, record = last(outbox)
     assert record["epoch"] > before["epoch"]
-    monkeypatch.setattr("harvest_lib.tail_loop.TailLoop.turn", lambda _self: 1 / 0)
+    monkeypatch.setattr("harvest_lib.stores.KafkaStore.stands", lambda _self: 1 / 0)
     for _ in range(3):  # these lead and die
         with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
             harvest.await_stopped(30)

@@ -1,9 +1,11 @@
 """An outbox that is moved to another server while its writers go on: by dump and restore, pg_upgrade, replication."""
 
+import json
 import threading
 
 import psycopg
 import pytest
+import yaml
 from psycopg.conninfo import make_conninfo
 from support import clusters
 from support.outbox import read_topic
@@ -187,6 +189,74 @@ def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
         (3, False),
         (4, True),
     ]
+
+
+@pytest.fixture
+def command(harvest, tmp_path, bootstrap_servers, group_id):
+    """Run `harvest subscriptions …` on an outbox."""
+
+    def run(outbox, *arguments):
+        file = tmp_path / f"{outbox.connection.info.port}.yaml"
+        kafka = {"bootstrap.servers": bootstrap_servers}
+        settings = {"dataSource": outbox.dsn, "baseKafkaConfig": kafka, "leaderGroupID": group_id}
+        file.write_text(yaml.safe_dump({"harvest": {**settings, "delivery": "transactional"}}))
+        return harvest("subscriptions", *arguments, "-f", str(file))
+
+    return run
+
+
+def test_the_command_says_what_it_did(old, servers, make, unique, command):
+    write(old, *"abc")
+    old.harvest(delivery="transactional").drain(60)
+    write(old, *"de")
+    done = command(old, "move")
+    assert (done.returncode, done.stdout) == (0, "nothing to move: every subscription is of this server\n")
+    new = restored(old, servers, make, unique)
+    write(new, "f")
+    refused = command(new, "rewind", "default", "--to", "mirror")
+    assert refused.returncode == 8
+    assert "harvest subscriptions move" in refused.stderr
+    done = command(new, "move")
+    assert done.returncode == 0, done.stderr
+    systems = [
+        each.connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[0]
+        for each in (old, new)
+    ]
+    assert done.stdout.splitlines()[:3] == [
+        f"moved: from server {systems[0]} to {systems[1]}",
+        "5 records came along, up to id 5",
+        "default: 2 of them are still to be delivered",
+    ]
+    assert command(new, "move").stdout.startswith("nothing to move")
+    shown = json.loads(command(new, "list", "--json").stdout)
+    assert shown[0]["system"] == str(systems[1])
+    new.harvest(delivery="transactional").drain(60)
+    assert sorted(committed(new)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_topic_that_is_gone_is_no_topic_to_be_made(old, servers, make, unique, admin):
+    write(old, *"abc")
+    old.harvest(delivery="transactional").drain(60)
+    topic = f"{old.group}.default.checkpoint"
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    new = restored(old, servers, make, unique)
+    with pytest.raises(CheckpointError, match="is not in Kafka") as error:
+        move(new, settings={"delivery": "transactional"})
+    assert "--from-mirror" in error.value.next_step
+
+
+def test_an_outbox_without_subscriptions_of_its_own_is_moved_too(old, servers, make, unique):
+    """The outbox alone was copied, or nobody has harvested it."""
+    clusters.burn(servers[0].dsn, 3_000)
+    old.subscriptions.add("never")
+    write(old, *"abc")
+    old.connection.execute("UPDATE outbox_subscriptions SET checkpoint = NULL")
+    new = restored(old, servers, make, unique)
+    write(new, "d")
+    move(new)
+    new.harvest(subscription="never").drain(60)
+    assert sorted(new.arrived()) == [1, 2, 3, 4]
 
 
 # -- what is refused
