@@ -79,22 +79,22 @@ def check_identity(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity, subscription: str
 ) -> None:
     """Raise ServerRegressed if a checkpoint in Postgres is of another server, and CheckpointError if it is of another
-    outbox. One that does not say of which it is was written before any did."""
-    if "identity" not in saved:
-        return
+    outbox. One that does not say of which it is, as older versions wrote it, may say of which server."""
+    place = (saved.get("position") or {}).get("server") or {}
     try:
-        before = OutboxIdentity.parse(str(saved["identity"]))
+        before = OutboxIdentity.parse(str(saved["identity"])) if "identity" in saved else None
     except ValueError:
         before = OutboxIdentity(now.system, 0, 0)
-    evidence = f"it is of {before}, this outbox is {now} (system identifier/database/table)"
-    if before.system != now.system:
+    system = before.system if before is not None else place.get("system", now.system)
+    evidence = f"it is of {before or system}, this outbox is {now} (system identifier/database/table)"
+    if system != now.system:
         raise ServerRegressed(
             "this is not the server that the checkpoint came from",
             evidence=evidence,
             next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
             "`harvest subscriptions move`",
         )
-    if not is_same_table(connection, before, now):
+    if before is not None and not is_same_table(connection, before, now):
         raise CheckpointError(
             f"the checkpoint of the subscription {subscription!r} in Postgres belongs to another outbox",
             evidence=evidence,

@@ -6,16 +6,20 @@ import threading
 import psycopg
 import pytest
 import yaml
+from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support import clusters
-from support.outbox import read_topic
+from support.outbox import Outbox, harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
+from harvest_lib.harvester import Harvest
 from harvest_lib.moving import Moving, kafka_checkpoints
-from harvest_lib.outbox import Restamping, append
+from harvest_lib.outbox import OutboxTable, Restamping, append
 from harvest_lib.record import OutboxRecord
+from harvest_lib.source import Selection
+from harvest_lib.subscriptions import Subscriptions
 
 KINDS = ["snapshot", "transaction_id"]
 
@@ -257,6 +261,49 @@ def test_an_outbox_without_subscriptions_of_its_own_is_moved_too(old, servers, m
     move(new)
     new.harvest(subscription="never").drain(60)
     assert sorted(new.arrived()) == [1, 2, 3, 4]
+
+
+def test_checkpoints_of_before_are_moved_too(old, servers, make, unique, bootstrap_servers):
+    """Neither they nor their mirror say whose they are, and the name of the database is another one."""
+    settings = {"delivery": "transactional"}
+    write(old, *"abc")
+    old.harvest(**settings).drain(60)
+    write(old, *"de")
+    origin = "{identity,subscription,shard,leader_id,epoch,leaders,kafka,was,placed}"
+    (mirror,) = old.connection.execute(
+        "UPDATE outbox_subscriptions SET checkpoint = checkpoint - %s::text[] RETURNING checkpoint", (origin,)
+    ).fetchone()
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    record = {**mirror, "outbox": f"{old.connection.info.dbname}/{old.name}"}
+    producer.produce(f"{old.group}.default.checkpoint", json.dumps(record), "default/0", 0)
+    assert producer.flush(10) == 0
+    new = restored(old, servers, make, unique)
+    with pytest.raises(HarvestError, match="harvest subscriptions move"):
+        new.harvest(**settings).drain(60)
+    assert move(new, settings=settings).waiting == {"default": 2}
+    new.harvest(**settings).drain(60)
+    assert sorted(committed(new)) == [1, 2, 3, 4, 5]
+
+
+def test_an_outbox_that_is_marked_and_purged_is_moved_too(servers, make_topic, bootstrap_servers, group_id, unique):
+    settings = {"leadership": "solo", "delivery": "transactional", "source": "mark"}
+    outbox = Outbox(clusters.create(servers[0], unique("old")[:63]), make_topic(partitions=4))
+    outbox.fill(30)
+    Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, **settings)).drain(60)
+    outbox.fill(20)
+    target = clusters.create(servers[1], unique("new")[:63])
+    clusters.dump_and_restore(outbox.dsn, target, "18")
+    outbox.close()
+    config = harvest_config(target, bootstrap_servers, group_id, **settings)
+    with pytest.raises(ServerRegressed, match="harvest subscriptions move"):
+        Harvest(config).drain(60)
+    with psycopg.connect(target, autocommit=True) as connection:
+        table = OutboxTable(("public", "outbox"))
+        subscriptions = Subscriptions(connection, table, Selection(table=table.identifier))
+        assert Moving(subscriptions, kafka_checkpoints(config)).run() is not None
+    Harvest(config).drain(60)
+    arrived = read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")
+    assert sorted(record.outbox_id for record in arrived) == list(range(1, 51))
 
 
 # -- what is refused
