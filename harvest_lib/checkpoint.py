@@ -6,15 +6,17 @@ Promises
 - A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
 - Rewinding raises the generation: what a leader saves of the one before is refused. It keeps its epoch, so it still
   leads, and `standing` tells it to go on from the new place.
-- Nobody leads a subscription that is divided or read otherwise than configured: CheckpointError, before any epoch is
-  raised.
+- Nobody leads a subscription that is divided or read otherwise than configured, or of which the checkpoint is another
+  outbox's: CheckpointError, before any epoch is raised.
+- A checkpoint says who wrote it: the outbox's identity, the subscription, the leader and its epoch. The row lists the
+  leaders that there were since the last one that saved.
 - A save is on disk when it returns.
 """
 
 import enum
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,12 +26,13 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from harvest_lib.checkpoint_record import Checkpoint as Checkpoint  # noqa: PLC0414 - who takes it from here
+from harvest_lib.checkpoint_record import read_checkpoint
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError
+from harvest_lib.identity import OutboxIdentity, check_identity, identity_of
 from harvest_lib.pool import announced
 from harvest_lib.rivals import Rivals
-
-Position = Mapping[str, Any]
 
 # Rows and no advisory lock: that could be held for ever by whoever may connect, such as a writer of the outbox.
 _LOCK = "SELECT shard FROM {table} WHERE subscription = %(subscription)s ORDER BY shard FOR UPDATE"
@@ -63,6 +66,16 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s
   AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
 """
 
+_LAST = """
+SELECT epoch, leader_id, checkpoint, generation FROM {table}
+WHERE subscription = %(subscription)s AND shard = %(shard)s
+"""
+
+_LIST_LEADERS = """
+UPDATE {table} SET checkpoint = checkpoint || jsonb_build_object('leaders', %(leaders)s::jsonb)
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL
+"""
+
 _STANDS = """
 SELECT generation, until::text, checkpoint FROM {table} AS s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
@@ -94,44 +107,6 @@ class Subscription:
     source: str = "snapshot"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """Where a subscription stands: the `number`-th checkpoint of its generation, and the source's position, None before
-    the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
-
-    generation: int
-    number: int = 0
-    position: Position | None = None
-    delivered: int = 0
-    seen: str = "1:1:"
-    holds: int | None = None
-    kept_in: str = "postgres"
-    """Where the one that counts is: `postgres`, or `kafka`, of which this is a mirror."""
-    intents: Sequence[Sequence[Any]] = ()
-    """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "generation": self.generation,
-            "number": self.number,
-            "position": self.position,
-            "delivered": self.delivered,
-            "kept_in": self.kept_in,
-            **({"intents": self.intents} if self.intents else {}),
-        }
-
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        return cls(
-            generation=value["generation"],
-            number=value["number"],
-            position=value["position"],
-            delivered=value.get("delivered", 0),
-            kept_in=value["kept_in"],
-            intents=value.get("intents", ()),
-        )
-
-
 class Checkpoints:
     """The checkpoints of one subscription and shard, in Postgres. Used by one thread at a time.
 
@@ -139,9 +114,23 @@ class Checkpoints:
     """
 
     def __init__(
-        self, conninfo: str, table: sql.Identifier, subscription: Subscription, rivals: Rivals | None = None
+        self,
+        conninfo: str,
+        table: sql.Identifier,
+        subscription: Subscription,
+        *,
+        outbox: sql.Identifier | None = None,
+        rivals: Rivals | None = None,
     ) -> None:
+        """`outbox` is the table whose checkpoints they have to be; `rivals` notices other pools."""
         self._conninfo = conninfo
+        self._outbox = outbox
+        self._origin: dict[str, Any] = {}
+        self.identity: OutboxIdentity | None = None
+        self.leaders: dict[str, str] = {}
+        """By epoch: who has led since the last that saved, and who leads."""
+        self.older_led = False
+        """Whether the leader before us was of a version that does not say who it is."""
         self._table = table
         self._subscription = subscription
         self._rivals = rivals
@@ -173,12 +162,64 @@ class Checkpoints:
             while not lock_subscription(connection, self._table, subscription.name):
                 connection.execute(self._first, values)  # waits for whoever else begins it, and locks its row then
             check_subscription(connection, self._table, subscription)
+            before = self._before(connection)
             row = connection.execute(self._lead, values).fetchone()
+            assert row is not None  # noqa: S101 - it is inserted or updated
+            self._generation, self._epoch, self._until, saved = row
+            self._sign(before)
+            if self._outbox is not None:
+                leaders = {**self._row, "leaders": Jsonb(self.leaders)}
+                connection.execute(sql.SQL(_LIST_LEADERS).format(table=in_statement(self._table)), leaders)
             if self._rivals is not None:
                 self._rivals.announce(connection, self._table, self._row, leader_id)
-        assert row is not None  # noqa: S101 - it is inserted or updated
-        self._generation, self._epoch, self._until, saved = row
         return _checkpoint(self._generation, saved)
+
+    def _before(self, connection: psycopg.Connection[Any]) -> Mapping[str, Any]:
+        """Return what the last leader has left, once it is known to be of this outbox."""
+        self.leaders = {}
+        if self._outbox is None:
+            return {}
+        self.identity = identity_of(connection, self._outbox)
+        statement = sql.SQL(_LAST + "FOR UPDATE").format(table=in_statement(self._table))
+        row = connection.execute(statement, self._row).fetchone()
+        epoch, leader_id, saved, _ = row or (0, None, None, 0)
+        check_identity(connection, saved or {}, self.identity, self._subscription.name)
+        self.leaders = dict((saved or {}).get("leaders", {}))
+        self.older_led = leader_id is not None and str(epoch) not in self.leaders
+        if leader_id is not None:
+            self.leaders[str(epoch)] = str(leader_id)
+        return saved or {}
+
+    def look(self) -> Checkpoint:
+        """Return where the subscription stands, without leading. Raises CheckpointError if it is another outbox's."""
+        statement = sql.SQL(_LAST).format(table=in_statement(self._table))
+        connection = self._connected()
+        self.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
+        with translated():
+            row = connection.execute(statement, self._row).fetchone()
+        saved, generation = row[2:] if row is not None else (None, 0)
+        if saved and self.identity is not None:
+            check_identity(connection, saved, self.identity, self._subscription.name)
+        return _checkpoint(generation, saved)
+
+    def _sign(self, before: Mapping[str, Any]) -> None:
+        """Say in what is saved from now on who writes it."""
+        if self._outbox is not None:
+            self.leaders[str(self._epoch)] = str(self._leader_id)
+            was = {"was": before["was"]} if before.get("was") else {}
+            self._origin = {"identity": str(self.identity), **was, **self._signature()}
+
+    def _signature(self) -> dict[str, Any]:
+        return {**self._row, "leader_id": str(self._leader_id), "epoch": self._epoch}
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """Return what a checkpoint says of who writes it."""
+        return self._origin
+
+    def sign(self, **more: Any) -> None:
+        """Have the checkpoints say more of where they come from."""
+        self._origin |= more
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
@@ -221,6 +262,9 @@ class Checkpoints:
         if row is None:
             return None
         self._generation, self._epoch, self._until, saved = row
+        if self._outbox is not None:
+            self.leaders[str(self._epoch)] = str(self._leader_id)
+            self._origin |= self._signature()
         return _checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
@@ -232,15 +276,25 @@ class Checkpoints:
             "seen": checkpoint.seen,
             "holds": checkpoint.holds,
             "number": checkpoint.number,
-            "checkpoint": Jsonb(checkpoint.as_json(), dumps=_dumps),
+            "checkpoint": Jsonb({**checkpoint.as_json(), **self._signed()}, dumps=_dumps),
         }
         with translated():
             return self._connected().execute(self._save, values, prepare=True).rowcount == 1
+
+    def _signed(self) -> dict[str, Any]:
+        if not self._origin:
+            return {}
+        return {**self._origin, "leaders": {str(self._epoch): str(self._leader_id)}}
 
     @property
     def holder(self) -> Mapping[str, Any]:
         """Return what names this leader: its subscription, shard and epoch."""
         return {**self._row, "epoch": self._epoch}
+
+    @property
+    def source(self) -> str:
+        """Return the kind of the positions."""
+        return self._subscription.source
 
     def connected(self) -> psycopg.Connection[Any]:
         """Return the connection, for what else is written under the epoch."""
@@ -297,7 +351,7 @@ def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifie
 
 
 def _checkpoint(generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
-    checkpoint = Checkpoint.of_json(saved) if saved else Checkpoint(generation=generation)
+    checkpoint = read_checkpoint(saved) if saved else Checkpoint(generation=generation)
     return replace(checkpoint, generation=generation)
 
 

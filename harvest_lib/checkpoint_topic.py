@@ -3,22 +3,22 @@
 The topic is compacted. It has a partition for each shard because a reader of committed records stops at the first open
 transaction of a partition: in a shared one another shard's would hide ours.
 
-Which checkpoint counts, Kafka's or its mirror in Postgres, is decided by `newest`.
+Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harvest_lib.checkpoint_choice`.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from harvest_lib.checkpoint import Checkpoint
 from harvest_lib.deadline import Deadline
 from harvest_lib.delivery.refusals import NO_TOPIC
-from harvest_lib.errors import CheckpointError, KafkaUnavailable
+from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     client_settings,
@@ -57,10 +57,27 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
                 raise translate(error.args[0], settings=settings) from error
 
 
-def read_checkpoint(
-    settings: Mapping[str, object], topic: str, partition: int, key: str, provider: KafkaConsumerProvider = Consumer
-) -> Mapping[str, Any] | None:
-    """Return the last committed record of the key, or None. Read backwards from the end.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A record of the checkpoint topic: where it is, what it says, or why it is no checkpoint."""
+
+    offset: int
+    record: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+
+def read_checkpoints(
+    settings: Mapping[str, object],
+    topic: str,
+    partition: int,
+    key: str,
+    provider: KafkaConsumerProvider = Consumer,
+    *,
+    judge: Callable[[Mapping[str, Any]], str] = lambda _record: "",
+    to_sound: bool = False,
+) -> Sequence[Found]:
+    """Return the last committed records of the key, the last one first, or none: one, or as many as it takes to come
+    to one that is a checkpoint, if `to_sound`. `judge` says what is wrong with one, if anything. Read backwards.
 
     Raises TopicMissing if there is no such partition, or KafkaUnavailable.
     """
@@ -72,15 +89,41 @@ def read_checkpoint(
         while start > low:
             start = max(low, high - step)
             step *= 10
-            if (found := _last_from(consumer, TopicPartition(topic, partition, start), key, deadline)) is not None:
-                return found
+            messages = _from(consumer, TopicPartition(topic, partition, start), key, deadline)
+            found = [_found(message, judge) for message in reversed(messages)]
+            if found and not to_sound:
+                return found[:1]
+            if sound := [number for number, each in enumerate(found) if not each.trouble]:
+                return found[: sound[0] + 1]
     except KafkaException as error:
         if error.args[0].code() in NO_TOPIC:
             raise topic_missing(topic, partitions=partition + 1, evidence=error.args[0].str()) from error
         raise translate(error.args[0], settings=settings) from error
     finally:
         consumer.close()
-    return None
+    return []
+
+
+def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> Found:
+    try:
+        record = json.loads(message.value())
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - said as all that is wrong with it
+        Checkpoint.of_json(record)
+        trouble = judge(record)
+    except (ValueError, RecursionError) as error:
+        return Found(offset=message.offset(), trouble=f"it cannot be read: {error}")
+    return Found(offset=message.offset(), record=record, trouble=trouble)
+
+
+def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
+    """Return the id that Kafka gave the topic when it was made; None if it cannot be known."""
+    try:
+        admin = AdminClient(client_settings(settings))
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
+        return str(described[topic].result(_READ_SECONDS).topic_id)
+    except (KafkaException, TimeoutError):
+        return None
 
 
 def hidden_by_a_transaction(
@@ -105,38 +148,6 @@ def hidden_by_a_transaction(
     return f"{end} offsets, of which readers of committed records see {seen}" if seen < end else None
 
 
-def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, outbox: str, place: str) -> Checkpoint:
-    """Return where a subscription stands, from its mirror in Postgres and what Kafka has.
-
-    Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile. Raises
-    CheckpointError when Kafka has lost what the mirror knows it had, or has the checkpoint of another outbox.
-    """
-    if record is not None and record["outbox"] != outbox:
-        raise CheckpointError(
-            f"{place} belongs to another outbox: two configurations share one name",
-            evidence=f"it is of {record['outbox']}, this is {outbox}",
-            next_step="give one of them another `leaderGroupID` or `subscription`",
-        )
-    theirs = Checkpoint.of_json(record) if record is not None else None
-    if theirs is not None and theirs.generation > mirror.generation:
-        raise CheckpointError(
-            f"{place} is ahead of the database",
-            evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
-            next_step="anchor the subscription anew: `harvest subscriptions rewind … --to beginning|now|SNAPSHOT`",
-        )
-    if mirror.kept_in != "kafka":
-        same = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
-        return replace(theirs, kept_in="kafka") if theirs is not None and same else mirror
-    if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
-        raise CheckpointError(
-            f"{place} is behind its mirror in Postgres: the topic was made anew, or lost records",
-            evidence=f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}",
-            next_step="going on could repeat records: anchor the subscription anew, from the mirror with "
-            "`harvest subscriptions rewind … --to mirror`",
-        )
-    return replace(theirs, kept_in="kafka")
-
-
 def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider: KafkaConsumerProvider) -> Any:
     own = {
         "group.id": f"{topic}-reader",
@@ -150,9 +161,10 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
         return provider(client_settings(settings, **own))
 
 
-def _last_from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> Mapping[str, Any] | None:
+def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> list[Any]:
+    """Return the messages of the key from an offset to the end."""
     consumer.assign([start])
-    found: Mapping[str, Any] | None = None
+    found: list[Any] = []
     while not deadline.passed:
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
@@ -164,7 +176,7 @@ def _last_from(consumer: Any, start: TopicPartition, key: str, deadline: Deadlin
                 continue  # the client looks for the coordinator of a group that nobody joins: no ACL is owed for that
             raise KafkaException(error)
         if message.key() == key.encode() and message.value():
-            found = json.loads(message.value())
+            found.append(message)
     raise KafkaUnavailable(
         f"the checkpoint in {start.topic!r} could not be read in time",
         evidence=f"partition {start.partition}, from offset {start.offset}",

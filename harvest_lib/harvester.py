@@ -247,6 +247,8 @@ class Harvest:
             while not self._stopping.is_set():
                 live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
                 threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
+                if not live and not threads and self._work is not None:
+                    self._work.stand_by()
                 for term in live:
                     if term not in threads and self._may_begin(term, threads):
                         name = f"harvest-shard-{term.shard}"

@@ -140,7 +140,8 @@ class Outlook:
             case "solo":
                 found = Leaders(by_shard=[None] * config.shards)
             case "postgres":  # one lock for all shards
-                found = Leaders(by_shard=[lock_holder(self._connection, config.leader_group_id)] * config.shards)
+                holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
+                found = Leaders(by_shard=[holder] * config.shards)
             case "neli":
                 found = self._owners()
         return replace(found, notes=[*found.notes, *self._rivals()])

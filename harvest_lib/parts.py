@@ -151,7 +151,7 @@ def make_checkpoints(
     """Return one shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another one."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
     rivals = make_rivals(config, pool) if pool is not None else None
-    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, rivals)
+    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier, rivals=rivals)
 
 
 def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
@@ -218,7 +218,13 @@ def make_store(
             kafka, place = config.kafka_settings(for_producer=False), _checkpoint_place(config, shard)
             outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
             return KafkaStore(
-                checkpoints, kafka, place, outbox, acknowledge=acknowledge, consumer_provider=consumer_provider
+                checkpoints,
+                kafka,
+                place,
+                outbox,
+                group=config.leader_group_id,
+                acknowledge=acknowledge,
+                consumer_provider=consumer_provider,
             )
         case "sequenced":
             return IntentStore(checkpoints, acknowledge)
@@ -252,6 +258,7 @@ def make_leadership(
             return PostgresLeadership(
                 PostgresLeadershipSettings(
                     group=config.leader_group_id,
+                    outbox=str(OutboxTable.parse(config.outbox_table)),
                     shards=config.shards,
                     heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
                     min_poll_interval_seconds=limits.min_poll_interval_seconds,

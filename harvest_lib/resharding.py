@@ -117,6 +117,7 @@ class Resharding:
                         number=1,
                         position=position_at(rows[0].source, at, place),
                         seen=rows[0].seen,
+                        origin=subscriptions.placed(rows[0].checkpoint),
                         intents=intents,  # any of them may be the first to send the next record of a key
                     ),
                     name=self._name,

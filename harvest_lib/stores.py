@@ -11,11 +11,19 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
-from harvest_lib.checkpoint_topic import ensure_checkpoint_topic, hidden_by_a_transaction, newest, read_checkpoint
+from harvest_lib.checkpoint_choice import Belonging, check_outbox, judged, newest
+from harvest_lib.checkpoint_topic import (
+    Found,
+    ensure_checkpoint_topic,
+    hidden_by_a_transaction,
+    read_checkpoints,
+    topic_id,
+)
 from harvest_lib.consume import Intent
 from harvest_lib.deadline import boot_seconds
 from harvest_lib.delivery import CheckpointPlace, Offer
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.identity import has_unique_name, is_same_table
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
@@ -106,8 +114,8 @@ class IntentStore(PostgresStore):
 
 
 class KafkaStore(PostgresStore):
-    """`Store` in the checkpoint topic, inside the transactions. `outbox` identifies the table, `kafka` are the base
-    settings of the user."""
+    """`Store` in the checkpoint topic, inside the transactions. `outbox` names database and table, as checkpoints of
+    before did alone; `kafka` are the base settings of the user."""
 
     kept_in = "kafka"
 
@@ -118,10 +126,12 @@ class KafkaStore(PostgresStore):
         place: CheckpointPlace,
         outbox: str,
         *,
+        group: str = "",
         acknowledge: Acknowledge,
         consumer_provider: KafkaConsumerProvider = Consumer,
     ) -> None:
         super().__init__(checkpoints, acknowledge)
+        self._group = group
         self._kafka = kafka
         self._place = place
         self._outbox = outbox
@@ -130,38 +140,100 @@ class KafkaStore(PostgresStore):
     def stands(self) -> Checkpoint:
         self._acknowledge_again()
         place = self._place
+        under = {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()}
+        self._checkpoints.sign(kafka={name: value for name, value in under.items() if value})
+        ours = self._belonging(under)
         try:
-            record = self._read()
+            record = self._read(ours)
         except TopicMissing:  # it was there when we started
-            record = self._read_anew()
-        where = f"the checkpoint {place.key!r} in topic {place.topic!r}"
+            record = self._read_anew(ours)
         try:
-            return newest(self._mirror, record, outbox=self._outbox, place=where)
+            return newest(self._mirror, record, ours=ours, place=self._where)
         except CheckpointError as error:
             hidden = hidden_by_a_transaction(self._kafka, place.topic, place.partition, self._consumer_provider)
             if hidden is None:
                 raise
             raise CheckpointError(
-                f"{where} is hidden behind a transaction that hangs: Kafka forgot to end it",
+                f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
                 evidence=f"partition {place.partition} has {hidden}; {error.cause}, {error.evidence}",
                 next_step="end it with `kafka-transactions.sh find-hanging` and `abort`, in the records' topics too; "
                 "that takes back what it sent, so go back to before it: `harvest subscriptions rewind … --to SNAPSHOT`",
             ) from error
 
-    def _read_anew(self) -> Mapping[str, Any] | None:
+    @property
+    def _where(self) -> str:
+        return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
+
+    def refuse_another(self) -> None:
+        """Raise CheckpointError if what is in Kafka says that it is of another outbox. Nobody is deposed by asking."""
+        mirror = self._checkpoints.look()
+        ours = self._belonging()
+        with suppress(TopicMissing):
+            for found in self._find(ours, mirror):
+                if "identity" in found.record:
+                    check_outbox(mirror, found.record, ours, self._where)
+
+    def _read_anew(self, ours: Belonging) -> Mapping[str, Any] | None:
         """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,
         and a topic that is not ours to see is said not to be there: both may pass."""
         try:
             ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
-            return self._read()
+            return self._read(ours)
         except TopicMissing as error:
             refused = isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0])
             kind = KafkaAccessDenied if refused else KafkaUnavailable
             raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
-    def _read(self) -> Mapping[str, Any] | None:
+    def _read(self, ours: Belonging) -> Mapping[str, Any] | None:
+        """Return what Kafka has of a leader of ours. What people have placed counts over what is no checkpoint."""
+        is_placed = self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
+        found = self._find(ours, self._mirror, to_sound=is_placed)
+        if not found:
+            return None
+        if is_placed or not found[0].trouble:
+            return found[-1].record
+        name = self._checkpoints.holder["subscription"]
+        raise CheckpointError(
+            f"what is {self._where} was not written by a leader of this subscription",
+            evidence=f"topic {self._place.topic}, partition {self._place.partition}, offset {found[0].offset}: "
+            f"{found[0].trouble}",
+            next_step="see who may write to that topic; then go on from the mirror in Postgres, which may repeat what "
+            f"was delivered in the last moments: `harvest subscriptions rewind {name} --to mirror`",
+        )
+
+    def _find(self, ours: Belonging, mirror: Checkpoint, *, to_sound: bool = False) -> Sequence[Found]:
         place = self._place
-        return read_checkpoint(self._kafka, place.topic, place.partition, place.key, self._consumer_provider)
+        return read_checkpoints(
+            self._kafka,
+            place.topic,
+            place.partition,
+            place.key,
+            self._consumer_provider,
+            judge=lambda record: judged(record, ours, mirror),
+            to_sound=to_sound,
+        )
+
+    def _belonging(self, written_under: Mapping[str, Any] | None = None) -> Belonging:
+        checkpoints, identity = self._checkpoints, self._checkpoints.identity
+        if identity is None:
+            return Belonging(outbox=self._outbox)
+        connection = checkpoints.connected()
+        return Belonging(
+            outbox=self._outbox,
+            identity=identity,
+            subscription=checkpoints.holder["subscription"],
+            shard=checkpoints.holder["shard"],
+            source=checkpoints.source,
+            older_led=checkpoints.older_led,
+            leaders=checkpoints.leaders,
+            is_same=lambda other: is_same_table(connection, other, identity),
+            has_unique_name=lambda: has_unique_name(connection, identity),
+            written_under=written_under or {},
+        )
+
+    def _topic_id(self) -> str | None:
+        return topic_id(self._kafka, self._place.topic) if self._checkpoints.identity is not None else None
 
     def offer(self, checkpoint: Checkpoint, /) -> Offer:
-        return json.dumps({**checkpoint.as_json(), "outbox": self._outbox}, separators=(",", ":")).encode()
+        record = {**checkpoint.as_json(), **self._checkpoints.origin, "outbox": self._outbox}
+        return json.dumps(record, separators=(",", ":")).encode()

@@ -6,11 +6,13 @@ Promises
   any more, not even if one of its name was removed and added again. A generation is never lower than the time it was
   made at, in seconds.
 - A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
+- A snapshot belongs to the server that it was taken on: one of another server is refused, and so is one that may be of
+  another, as the outbox came from there. `seen@system` says which it is of.
 - What was delivered and is still to be acknowledged stays so, wherever the subscription is moved.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,10 +22,12 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.checkpoint import Checkpoint, lock_subscription
+from harvest_lib.checkpoint_record import read_checkpoint
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
+from harvest_lib.identity import identity_of
 from harvest_lib.lag import Lag, lag
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import Moves, OutboxTable
 from harvest_lib.pool import announced
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server, snapshot, transaction_id
@@ -177,7 +181,13 @@ class Subscriptions:
             generation = self.now()
             for shard in range(shards):
                 self.insert(
-                    Checkpoint(generation=generation, number=1, position=position_at(source, at, place), seen=str(at)),
+                    Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(source, at, place),
+                        seen=str(at),
+                        origin=self.placed(None),
+                    ),
                     name=name,
                     shard=shard,
                     shards=shards,
@@ -215,6 +225,8 @@ class Subscriptions:
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             standings = self.get(name)
             generation = max(self.now(), *(each.generation + 1 for each in standings))
+            if to == "mirror":
+                self._refuse_other_servers(name, standings)
             for each in standings:
                 kind = source or each.source
                 if anchor is not None and kind not in SOURCES:
@@ -235,6 +247,7 @@ class Subscriptions:
                     )
                 else:
                     checkpoint = _mirrored(each, kind, generation)
+                checkpoint = replace(checkpoint, origin=self.placed(each.checkpoint))
                 values = {"source": kind, "generation": generation, "shard": each.shard}
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
         warnings = [] if anchor is None else self._dropped_before(anchor[0])
@@ -250,8 +263,13 @@ class Subscriptions:
     # -- what commands are made of
 
     def anchor(self, text: str) -> tuple[Snapshot, server.Place]:
-        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log."""
+        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log.
+
+        Raises CheckpointError for a snapshot that is of another server, or may be.
+        """
         server.require_primary(self.connection)
+        place = server.place(self.connection)
+        text, _, system = text.partition("@")
         values = {"text": str(NOTHING) if text in {"beginning", "now"} else text}
         with translated():
             try:
@@ -264,6 +282,8 @@ class Subscriptions:
                 evidence=f"{text[:80]!r} does not read as xmin:xmax:in,progress",
                 next_step="give `beginning`, `now`, or a `seen` that `harvest subscriptions list` has shown",
             )
+        if text not in {"beginning", "now"}:
+            self._require_own(system, place.system)
         given, now = (Snapshot.parse(each) for each in row)
         if text == "now":
             given = now
@@ -273,14 +293,57 @@ class Subscriptions:
                 evidence=f"it has seen transactions up to {given.xmax}, the server has only come to {now.xmax}",
                 next_step="give one that was taken on this server, `beginning` or `now`",
             )
-        place = server.place(self.connection)
         return given, replace(place, lsn=server.barrier(self.connection))
+
+    def _require_own(self, system: str, ours: str) -> None:
+        """Raise CheckpointError unless a snapshot is of this server, or of one whose transactions go on here."""
+        moves = Moves(self.outbox).read(self.connection)
+        known = {ours, *(each.from_system for each in moves if each.keeps_transactions)}
+        if system in known:
+            return
+        others = {each.from_system for each in moves}.union(
+            other for each in self.shards() if (other := system_of(each.checkpoint)) not in {None, ours}
+        )
+        is_native = self.outbox.kind(self.connection) == "native"
+        if system or others or (is_native and Moves(self.outbox).has_foreign_rows(self.connection)):
+            raise CheckpointError(
+                "the snapshot is of another server" if system else "the snapshot cannot be shown to be of this server",
+                evidence=f"this server is {ours}"
+                + (f", the snapshot's {system}" if system else f"; the outbox came from {_named(others)}"),
+                next_step="give `beginning`, `now`, or a snapshot of this server with the server that it is of: "
+                f"`xmin:xmax:in,progress@{ours}`, as `harvest subscriptions list` shows it; a subscription that "
+                "was moved from another server goes on where it was after `harvest subscriptions move`",
+            )
+
+    def _refuse_other_servers(self, name: str, standings: Sequence[SubscriptionShard]) -> None:
+        ours = server.place(self.connection).system
+        for each in standings:
+            if (system := system_of(each.checkpoint)) not in {None, ours}:
+                raise CheckpointError(
+                    f"the checkpoint of the subscription {name!r} in Postgres came from another server",
+                    evidence=f"its system identifier is {system}, this one's is {ours}",
+                    next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
+                    "replication: `harvest subscriptions move`",
+                )
+
+    def placed(self, before: Checkpoint | None) -> dict[str, Any]:
+        """Return what a checkpoint that people place says of its origin, in place of one that was there before."""
+        origin = before.origin if before is not None else {}
+        now = str(identity_of(self.connection, self.outbox.identifier))
+        was = [each for each in (*origin.get("was", ()), origin.get("identity", now)) if each != now]
+        kept = {name: origin[name] for name in ("leaders",) if name in origin}
+        return {"identity": now, "placed": True, **({"was": was} if was else {}), **kept}
 
     def insert(self, checkpoint: Checkpoint, **row: Any) -> None:
         """Add the row of one shard, in the caller's transaction."""
         values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
         del values["holds"]
         self.execute(_ADD, **values)
+
+    def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
+        """Put a checkpoint into the row of one shard by a statement, in the caller's transaction."""
+        saved = Jsonb(checkpoint.as_json())
+        self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
         """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""
@@ -332,6 +395,15 @@ class Subscriptions:
 def position_at(source: str, at: Snapshot, place: server.Place) -> Mapping[str, Any]:
     """Return the position of a source that has delivered what a snapshot saw, or nearly so."""
     return _make_position(source)(at, place.as_json())
+
+
+def system_of(checkpoint: Checkpoint | None) -> str | None:
+    """Return the system identifier of the server that a checkpoint's transaction ids are of, if it says so."""
+    if checkpoint is None:
+        return None
+    if (place := (checkpoint.position or {}).get("server")) and place.get("system"):
+        return str(place["system"])
+    return str(checkpoint.origin["identity"]).split("/")[0] if "identity" in checkpoint.origin else None
 
 
 def place_of(position: Mapping[str, Any]) -> Snapshot | None:
@@ -389,10 +461,14 @@ def _standing(row: Sequence[Any], leaders: set[str]) -> SubscriptionShard:
         seen=seen,
         holds=holds,
         until=until,
-        checkpoint=Checkpoint.of_json(saved) if saved else None,
+        checkpoint=read_checkpoint(saved) if saved else None,
         updated_at=at,
         updated_seconds_ago=max(0.0, ago),
     )
+
+
+def _named(systems: Collection[str]) -> str:
+    return f"another server, {', '.join(sorted(systems))}" if systems else "another server, by what its rows say"
 
 
 def _unknown_source(source: str) -> ConfigError:

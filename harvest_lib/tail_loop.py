@@ -140,7 +140,8 @@ class TailLoop:
             return
         began, size, more, position = boot_seconds(), 0, True, None
         self._gate.is_alone = False
-        if self._gate.is_waiting or (self._caught_up and self._told != self._wiring.shelf.lowest):
+        is_elsewhere = self._checkpoint.kept_in != self._wiring.store.kept_in  # so that others see whose the place is
+        if is_elsewhere or self._gate.is_waiting or (self._caught_up and self._told != self._wiring.shelf.lowest):
             position = self._position
         if position is not None and not self._send([]):
             return

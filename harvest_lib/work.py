@@ -21,11 +21,18 @@ from harvest_lib.checkpoint_topic import ensure_checkpoint_topic
 from harvest_lib.compaction import refuse_compacted
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import translated
-from harvest_lib.deadline import Deadline
+from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery import Delivery, Topics
-from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.errors import (
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+    OutboxTableError,
+)
 from harvest_lib.events import Event
 from harvest_lib.housekeeping import Housekeeping
+from harvest_lib.identity import check_identities
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
@@ -49,12 +56,16 @@ from harvest_lib.record import Row
 from harvest_lib.row_security import check_all_rows
 from harvest_lib.set_aside import SetAside
 from harvest_lib.source import Source, SourceThread
+from harvest_lib.stores import KafkaStore
 from harvest_lib.tail_loop import TailLoop
 from harvest_lib.tail_wiring import TailWiring
 from harvest_lib.term_loop import TermLoop
 from harvest_lib.wiring import Wiring
 
 _log = logging.getLogger(__name__)
+
+_FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
+"""Whether those who lead lead our outbox is asked by who waits: first, and again."""
 
 
 class Flying(Protocol):
@@ -105,6 +116,10 @@ class Work(Protocol):
         """Begin what outlives a term."""
         ...
 
+    def stand_by(self) -> None:
+        """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
+        ...
+
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         """Return the loop of a term."""
         ...
@@ -146,6 +161,9 @@ class MarkWork:
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
         self._thread = SourceThread(self._source, Sight(conninfo=self._config.data_source.conninfo(), tables=tables))
+
+    def stand_by(self) -> None:
+        """See `Work`. Nothing is kept that could be another's."""
 
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
@@ -201,6 +219,7 @@ class TailWork:
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
         self._parks = config.parking != "stop"
+        self._ask_at = 0.0
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -220,12 +239,14 @@ class TailWork:
         subscription = subscription_of(self._config, self._kind)
         check_subscription(connection, self._table.subscriptions.identifier, subscription)
         self._check_grants(connection)
+        check_identities(connection, self._table.subscriptions.identifier, self._table.identifier, subscription.name)
         if self._pool is not None:
             rivals = make_rivals(self._config, self._pool())
             rivals.refuse(connection, self._table.subscriptions.identifier, subscription.name)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
+            self._refuse_another()
         if self._config.delivery == "sequenced":
             refuse_compacted(connection, self._table, subscription.name, make_topics(self._config))
 
@@ -253,8 +274,25 @@ class TailWork:
             with translated():
                 connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
+    def _refuse_another(self) -> None:
+        """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
+        config = self._config
+        checkpoints = make_checkpoints(config, self._table, self._kind, 0)
+        given = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
+        with closing(checkpoints):
+            store = make_store(config, self._table, checkpoints, 0, **given)
+            if isinstance(store, KafkaStore):
+                store.refuse_another()
+
+    def stand_by(self) -> None:
+        if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
+            self._ask_at = boot_seconds() + _ASK_SECONDS
+            with suppress(DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied):
+                self._refuse_another()
+
     def start(self) -> None:
         """See `Work`. Nothing outlives a term."""
+        self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
 
     def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
         config, table, kind = self._config, self._table, self._kind

@@ -1,4 +1,4 @@
-"""`harvest subscriptions list | add | remove | rewind | reshard | sql`: who reads an outbox, and from where."""
+"""`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: who reads an outbox, and from where."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,13 @@ from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
+from harvest_lib.errors import ConfigError
 from harvest_lib.lag import Lag
+from harvest_lib.moving import Moving, kafka_checkpoints
 from harvest_lib.outbox import OutboxTable, create_beside, subscribers_sql
 from harvest_lib.parts import make_selection
 from harvest_lib.resharding import Resharding
-from harvest_lib.subscriptions import Moved, Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions import Moved, Subscriptions, SubscriptionShard, system_of
 
 app = typer.Typer(
     name="subscriptions",
@@ -127,8 +129,8 @@ def rewind(
     """Have a subscription go on from elsewhere: earlier, later, or from what Postgres remembers.
 
     A running harvester takes it up within about a second, by itself. `now` skips what waits; a SNAPSHOT is a `seen`
-    that `list` has shown; `mirror` is the checkpoint in Postgres, for a checkpoint topic that was lost: what was
-    delivered in the last moments before may come again.
+    that `list` has shown, with or without the server that it is of (`@…`); `mirror` is the checkpoint in Postgres, for
+    a checkpoint topic that was lost: what was delivered in the last moments before may come again.
 
     Examples:
 
@@ -143,6 +145,58 @@ def rewind(
     goes_on = "its leader goes on from there within a second" if moved.is_led else "nobody leads it now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
     _warn(moved)
+
+
+@app.command()
+def move(
+    config: ConfigFile = None,
+    last_id: Annotated[
+        int | None,
+        typer.Option("--last-id", help="The last id of the old server, where rows do not tell by themselves."),
+    ] = None,
+    from_mirror: Annotated[
+        bool, typer.Option("--from-mirror", help="Not from the checkpoint in Kafka: its last records come again.")
+    ] = False,
+) -> None:
+    """Have the subscriptions go on after the outbox was moved to this server, from where they were on the old one.
+
+    After dump and restore, pg_upgrade or logical replication. Stop the harvesters first; writers may write here. What
+    came along and was not delivered comes before what was written here; nothing that the last checkpoint has passed
+    comes again. Run as the owner of the tables. Rows that came along get new transaction ids, all in one transaction.
+
+    Examples:
+
+      harvest subscriptions move -f reaper.yaml
+
+      harvest subscriptions move -f reaper.yaml --last-id 48211
+    """
+    harvest = configuration(config).harvest
+    if harvest.columns is not None:
+        raise ConfigError(
+            "a table of another layout is not moved",
+            field="columns",
+            next_step="begin its subscriptions anew: `harvest subscriptions rewind NAME --to beginning|now`",
+        )
+    with connect(harvest.data_source.conninfo()) as connection:
+        outbox = OutboxTable.parse(harvest.outbox_table).placed(connection)
+        create_beside(connection, outbox)
+        subscriptions = Subscriptions(connection, outbox, make_selection(harvest, outbox))
+        moved = Moving(subscriptions, kafka_checkpoints(harvest), from_mirror=from_mirror).run(last_id=last_id)
+    if moved is None:
+        typer.echo("nothing to move: every subscription is of this server")
+        return
+    typer.echo(f"moved: from server {moved.from_system} to {moved.to_system}")
+    if moved.origin.is_upgraded:
+        typer.echo("transactions keep their numbers (pg_upgrade): every subscription goes on where it was")
+        return
+    last = f", up to id {moved.origin.last_id}" if moved.origin.last_id is not None else ""
+    typer.echo(f"{moved.origin.rows:,} records came along{last}")
+    for name, waiting in moved.waiting.items():
+        typer.echo(f"{name}: {waiting:,} of them are still to be delivered")
+    typer.echo(
+        "what cannot be known here: what the old server's harvesters delivered after the last checkpoint, and what was "
+        "written there after the copy"
+    )
 
 
 @app.command()
@@ -191,6 +245,7 @@ def as_dict(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(shard).items() if name != "checkpoint"}
     return {
         **fields,
+        "system": system_of(shard.checkpoint),
         "number": shard.checkpoint.number if shard.checkpoint is not None else None,
         "kept_in": shard.checkpoint.kept_in if shard.checkpoint is not None else None,
         "updated_at": shard.updated_at.isoformat(),
@@ -206,7 +261,9 @@ def rendered(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
     table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
     for shard, lag in found:
         only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
-        seen = shard.seen if shard.holds is None else f"{shard.seen}, holds {shard.holds}"
+        system = system_of(shard.checkpoint)
+        seen = f"{shard.seen}@{system}" if system is not None else shard.seen
+        seen = seen if shard.holds is None else f"{seen}, holds {shard.holds}"
         waits = f", {age(lag.oldest_age_seconds)} old" if lag.oldest_age_seconds is not None else ""
         leader = (
             "nobody yet" if shard.leader_id is None else shard.leader_id if shard.is_led else f"{shard.leader_id}, gone"

@@ -4,6 +4,9 @@ Two advisory locks of the session's database stand for a group:
 - *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
 - *left*: held for a moment by a session that has just let go of the other one in order.
 
+Their keys are made of the group and of the outbox, so that two outboxes of one database do not wait for each other. By
+the group alone they were before: the older *lead* is held too, shared, which keeps out whoever still takes it alone.
+
 Nobody can take *left* without holding *lead*, and the server lets go of it by itself: the leaver may be frozen or gone.
 """
 
@@ -15,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import connect, translated
+from harvest_lib.errors import DatabaseUnavailable
 
 _SET = """
 SELECT set_config('application_name', 'harvest leadership', false),
@@ -23,11 +27,16 @@ SELECT set_config('application_name', 'harvest leadership', false),
 """
 
 _TRY = "SELECT pg_try_advisory_lock(%(lead)s)"
+_TRY_OLDER = "SELECT pg_try_advisory_lock_shared(%(older)s)"
+_LET_OLDER = "SELECT pg_advisory_unlock_shared(%(older)s)"
+
+_TABLE = "SELECT to_regclass(%s)::oid::bigint"
 
 # A bigint key is shown in two halves.
 _LOOK = """
 SELECT coalesce(bool_or(key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
-       coalesce(bool_or(key = %(left)s), false) AS left_in_order
+       coalesce(bool_or(key = %(left)s), false) AS left_in_order,
+       coalesce(to_regclass(%(outbox)s)::oid::bigint <> %(table)s, false) AS is_another
 FROM (
   SELECT pid, classid::bigint << 32 | objid::bigint AS key FROM pg_locks
   WHERE locktype = 'advisory' AND granted AND objsubid = 1
@@ -39,14 +48,15 @@ FROM (
 _LEAVE = """
 SELECT pg_advisory_xact_lock({left});
 SELECT pg_advisory_unlock({lead});
-SELECT pg_sleep({seconds})
+{older}SELECT pg_sleep({seconds})
 """
 
 
 _HOLDER = """
 SELECT 'backend ' || a.pid || coalesce('@' || host(a.client_addr), '')
 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid::bigint << 32 | l.objid::bigint = %(lead)s
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'ExclusiveLock'
+  AND l.classid::bigint << 32 | l.objid::bigint IN (%(lead)s, %(older)s)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
@@ -64,13 +74,16 @@ class Sight:
 class LockSession:
     """One connection. Every call raises DatabaseError when it fails; the lock is gone then, or will be."""
 
-    def __init__(self, conninfo: str, group: str, *, idle_timeout_seconds: float) -> None:
-        """Connect. A session that says nothing for `idle_timeout_seconds` is ended by the server."""
-        self._keys = {"lead": lock_key("lead", group), "left": lock_key("left", group)}
+    def __init__(self, conninfo: str, group: str, *, idle_timeout_seconds: float, outbox: str = "") -> None:
+        """Connect. A session that says nothing for `idle_timeout_seconds` is ended by the server. `outbox` is the name
+        of the table that is led, quoted; empty for none."""
+        self._outbox = outbox
         self._connection: psycopg.Connection[tuple[object, ...]] = connect(conninfo)
         try:
             with translated():
                 self._connection.execute(_SET, {"idle": f"{int(idle_timeout_seconds * 1000)}ms"})
+            self._table = _table(self._connection, outbox)
+            self._keys = lock_keys(group, self._table)
         except BaseException:
             self.close()
             raise
@@ -78,32 +91,64 @@ class LockSession:
     def try_lock(self) -> bool:
         """Take the lock if nobody has it."""
         with translated():
-            row = self._connection.execute(_TRY, self._keys).fetchone()
-        return row == (True,)
+            if self._table is None:
+                return self._connection.execute(_TRY, self._keys).fetchone() == (True,)
+            if self._connection.execute(_TRY_OLDER, self._keys).fetchone() != (True,):
+                return False
+            if self._connection.execute(_TRY, self._keys).fetchone() == (True,):
+                return True
+            self._connection.execute(_LET_OLDER, self._keys)
+        return False
 
     def look(self) -> Sight:
         """Ask whether this session holds the lock, and whether another has just left in order."""
         with translated():
-            row = self._connection.execute(_LOOK, self._keys).fetchone()
-        held, left_in_order = row or (False, False)
-        return Sight(held=held is True, left_in_order=left_in_order is True)
+            values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
+            row = self._connection.execute(_LOOK, values).fetchone()
+        held, left_in_order, is_another = row or (False, False, False)
+        # A table that took the place of ours, as in `harvest migrate`, has another lock.
+        return Sight(held=held is True and is_another is not True, left_in_order=left_in_order is True)
 
     def leave(self, seconds: float) -> None:
         """Let go of the lock, and have the server say for `seconds` that it was in order. Returns when that is over."""
-        keys = {name: sql.Literal(key) for name, key in self._keys.items()}
+        lead, left, older = (sql.Literal(self._keys[name]) for name in ("lead", "left", "older"))
+        both = sql.SQL("SELECT pg_advisory_unlock_shared({});\n").format(older)
+        names = {"lead": lead, "left": left, "older": both if self._table is not None else sql.SQL("")}
         with translated():
-            self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **keys))
+            self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **names))
 
     def close(self) -> None:
         """End the session, and with it whatever it holds."""
         self._connection.close()
 
 
-def lock_holder(connection: psycopg.Connection[Any], group: str) -> str | None:
-    """Return the session that holds the group's lock, by process id and client address, or None."""
+def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "") -> str | None:
+    """Return the session that holds the group's lock of an outbox, by process id and client address, or None."""
+    keys = lock_keys(group, _table(connection, outbox))
     with translated():
-        row = connection.execute(_HOLDER, {"lead": lock_key("lead", group)}).fetchone()
+        row = connection.execute(_HOLDER, keys).fetchone()
     return None if row is None else str(row[0])
+
+
+def lock_keys(group: str, table: int | None) -> dict[str, int]:
+    """Return the keys of a group's locks, for the outbox of this oid, and the older one."""
+    of = f"{group} {table}" if table is not None else group
+    return {"lead": lock_key("lead", of), "left": lock_key("left", of), "older": lock_key("lead", group)}
+
+
+def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:
+    """Return the oid of the outbox. Raises DatabaseUnavailable while it is not to be seen."""
+    if not outbox:
+        return None
+    with translated():
+        row = connection.execute(_TABLE, (outbox,)).fetchone()
+    if row is None or row[0] is None:
+        raise DatabaseUnavailable(
+            "the outbox is not to be seen, so nobody can stand for its lock",
+            evidence=f"there is no {outbox}, or it is in a schema that we may not use",
+            next_step="create it, or grant USAGE on its schema: it is asked again",
+        )
+    return int(row[0])
 
 
 def lock_key(purpose: str, group: str) -> int:

@@ -54,6 +54,8 @@ class PostgresLeadershipSettings:
     expires within it."""
 
     group: str
+    outbox: str = ""
+    """The name of the table, quoted: each outbox has a lock of its own. Empty for one by the group alone."""
     shards: int = 1
     """All are led by whoever has the lock."""
     heartbeat_timeout_seconds: float = 5.0
@@ -68,7 +70,7 @@ class PostgresLeadershipSettings:
 
 
 class PostgresLeadership:
-    """`Leadership` by a session's advisory lock, whose key is made of the group's name."""
+    """`Leadership` by a session's advisory lock, whose key is made of the group's name and the outbox."""
 
     def __init__(
         self, settings: PostgresLeadershipSettings, conninfo: str, clock: Callable[[], float] = boot_seconds
@@ -110,7 +112,10 @@ class PostgresLeadership:
     def _connect(self) -> LockSession:
         settings = self._settings
         return LockSession(
-            self._conninfo, settings.group, idle_timeout_seconds=max(1.0, settings.heartbeat_timeout_seconds)
+            self._conninfo,
+            settings.group,
+            idle_timeout_seconds=max(1.0, settings.heartbeat_timeout_seconds),
+            outbox=settings.outbox,
         )
 
     # All below runs on the thread of its own.

@@ -7,6 +7,8 @@ from harvest_lib.outbox.detached import Detached, detached_segments
 from harvest_lib.outbox.grants import Grants, Way
 from harvest_lib.outbox.mapped import check_mapped
 from harvest_lib.outbox.migration import Migration
+from harvest_lib.outbox.moved_rows import MovedRows
+from harvest_lib.outbox.moves import Moves
 from harvest_lib.outbox.native import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
@@ -27,6 +29,8 @@ __all__ = [
     "Grants",
     "Load",
     "Migration",
+    "MovedRows",
+    "Moves",
     "NativeTable",
     "OutboxTable",
     "ParkedCounts",

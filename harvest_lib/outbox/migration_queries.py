@@ -145,3 +145,9 @@ LIVE = """
 SELECT subscription, shard FROM {subscriptions}
 WHERE updated_at > clock_timestamp() - make_interval(secs => %(seconds)s) ORDER BY subscription, shard
 """
+
+FROM_ELSEWHERE = """
+SELECT subscription, checkpoint -> 'position' -> 'server' ->> 'system' FROM {subscriptions}
+WHERE checkpoint -> 'position' -> 'server' ->> 'system' <> (SELECT system_identifier::text FROM pg_control_system())
+LIMIT 1
+"""

@@ -50,7 +50,8 @@ class Restamping:
                 f"there are records in {self.outbox} that this server cannot have written",
                 evidence="their transaction_id is not below that of the next transaction, or they are being restamped: "
                 "the table was restored or replicated from another server",
-                next_step="stop its subscriptions and run `harvest migrate --restamp`",
+                next_step="stop its subscriptions and run `harvest subscriptions move`, by which they go on; if there "
+                "are none, or they shall begin anew: `harvest migrate --restamp`",
             )
 
     def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:
@@ -62,6 +63,7 @@ class Restamping:
         outbox = self.outbox.placed(connection)
         self.outbox.check_native(connection)
         if not force:
+            self._refuse_if_to_be_moved(connection, outbox)
             self._refuse_if_live(connection, outbox)
         with alone(connection, outbox):
             return self._restamp(connection, outbox)
@@ -95,6 +97,19 @@ class Restamping:
                 evidence=f"within the last {_LIVE_SECONDS:g} s there was a sign of life from {names}",
                 next_step="stop its harvesters, wait a minute, and run the command again; or add --force, and rewind "
                 "the subscription afterwards",
+            )
+
+    def _refuse_if_to_be_moved(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+        statement = sql.SQL(queries.FROM_ELSEWHERE).format(subscriptions=in_statement(outbox.subscriptions.identifier))
+        with translated():
+            found = connection.execute(statement).fetchone()
+        if found is not None:
+            raise OutboxTableError(
+                f"the subscription {found[0]!r} would lose its place",
+                evidence=f"its checkpoint came from the server {found[1]}, and knows rows by their transaction ids "
+                "from there",
+                next_step="`harvest subscriptions move`, which gives rows transactions of this server too; or add "
+                "--force, and rewind the subscription afterwards",
             )
 
     @staticmethod

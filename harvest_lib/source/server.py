@@ -93,8 +93,9 @@ def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscr
         raise ServerRegressed(
             "this is not the server that the checkpoint came from",
             evidence=f"its system identifier is {now.system}, the checkpoint's {before['system']}",
-            next_step=f"correct `dataSource`; if the data was moved by dump and restore: `harvest migrate --restamp`, "
-            f"then {remedy}",
+            next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
+            f"`harvest subscriptions move`; to give the position up: `harvest subscriptions rewind {subscription} "
+            "--to beginning|now`",
         )
     if now.timeline != before["timeline"]:
         fork = _fork(connection, now.timeline, before["timeline"])

@@ -357,7 +357,9 @@ def test_harvesters_elect_by_the_lock_and_hand_over_without_a_loss_or_a_repeat(o
         with member() as second:
             eventually(lambda: first.delivered_records > 200, 20, "busy")
             assert not second.is_leader
-            assert lock_holder(outbox.connection, group_id).startswith("backend "), "which `harvest status` shows"
+            assert lock_holder(outbox.connection, group_id, "outbox").startswith("backend "), (
+                "which `harvest status` shows"
+            )
             first.stop()
             assert first.await_stopped(15)
             stopped = boot_seconds()
@@ -365,7 +367,7 @@ def test_harvesters_elect_by_the_lock_and_hand_over_without_a_loss_or_a_repeat(o
             assert boot_seconds() - stopped < 1.0 + SLACK
             eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
             assert second.delivered_records > 0, "the first left it something"
-    assert lock_holder(outbox.connection, group_id) is None
+    assert lock_holder(outbox.connection, group_id, "outbox") is None
     delivered = read_topic(bootstrap_servers, outbox.topic)
     assert sorted(record.outbox_id for record in delivered) == list(range(1, records + 1))
     assert len({record.leader_id for record in delivered}) == 2

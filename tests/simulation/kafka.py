@@ -138,11 +138,14 @@ class Ended:
 class Read:
     """A message, as a consumer has it."""
 
-    def __init__(self, entry):
-        self._entry = entry
+    def __init__(self, entry, offset):
+        self._entry, self._offset = entry, offset
 
     def error(self):
         return None
+
+    def offset(self):
+        return self._offset
 
     def key(self):
         return self._entry.key.encode()
@@ -170,7 +173,11 @@ class Consumer:
         entries = self._broker.entries(place.topic, place.partition)
         end = self._broker.committed_end(place.topic, place.partition) if self._reads_committed else len(entries)
         states = {COMMITTED} if self._reads_committed else {COMMITTED, OPEN}
-        self._waiting = [Read(each) for each in entries[place.offset : end] if each.state in states]
+        self._waiting = [
+            Read(each, offset)
+            for offset, each in enumerate(entries[place.offset : end], place.offset)
+            if each.state in states
+        ]
         self._waiting.append(Ended())
 
     def poll(self, _timeout):

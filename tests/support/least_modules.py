@@ -6,6 +6,7 @@ it. A test of its own, `module::test`, has a reason where the rest of its module
 
 RUN = {
     "integration/test_bad_records",
+    "integration/test_checkpoint_forged",
     "integration/test_cli",
     "integration/test_cli_park",
     "integration/test_cli_subscriptions",
@@ -89,9 +90,11 @@ EXEMPT = {
     "integration/test_local_stack": _SERVERS,
     "integration/test_mark_source": _PART,
     "integration/test_migrate": "its subject is moving a table, which is the owner's work",
+    "integration/test_moving": "its subject is moving a table to another server, which is the owner's work",
     "integration/test_neli": _PART,
     "integration/test_neli_network": _PART,
     "integration/test_neli_shards": _PART,
+    "integration/test_outbox_identity": "its tables are moved about between schemas, which is the owner's work",
     "integration/test_outbox_sink": _SINK,
     "integration/test_outbox_sink_command": _SINK,
     "integration/test_outbox_sink_faults": _SINK,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.checkpoint import Checkpoint
-from harvest_lib.checkpoint_topic import newest
+from harvest_lib.checkpoint_choice import Belonging, newest
 from harvest_lib.errors import CheckpointError
 from harvest_lib.source.mark_pages import MOST_IDS, decode_ids, encode_ids
 
@@ -21,7 +21,7 @@ def record(number, *, generation=0, outbox=OURS):
 
 
 def decided(mirror, found):
-    return newest(mirror, found, outbox=OURS, place="here")
+    return newest(mirror, found, ours=Belonging(outbox=OURS), place="here")
 
 
 def test_kafka_is_ahead_of_its_mirror():

@@ -33,7 +33,8 @@ class Server:
         self.before_lock = self.before_look = self.in_word = lambda: None
         self.words = 0
 
-    def session(self, _conninfo, _group, *, idle_timeout_seconds):
+    def session(self, _conninfo, _group, *, idle_timeout_seconds, outbox):
+        assert outbox == ""
         assert idle_timeout_seconds >= HEARTBEAT
         return Session(self)
 

@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from harvest_lib.checkpoint import Checkpoint
-from harvest_lib.checkpoint_topic import newest
+from harvest_lib.checkpoint_choice import Belonging, newest
 from harvest_lib.stores import PostgresStore
 
 
@@ -21,4 +21,4 @@ def test_kafka_s_last_checkpoint_is_passed_by_the_first_lap_without_transactions
     assert begun.position == {"at": 7}
     lap = Checkpoint(generation=0, number=begun.number + 1, position={"at": 500})
     in_kafka = {**Checkpoint(generation=0, number=10, position={"at": 10}, kept_in="kafka").as_json(), "outbox": "o"}
-    assert newest(lap, in_kafka, outbox="o", place="here") == lap
+    assert newest(lap, in_kafka, ours=Belonging(outbox="o"), place="here") == lap

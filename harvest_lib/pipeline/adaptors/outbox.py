@@ -155,7 +155,7 @@ class OutboxReader:
             subscription=subscription.name,
             scoping=scoping(table.subscriptions.identifier, subscription),
         )
-        self._checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription)
+        self._checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier)
         return self._source, self._checkpoints
 
     def _require_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> None:

@@ -1,0 +1,83 @@
+"""What a checkpoint is, and how it is spelled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harvest_lib.errors import CheckpointError
+
+Position = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where a subscription stands: the `number`-th checkpoint of its generation, and the source's position, None before
+    the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
+
+    generation: int
+    number: int = 0
+    position: Position | None = None
+    delivered: int = 0
+    seen: str = "1:1:"
+    holds: int | None = None
+    kept_in: str = "postgres"
+    """Where the one that counts is: `postgres`, or `kafka`, of which this is a mirror."""
+    intents: Sequence[Sequence[Any]] = ()
+    """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
+    origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Who wrote it, and for which outbox: what of `ORIGIN` is known."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "number": self.number,
+            "position": self.position,
+            "delivered": self.delivered,
+            "kept_in": self.kept_in,
+            **({"intents": self.intents} if self.intents else {}),
+            **self.origin,
+        }
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
+        """Read what `as_json` has made. Raises ValueError, saying what is wrong, for what is no checkpoint."""
+        found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
+        for name, kinds in _KINDS_OF.items():
+            if not isinstance(found[name], kinds) or isinstance(found[name], bool):
+                raise ValueError(f"its {name} is {str(found[name])[:60]!r}")  # noqa: TRY004 - as of all that is wrong with one
+        return cls(**found, origin={name: value[name] for name in ORIGIN if name in value})
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "generation": None,
+    "number": None,
+    "position": None,
+    "delivered": 0,
+    "kept_in": None,
+    "intents": (),
+}
+_KINDS_OF: Mapping[str, tuple[type, ...]] = {
+    "generation": (int,),
+    "number": (int,),
+    "position": (dict, type(None)),
+    "delivered": (int,),
+    "kept_in": (str,),
+    "intents": (list, tuple),
+}
+
+ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "kafka", "placed")
+"""The names of what a checkpoint says of its origin: `identity` of the outbox, and what it `was` before people said so;
+`leaders` by epoch, those since the last that saved; `kafka`, the group and the topic it was written under; `placed`, if
+people put it there and no leader has saved since."""
+
+
+def read_checkpoint(saved: Mapping[str, Any]) -> Checkpoint:
+    """Read what a row has. Raises CheckpointError if somebody has written there what is no checkpoint."""
+    try:
+        return Checkpoint.of_json(saved)
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(
+            "what stands as a checkpoint in Postgres is none",
+            evidence=str(error),
+            next_step="`harvest subscriptions rewind … --to beginning|now|SNAPSHOT`",
+        ) from error

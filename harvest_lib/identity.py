@@ -1,0 +1,115 @@
+"""Which outbox it is: a table of one database of one server, whatever its name is and whichever schema is found first.
+
+The identity is (system identifier, oid of the database, oid of the table), spelled `7421…/5/16400`. A table keeps it
+when it is renamed or moved to another schema. After `harvest migrate` the table that was is a segment of the new one:
+that counts as the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError, ServerRegressed
+
+# By the cast, which raises if there is no such table, or none that we may see.
+_IDENTITY = """
+SELECT (SELECT system_identifier::text FROM pg_control_system()),
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), %s::text::regclass::oid::bigint
+"""
+
+_IS_SEGMENT = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = %s AND inhparent = %s)"
+
+_SAVED = "SELECT checkpoint FROM {} WHERE subscription = %s AND checkpoint IS NOT NULL"
+
+_OF_THAT_NAME = """
+SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition
+  AND relname = (SELECT relname FROM pg_class WHERE oid = %s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxIdentity:
+    """The identity of one outbox."""
+
+    system: str
+    database: int
+    table: int
+
+    @classmethod
+    def parse(cls, text: str) -> "OutboxIdentity":
+        """Read what `str` has spelled. Raises ValueError for anything else."""
+        system, database, table = text.split("/")
+        return cls(system, int(database), int(table))
+
+    def __str__(self) -> str:
+        return f"{self.system}/{self.database}/{self.table}"
+
+
+def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> OutboxIdentity:
+    """Return the identity of a table. Raises OutboxTableError if it cannot be seen."""
+    with translated():
+        row = connection.execute(_IDENTITY, (outbox.as_string(None),)).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return OutboxIdentity(*row)
+
+
+def is_same_table(connection: psycopg.Connection[Any], before: OutboxIdentity, now: OutboxIdentity) -> bool:
+    """Tell whether an identity that was written down before is that of the same table."""
+    if before == now:
+        return True
+    if (before.system, before.database) != (now.system, now.database):
+        return False
+    with translated():
+        row = connection.execute(_IS_SEGMENT, (before.table, now.table)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def has_unique_name(connection: psycopg.Connection[Any], now: OutboxIdentity) -> bool:
+    """Tell whether no other table of the database has the same name, in whatever schema."""
+    with translated():
+        row = connection.execute(_OF_THAT_NAME, (now.table,)).fetchone()
+    return row is not None and row[0] == 1
+
+
+def check_identity(
+    connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity, subscription: str
+) -> None:
+    """Raise ServerRegressed if a checkpoint in Postgres is of another server, and CheckpointError if it is of another
+    outbox. One that does not say of which it is, as older versions wrote it, may say of which server."""
+    place = (saved.get("position") or {}).get("server") or {}
+    try:
+        before = OutboxIdentity.parse(str(saved["identity"])) if "identity" in saved else None
+    except ValueError:
+        before = OutboxIdentity(now.system, 0, 0)
+    system = before.system if before is not None else place.get("system", now.system)
+    evidence = f"it is of {before or system}, this outbox is {now} (system identifier/database/table)"
+    if system != now.system:
+        raise ServerRegressed(
+            "this is not the server that the checkpoint came from",
+            evidence=evidence,
+            next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
+            "`harvest subscriptions move`",
+        )
+    if before is not None and not is_same_table(connection, before, now):
+        raise CheckpointError(
+            f"the checkpoint of the subscription {subscription!r} in Postgres belongs to another outbox",
+            evidence=evidence,
+            next_step="check `dataSource` with its search_path, and `outboxTable`; if the other is still harvested, "
+            "give this one another `leaderGroupID` or `subscription`; if it is the same outbox, made anew on this "
+            f"server: `harvest subscriptions rewind {subscription} --to mirror`",
+        )
+
+
+def check_identities(
+    connection: psycopg.Connection[Any], table: sql.Identifier, outbox: sql.Identifier, subscription: str
+) -> None:
+    """Do as `check_identity` for all shards of a subscription. `table` is that of the subscriptions."""
+    statement = sql.SQL(_SAVED).format(in_statement(table))
+    with translated():
+        rows = connection.execute(statement, (subscription,)).fetchall()
+    for (saved,) in rows:
+        check_identity(connection, saved, identity_of(connection, outbox), subscription)

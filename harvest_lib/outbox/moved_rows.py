@@ -1,0 +1,206 @@
+"""The rows of an outbox that came from another server: which they are, and new transaction ids for them.
+
+A row's `transaction_id` is a number of the server that it was written on. What wrote the row on this server, by a
+restore or as a writer, is in its system column `xmin`, and when its segment was made here is in the catalog:
+
+    transaction_id not reached yet, above xmin, or before its segment was made    it came from elsewhere
+    several transaction_ids under one xmin                                         a restore wrote them
+    transaction_id is xmin                                                         it was written here
+    anything else                                                                  its id has to tell: see `Origin`
+    xmin before its segment was made                                               pg_upgrade: the numbers go on
+
+Ids tell because a sequence goes on where it was: what came along is below what was written here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox.table import OutboxTable
+
+FIRST_RANK = 3
+"""The first id of a transaction that Postgres gives; before a cluster is made it has given hundreds."""
+
+_LAST_ID_NEXT_STEP = (
+    "give the last id of the old server, which its sequence had when writers were stopped there: "
+    "`harvest subscriptions move --last-id N`"
+)
+
+# 32 bits of an xmin become 64 by the next transaction's; rows of the catalog for system columns are never changed.
+_ORIGINS = """
+WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax),
+made AS (
+  SELECT c.oid, now.xmax - mod(mod(now.xmax, 4294967296) - a.xmin::text::bigint + 4294967296, 4294967296) AS made_in
+  FROM now, pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'ctid'
+  WHERE i.inhparent = to_regclass(%(outbox)s)
+), found AS MATERIALIZED (
+  SELECT o.id, o.transaction_id::text::bigint AS transaction_id, made.made_in, now.xmax,
+    now.xmax - mod(mod(now.xmax, 4294967296) - o.xmin::text::bigint + 4294967296, 4294967296) AS inserted_in
+  FROM now, {outbox} AS o JOIN made ON made.oid = o.tableoid
+), restores AS (
+  SELECT inserted_in FROM found GROUP BY inserted_in HAVING count(DISTINCT transaction_id) > 1
+)
+SELECT CASE
+    WHEN found.transaction_id >= found.xmax OR found.transaction_id > found.inserted_in
+      OR found.transaction_id < found.made_in OR restores.inserted_in IS NOT NULL THEN 'came'
+    WHEN found.transaction_id = found.inserted_in THEN 'written'
+    ELSE 'unknown' END AS kind,
+  count(*), min(id), max(id), count(*) FILTER (WHERE found.inserted_in < found.made_in)
+FROM found LEFT JOIN restores ON restores.inserted_in = found.inserted_in GROUP BY 1
+"""
+
+_UNKNOWN_ABOVE = """
+SELECT count(*), min(id) FROM {outbox} WHERE id > %(above)s AND (%(below)s::bigint IS NULL OR id < %(below)s)
+"""
+
+_SEQUENCE = """
+SELECT name, pg_sequence_last_value(name::regclass), (SELECT max(id) FROM {outbox})
+FROM pg_get_serial_sequence(%(outbox)s, 'id') AS name
+"""
+
+_REPLICATED = """
+SELECT s.subname FROM pg_subscription AS s JOIN pg_subscription_rel AS r ON r.srsubid = s.oid
+WHERE s.subenabled AND (r.srrelid = to_regclass(%(outbox)s)
+  OR r.srrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass(%(outbox)s)))
+"""
+
+_RANK = """
+CREATE TEMPORARY TABLE harvest_ranks ON COMMIT DROP AS
+SELECT id, {states} AS states FROM {outbox} WHERE id <= %(last_id)s
+"""
+
+_STATES = "SELECT states, count(*) FROM harvest_ranks GROUP BY states"
+
+_AMONG = "SELECT id FROM harvest_ranks WHERE states = ANY (%(states)s) ORDER BY id"
+
+_STAMP = """
+UPDATE {outbox} AS o SET transaction_id = r.rank::text::xid8
+FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
+WHERE o.id = k.id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What came along: how many rows, up to which id (None if there are none), and whether numbers go on."""
+
+    rows: int = 0
+    last_id: int | None = None
+    is_upgraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRows:
+    """The rows of one native outbox, which has its schema in its name."""
+
+    outbox: OutboxTable
+
+    def check_quiet(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError while replication still writes here, or if the sequence is behind the rows."""
+        with translated():
+            replicated = connection.execute(_REPLICATED, self._values()).fetchall()
+            sequence, at, highest = self._fetch(connection, _SEQUENCE) or (None, None, None)
+        if replicated:
+            raise OutboxTableError(
+                f"logical replication still writes to {self.outbox}",
+                evidence=f"the subscription {replicated[0][0]!r} of Postgres is enabled",
+                next_step="stop the writers of the old server, wait until all has come, then "
+                f'`ALTER SUBSCRIPTION "{replicated[0][0]}" DISABLE` and run the command again',
+            )
+        if sequence is not None and highest is not None and (at or 0) < highest:
+            raise OutboxTableError(
+                f"the sequence of {self.outbox} is behind its rows: ids that were given would be given again",
+                evidence=f"{sequence} is at {at}, the highest id is {highest}; replication does not set sequences",
+                next_step=f"SELECT setval('{sequence}', {highest})",
+            )
+
+    def origin(self, connection: psycopg.Connection[Any], last_id: int | None = None) -> Origin:
+        """Find out what came along. `last_id` is what people know of it. Raises OutboxTableError if that cannot be
+        known, or is contradicted by a row. Reads the whole table."""
+        with translated():
+            rows = connection.execute(self._filled(_ORIGINS), self._values()).fetchall()
+        kinds = {kind: (count, low, high, physical) for kind, count, low, high, physical in rows}
+        came = kinds.get("came", (0, None, None, 0))
+        if came[0] and came[3] == came[0]:
+            return Origin(rows=came[0], last_id=came[2], is_upgraded=True)
+        written, unknown = kinds.get("written"), kinds.get("unknown")
+        if last_id is not None and not came[0] and written and written[1] <= last_id:
+            raise OutboxTableError(
+                f"no row up to {last_id} says that it came from another server",
+                evidence=f"the row {written[1]} was written here, or was restamped before its subscriptions were moved",
+                next_step="without --last-id all of them count as written here, and come again",
+            )
+        if last_id is None:
+            last_id = self._last_id(connection, came[2], written[1] if written else None, unknown)
+        elif came[2] is not None and came[2] > last_id:
+            raise OutboxTableError(
+                f"{last_id} was not the last id of the old server",
+                evidence=f"the row {came[2]} came from there too: this server had no such transaction when it was made",
+                next_step=_LAST_ID_NEXT_STEP,
+            )
+        if last_id is None:
+            return Origin()
+        count = self._fetch(connection, "SELECT count(*) FROM {outbox} WHERE id <= %(last_id)s", last_id=last_id)
+        return Origin(rows=count[0] if count else 0, last_id=last_id)
+
+    def _last_id(
+        self,
+        connection: psycopg.Connection[Any],
+        last_came: int | None,
+        first_written: int | None,
+        unknown: tuple[Any, ...] | None,
+    ) -> int | None:
+        if last_came is not None and first_written is not None and first_written < last_came:
+            raise OutboxTableError(
+                "which rows came from the other server cannot be known from themselves",
+                evidence=f"the row {first_written} says that it was written here, the row {last_came}, which is later, "
+                "came from there",
+                next_step=_LAST_ID_NEXT_STEP,
+            )
+        if unknown is not None:
+            above = last_came if last_came is not None else -(2**63)
+            values = {"above": above, "below": first_written}
+            between = self._fetch(connection, _UNKNOWN_ABOVE, **values)
+            if between is not None and between[0]:
+                raise OutboxTableError(
+                    "which rows came from the other server cannot be known from themselves",
+                    evidence=f"{between[0]} rows from id {between[1]} on may have come from there, or may have been "
+                    "written here after a savepoint: both servers had transactions of these numbers",
+                    next_step=_LAST_ID_NEXT_STEP,
+                )
+        return last_came
+
+    def rank(
+        self, connection: psycopg.Connection[Any], last_id: int, delivered: Sequence[sql.Composable]
+    ) -> Mapping[str, int]:
+        """Find out by whom each row up to an id was delivered: `delivered` has a condition for each subscription.
+        Return how many rows there are by answers, a 0 or 1 for each. In the caller's transaction."""
+        states = sql.SQL(" || ").join(sql.SQL("CASE WHEN {} THEN '1' ELSE '0' END").format(each) for each in delivered)
+        names = {"outbox": in_statement(self.outbox.identifier), "states": states}
+        connection.execute(sql.SQL(_RANK).format(**names), {"last_id": last_id})
+        return dict(connection.execute(_STATES).fetchall())
+
+    def ids(self, connection: psycopg.Connection[Any], states: Sequence[str]) -> list[int]:
+        """Return the ids of rows that have one of these answers, ascending."""
+        return [each for (each,) in connection.execute(_AMONG, {"states": list(states)}).fetchall()]
+
+    def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
+        """Give the rows the transaction ids that their answers rank them by, and return how many there were."""
+        values = {"states": list(ranks), "ranks": list(ranks.values())}
+        return connection.execute(self._filled(_STAMP), values).rowcount
+
+    def _fetch(self, connection: psycopg.Connection[Any], statement: str, **values: Any) -> tuple[Any, ...] | None:
+        with translated():
+            return connection.execute(self._filled(statement), {**self._values(), **values}).fetchone()
+
+    def _filled(self, statement: str) -> sql.Composed:
+        return sql.SQL(statement).format(outbox=in_statement(self.outbox.identifier))
+
+    def _values(self) -> dict[str, Any]:
+        return {"outbox": self.outbox.identifier.as_string(None)}

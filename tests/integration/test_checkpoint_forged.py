@@ -1,0 +1,206 @@
+"""What stands in the checkpoint topic that no leader of ours has written, and a topic that is not the one it was."""
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+from support.outbox import read_topic
+from support.subscribed import Subscribed
+from support.waiting import eventually
+
+from harvest_lib.errors import CheckpointError
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+
+EXACTLY_ONCE = {"delivery": "transactional"}
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def producer(bootstrap_servers):
+    return Producer({"bootstrap.servers": bootstrap_servers})
+
+
+def write(outbox, *keys):
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key=key, value="v") for key in keys])
+
+
+def drain(outbox, **settings):
+    outbox.harvest(**EXACTLY_ONCE, **settings).drain(60)
+
+
+def committed(outbox):
+    return sorted(outbox.arrived(isolation="read_committed"))
+
+
+def checkpoint_topic(outbox):
+    return f"{outbox.group}.default.checkpoint"
+
+
+def last(outbox):
+    records = read_topic(outbox.servers, checkpoint_topic(outbox), isolation="read_committed")
+    return records[-1].offset, json.loads(records[-1].value)
+
+
+def put(outbox, producer, value):
+    """Write to the checkpoint topic as anybody may who has the right to; return the offset."""
+    offsets = []
+    producer.produce(
+        checkpoint_topic(outbox), value, "default/0", 0, lambda _error, message: offsets.append(message.offset())
+    )
+    assert producer.flush(10) == 0
+    return offsets[0]
+
+
+GARBAGE = {
+    "no JSON": b"\x00\xffnonsense",
+    "cut off": b'{"generation": 0, "num',
+    "another shape": b'"checkpoint"',
+    "a list": b"[1, 2]",
+    "without a number": b'{"generation": 0, "position": null, "kept_in": "kafka"}',
+    "a number that is none": b'{"generation": 0, "number": "7", "position": null, "kept_in": "kafka"}',
+    "true for a number": b'{"generation": 0, "number": true, "position": null, "kept_in": "kafka"}',
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_what_is_no_checkpoint_is_named_and_rewinding_mends_it(outbox, producer, kind):
+    write(outbox, "1", "2")
+    drain(outbox)
+    offset = put(outbox, producer, GARBAGE[kind])
+    write(outbox, "3")
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            drain(outbox)
+        assert f"topic {checkpoint_topic(outbox)}, partition 0, offset {offset}" in error.value.evidence
+        assert "harvest subscriptions rewind default --to mirror" in error.value.next_step
+    outbox.subscriptions.rewind("default", to="mirror")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+    write(outbox, "4")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3, 4], "and it stays mended"
+
+
+def forged(record, **changes):
+    position = {**record["position"], "prev": "900000:900000:"}
+    return json.dumps({**record, "number": record["number"] + 1, "position": position, **changes}).encode()
+
+
+FORGED = {
+    "an epoch that was never given": ({"epoch": 99}, "epoch 99"),
+    "a leader that was never recorded": ({"leader_id": "0b5c1b4e-0000-4000-8000-000000000000"}, "0b5c1b4e-0000-4000"),
+    "another subscription's": ({"subscription": "other"}, "'other'"),
+    "another shard's": ({"shard": 1}, "shard 1"),
+    "a generation to come": ({"generation": 2**62}, "generation"),
+    "nobody's": ({"identity": None, "epoch": None, "leader_id": None}, "does not say who wrote it"),
+    "a position that is none": ({"position": {"source": "snapshot", "prev": "x"}}, "position"),
+    "a position of another source": ({"position": {"source": "transaction_id"}}, "position"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_checkpoint_that_no_leader_has_written_is_refused_and_rewinding_mends_it(outbox, producer, kind):
+    write(outbox, "1", "2")
+    drain(outbox)
+    _, record = last(outbox)
+    changes, why = FORGED[kind]
+    changed = {name: value for name, value in changes.items() if value is not None}
+    record = {name: value for name, value in record.items() if name not in changes or name in changed}
+    offset = put(outbox, producer, forged(record, **changed))
+    write(outbox, "3")
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox)
+    assert f"topic {checkpoint_topic(outbox)}, partition 0, offset {offset}" in error.value.evidence
+    assert why in error.value.evidence
+    outbox.subscriptions.rewind("default", to="mirror")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+    drain(outbox)
+
+
+def test_a_checkpoint_of_another_outbox_is_not_read_as_forged(outbox, producer):
+    write(outbox, "1")
+    drain(outbox)
+    _, record = last(outbox)
+    put(outbox, producer, forged(record, identity="7/7/7", epoch=99))
+    with pytest.raises(CheckpointError, match="another outbox"):
+        drain(outbox)
+
+
+def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, monkeypatch):
+    """The last in Kafka may be of a leader some epochs ago."""
+    write(outbox, "1")
+    drain(outbox)
+    _, before = last(outbox)
+    monkeypatch.setattr("harvest_lib.tail_loop.TailLoop._save", lambda _self: True)
+    write(outbox, "2")
+    drain(outbox)
+    monkeypatch.undo()
+    _, record = last(outbox)
+    assert record["epoch"] > before["epoch"]
+    monkeypatch.setattr("harvest_lib.stores.KafkaStore.stands", lambda _self: 1 / 0)
+    for _ in range(3):  # these lead and die
+        with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
+            harvest.await_stopped(30)
+    monkeypatch.undo()
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+
+
+# -- a group or a topic that is another
+
+
+def test_another_group_is_said_to_be_what_changed(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    group = outbox.group
+    outbox.group = f"{group}2"
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox)
+    assert "the configuration names another" in error.value.cause
+    assert "made anew" not in str(error.value)
+    assert f"`leaderGroupID` was '{group}' and is '{group}2'" in error.value.evidence
+    outbox.group = group
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2], "set back, it goes on"
+
+
+def test_another_group_is_taken_on_purpose(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    outbox.group = f"{outbox.group}2"
+    outbox.subscriptions.rewind("default", to="mirror")
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+def test_another_name_of_the_topic_is_said_to_be_what_changed(outbox):
+    write(outbox, "1")
+    drain(outbox, checkpoint_topic=f"{outbox.group}.one")
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox, checkpoint_topic=f"{outbox.group}.two")
+    assert f"`checkpointTopic` was '{outbox.group}.one' and is '{outbox.group}.two'" in error.value.evidence
+    assert "leaderGroupID" not in error.value.evidence
+
+
+def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
+    write(outbox, "1")
+    drain(outbox)
+    topic = checkpoint_topic(outbox)
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    with pytest.raises(CheckpointError, match="behind its mirror") as error:
+        drain(outbox)
+    assert "deleted and made anew" in error.value.cause
+    assert "the topic's id was" in error.value.evidence

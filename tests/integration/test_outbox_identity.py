@@ -1,0 +1,264 @@
+"""Whose a checkpoint is: an outbox is a table of one database of one server, whatever its name is and who finds it."""
+
+import json
+import uuid
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from psycopg.conninfo import make_conninfo
+from support.outbox import harvest_config, read_topic
+from support.subscribed import Subscribed
+from support.waiting import eventually
+
+from harvest_lib.checkpoint import Checkpoints, Subscription
+from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.harvester import Harvest, State
+from harvest_lib.identity import identity_of
+from harvest_lib.outbox import Migration, OutboxTable, append
+from harvest_lib.outbox.native import create_beside
+from harvest_lib.record import OutboxRecord
+
+EXACTLY_ONCE = {"delivery": "transactional"}
+
+
+def in_schema(dsn, *schemas):
+    """A connection string that finds its tables in these schemas, which are made."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for schema in schemas:
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    return make_conninfo(dsn, options=f"-c search_path={','.join(schemas)}")
+
+
+def write(outbox, *keys):
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key=key, value="v") for key in keys])
+
+
+@pytest.fixture
+def make(dsn, make_topic, bootstrap_servers, group_id):
+    """Make pools of one group, each with a table and a topic of its own, all named alike."""
+    made = []
+
+    def one(*schemas, table="outbox"):
+        made.append(Subscribed(in_schema(dsn, *schemas), make_topic(), bootstrap_servers, group_id, table))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(partitions=4), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+def saved(outbox):
+    return outbox.connection.execute("SELECT checkpoint FROM outbox_subscriptions").fetchone()[0]
+
+
+def committed(outbox):
+    return sorted(outbox.arrived(isolation="read_committed"))
+
+
+# -- two outboxes of one name
+
+
+def test_a_pool_does_not_go_on_from_the_checkpoint_of_another_schema(make):
+    """It delivered nothing of its own up to there, and said that nothing was behind."""
+    a, b = make("a"), make("b")
+    write(a, *"12345")
+    write(b, *"12345")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(a) == [1, 2, 3, 4, 5]
+    with pytest.raises(CheckpointError, match="another outbox") as error:
+        b.harvest(**EXACTLY_ONCE).drain(60)
+    assert "leaderGroupID" in error.value.next_step
+    assert str(identity_of(a.connection, a.name.identifier)) in error.value.evidence
+    assert committed(b) == []
+    write(a, "6")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(a) == [1, 2, 3, 4, 5, 6], "it is as it was"
+    b.harvest(**EXACTLY_ONCE, subscription="theirs").drain(60)
+    assert committed(b) == [1, 2, 3, 4, 5]
+
+
+def test_a_standby_of_another_schema_says_so_while_it_waits(make):
+    a, b = make("a"), make("b")
+    settings = {**EXACTLY_ONCE, "leadership": "neli", "leader_topic": f"{a.group}.neli"}
+    with b.made(**settings) as other, a.made(**settings) as first:
+        first.start()
+        other.start()  # there may be no checkpoint yet, of neither
+        write(a, "1")
+        write(b, "1")
+        failed = eventually(
+            lambda: [each for each in (first, other) if each.state is State.STOPPED], 60, "one gives up"
+        )
+        with pytest.raises(CheckpointError, match="another outbox"):
+            failed[0].await_stopped(10)
+        assert len(failed) == 1
+
+
+def test_two_pools_of_one_group_each_lead_their_own_schema_by_the_lock(make):
+    a, b = make("a"), make("b")
+    settings = {"leadership": "postgres"}
+    write(a, "1")
+    write(b, "1", "2")
+    with a.running(**settings), b.running(**settings):
+        eventually(lambda: (a.arrived(), b.arrived()) == ([1], [1, 2]), 40, "both lead")
+
+
+def test_subscriptions_that_another_table_s_pool_keeps_are_not_its_own(make, dsn, bootstrap_servers):
+    """The outbox is found in one schema of the path, the table of subscriptions in another, which another pool uses."""
+    first = make("shared")
+    write(first, "1", "2")
+    first.harvest().drain(60)
+    first.connection.execute("CREATE SCHEMA IF NOT EXISTS hidden; ALTER TABLE outbox SET SCHEMA hidden")
+    second = make("later")
+    write(second, "1", "2", "3")
+    path = in_schema(dsn, "shared", "later")
+    with pytest.raises(CheckpointError, match="another outbox"):
+        Harvest(harvest_config(path, bootstrap_servers, "", leadership="solo", source="snapshot")).drain(60)
+    assert second.arrived() == []
+
+
+# -- checkpoints of before
+
+
+def unstamped(outbox):
+    """Have the checkpoints as they were before they said whose they are."""
+    outbox.connection.execute(
+        "UPDATE outbox_subscriptions SET checkpoint = "
+        "checkpoint - '{identity,subscription,shard,leader_id,epoch,leaders,kafka,was,rewound}'::text[]"
+    )
+
+
+def older_record(outbox, producer, topic, **changes):
+    """Write the mirror as the checkpoint in Kafka, as it was written before."""
+    name = f"{outbox.connection.info.dbname}/{outbox.name}"
+    record = {**saved(outbox), "outbox": name, **changes}
+    producer.produce(topic, json.dumps(record), "default/0", 0)
+    assert producer.flush(10) == 0
+
+
+@pytest.fixture
+def producer(bootstrap_servers):
+    return Producer({"bootstrap.servers": bootstrap_servers})
+
+
+def test_checkpoints_of_before_are_upgraded(outbox, producer):
+    write(outbox, "1", "2")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    unstamped(outbox)
+    topic = f"{outbox.group}.default.checkpoint"
+    older_record(outbox, producer, topic, number=saved(outbox)["number"] + 1)
+    write(outbox, "3")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(outbox) == [1, 2, 3]
+    assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
+
+
+def test_a_checkpoint_of_before_that_may_be_another_s_is_refused(make, producer):
+    a, b = make("a"), make("b")
+    write(a, "1", "2")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    unstamped(a)
+    older_record(a, producer, f"{a.group}.default.checkpoint")
+    write(b, "1", "2", "3")
+    with pytest.raises(CheckpointError, match="another outbox"):
+        b.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(b) == []
+    write(a, "3")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(a) == [1, 2, 3], "its mirror says the same: it is a's"
+
+
+def test_a_checkpoint_of_before_in_postgres_is_upgraded(outbox):
+    write(outbox, "1")
+    outbox.harvest().drain(60)
+    unstamped(outbox)
+    write(outbox, "2")
+    outbox.harvest().drain(60)
+    assert sorted(outbox.arrived()) == [1, 2]
+    assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
+
+
+# -- the same table
+
+
+def test_a_table_that_was_renamed_is_the_same(outbox, bootstrap_servers):
+    write(outbox, "1")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    outbox.connection.execute("ALTER TABLE outbox RENAME TO orders")
+    for each in ("subscriptions", "segments", "set_aside"):
+        outbox.connection.execute(f"ALTER TABLE outbox_{each} RENAME TO orders_{each}")
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="v")], table="orders")
+    outbox.harvest(**EXACTLY_ONCE, outbox_table="orders").drain(60)
+    assert committed(outbox) == [1, 2]
+
+
+def test_a_table_that_was_migrated_is_the_same(outbox):
+    """Its first segment is the table that it was."""
+    table = OutboxTable.parse("old")
+    table.create(outbox.connection)
+    create_beside(outbox.connection, table)
+    outbox.connection.execute(
+        "INSERT INTO old (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
+        "VALUES (now(), %s, 'k', 'v', '{}', '{}')",
+        (outbox.topic,),
+    )
+    outbox.harvest(**EXACTLY_ONCE, source="mark", outbox_table="old").drain(60)
+    Migration(outbox=table, segment_size=1000, after=lambda _step: None).run(outbox.connection)
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="v")], table="old")
+    outbox.harvest(**EXACTLY_ONCE, source="mark", outbox_table="old").drain(60)
+    assert len(committed(outbox)) == 2
+
+
+def test_a_table_that_was_made_anew_is_another_until_somebody_says_so(outbox):
+    write(outbox, "1", "2")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    outbox.connection.execute(
+        "CREATE TABLE other (LIKE outbox INCLUDING ALL) PARTITION BY RANGE (id);"
+        "CREATE TABLE other_tail PARTITION OF other FOR VALUES FROM (MINVALUE) TO (MAXVALUE);"
+        "INSERT INTO other SELECT * FROM outbox; ALTER SEQUENCE outbox_id_seq OWNED BY other.id;"
+        "DROP TABLE outbox; ALTER TABLE other RENAME TO outbox"
+    )
+    write(outbox, "3")
+    with pytest.raises(CheckpointError, match="another outbox") as error:
+        outbox.harvest(**EXACTLY_ONCE).drain(60)
+    assert "harvest subscriptions rewind default --to mirror" in error.value.next_step
+    outbox.subscriptions.rewind("default", to="mirror")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    assert committed(outbox) == [1, 2, 3]
+
+
+def test_another_server_is_told_how_to_move(outbox):
+    write(outbox, "1")
+    outbox.harvest().drain(60)
+    outbox.connection.execute(
+        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{identity}', '\"42/5/6\"')"
+    )
+    with pytest.raises(ServerRegressed, match="harvest subscriptions move"):
+        outbox.harvest().drain(60)
+    checkpoints = Checkpoints(
+        outbox.dsn, outbox.name.subscriptions.identifier, Subscription(), outbox=outbox.name.identifier
+    )
+    epoch = outbox.shard().epoch
+    with pytest.raises(ServerRegressed):
+        checkpoints.lead(uuid.uuid4())
+    checkpoints.close()
+    assert outbox.shard().epoch == epoch, "nobody is deposed by it"
+
+
+def test_what_is_read_committed_says_who_wrote_it(outbox, bootstrap_servers):
+    write(outbox, "1")
+    outbox.harvest(**EXACTLY_ONCE).drain(60)
+    records = read_topic(bootstrap_servers, f"{outbox.group}.default.checkpoint", isolation="read_committed")
+    record = json.loads(records[-1].value)
+    row = outbox.shard()
+    assert record["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
+    assert (record["subscription"], record["shard"]) == ("default", 0)
+    assert (record["epoch"], record["leader_id"]) == (row.epoch, row.leader_id)
+    assert record["kafka"]["group"] == outbox.group
