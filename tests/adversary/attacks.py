@@ -208,6 +208,20 @@ class Targets:
         return [name for kind, name in (("compacted", self.compacted), ("tiny", self.tiny)) if kind not in self.without]
 
 
+PARTING = "the last word"
+
+
+def parting(targets):
+    """Return what is left behind for who leads next: records of the pool's own topics that are not the pool's, as far
+    as they are taken, and one to know by that they were seen."""
+    forged = (
+        '{"generation": 1, "number": 1000000000, "position": {}, "delivered": 0, "kept_in": "kafka", "outbox": "x"}'
+    )
+    pools = targets.pools if "pools" not in targets.without else ()
+    rows = [Row(topic=topic, key="default/0", value=value) for topic in pools for value in (forged, "{", None)]
+    return Attack(steps=(*rows, Row(topic=targets.own, key=PARTING, value=PARTING)))
+
+
 def attacks(targets, number, count, *, longest_hold_seconds):
     """Return so many attacks, made by Hypothesis of this seed."""
     keys = st.one_of(st.integers(0, KEYS - 1).map("key-{}".format), st.sampled_from(["", ODD, "k" * 100]))

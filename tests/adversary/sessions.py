@@ -47,6 +47,11 @@ class Adversary:
             thread.join(60)
             assert not thread.is_alive()
 
+    def attack(self, attack):
+        """Do one now, on a session of its own."""
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            self._attack(connection, attack)
+
     @property
     def has_tried_all(self):
         """Tell whether each of those that are listed was tried."""

@@ -22,7 +22,7 @@ from itertools import chain
 
 import psycopg
 import pytest
-from adversary.attacks import LOCKS, ROLLED_BACK, Targets, attacks
+from adversary.attacks import LOCKS, PARTING, ROLLED_BACK, Targets, attacks, parting
 from adversary.sessions import Adversary, Honest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -235,6 +235,8 @@ class Field:
                         raise each.error
                 missing = partial(reader.missing, honest.committed)
                 self._await_arrived(missing, member, reader)
+                adversary.attack(parting(self.targets))
+                eventually(self._has_parted, ARRIVES_SECONDS, "the last word arrives")
                 self._check_process(member)
                 # What was left behind for those who come after: in Postgres, and in the pool's own topics.
                 assert member.end(30) == 0
@@ -250,6 +252,9 @@ class Field:
             return adversary
         finally:
             self._end(member)
+
+    def _has_parted(self):
+        return any(each.key == PARTING for each in read_topic(self.servers, self.targets.own))
 
     def _end(self, member):
         """End it, and show what it said: `-rP` shows that also where all is well."""
