@@ -178,6 +178,8 @@ class TailWork:
         self._kind = kind
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
+        # One for all terms: it knows what it has complained of.
+        self._housekeeping = Housekeeping(config.data_source.conninfo(), table, config.keep_segments_seconds)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -240,8 +242,7 @@ class TailWork:
             sight=Sight(conninfo=config.data_source.conninfo(), tables=[table, table.subscriptions, table.set_aside]),
         )
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
-            keep_seconds = config.keep_segments_seconds
-            Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)
+            self._housekeeping.begin(term, stopping)
         return TailLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:
