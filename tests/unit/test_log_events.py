@@ -11,17 +11,21 @@ SENTENCES = "airflow_dags/"
 """Where tasks write for people: into the log of Airflow's task."""
 
 MADE_ELSEWHERE = {
-    ("harvest_lib/database.py", "error"): {
-        **dict.fromkeys(("database_access_denied", "kafka_access_denied"), {"reason", "next_step"})
-    },
-    ("harvest_lib/harvester.py", "info"): dict.fromkeys(
-        ("leader_acquired", "leader_refreshed", "leader_fenced", "leader_revoked"), {"leader_id", "shard"}
+    ("harvest_lib/database.py", "error"): (
+        ("database_access_denied", "kafka_access_denied"),
+        {"reason", "next_step"},
     ),
-    ("harvest_lib/pipeline/pipeline.py", "info"): dict.fromkeys(
-        ("pipeline_resuming", "pipeline_running", "pipeline_stopping", "pipeline_stopped"), {"pipeline"}
+    ("harvest_lib/harvester.py", "info"): (
+        ("leader_acquired", "leader_refreshed", "leader_fenced", "leader_revoked"),
+        {"leader_id", "shard"},
     ),
-    ("harvest_lib/consume/shard.py", "warning"): dict.fromkeys(
-        ("message_refused", "transaction_refused"), {"shard", "offset", "attempt", "reason"}
+    ("harvest_lib/pipeline/pipeline.py", "info"): (
+        ("pipeline_resuming", "pipeline_running", "pipeline_stopping", "pipeline_stopped"),
+        {"pipeline"},
+    ),
+    ("harvest_lib/consume/shard.py", "warning"): (
+        ("message_refused", "transaction_refused"),
+        {"shard", "offset", "attempt", "reason"},
     ),
 }
 """Calls whose event is not written out there: by module and level, what they log."""
@@ -41,14 +45,16 @@ def logged():
         if module.startswith(SENTENCES):
             continue
         if event is None:
-            events = MADE_ELSEWHERE.get((module, level))
-            assert events, f"{module}:{line} logs an event that is not written out: add it here"
+            place = (module, level)
+            assert place in MADE_ELSEWHERE, f"{module}:{line} logs an event that is not written out: add it here"
+            names, their_fields = MADE_ELSEWHERE[place]
+            events = dict.fromkeys(names, their_fields)
         else:
             assert said is not None or event in FIELDS_ELSEWHERE, f"{module}:{line}: add the fields of {event} here"
             events = {event: said if said is not None else FIELDS_ELSEWHERE[event]}
-        for each, names in events.items():
+        for each, named in events.items():
             levels[each].add(level)
-            fields[each] |= set(names)
+            fields[each] |= set(named)
     return {event: (levels[event], fields[event]) for event in levels}
 
 
