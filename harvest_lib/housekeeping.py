@@ -21,8 +21,8 @@ _EVERY_SECONDS = 60.0
 
 
 class Housekeeping:
-    """Look after the segments of one outbox, for as long as a term lasts. `keep_seconds` is how long a segment stays
-    after it was closed."""
+    """Look after the segments of one outbox, for as long as a term lasts, term after term. `keep_seconds` is how long a
+    segment stays after it was closed. What keeps it from that is logged once, until it works again."""
 
     def __init__(self, conninfo: str, outbox: OutboxTable, keep_seconds: float) -> None:
         self._conninfo = conninfo
@@ -55,7 +55,7 @@ class Housekeeping:
                 self._complaint = ""
             except (HarvestError, psycopg.Error) as error:
                 reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
-                if reason != self._complaint:  # once, not every minute
+                if reason != self._complaint:  # once, not every minute, nor in each term
                     self._complaint = reason
                     _log.warning("segments_neglected", extra={"reason": reason})
             stopping.wait(_EVERY_SECONDS)

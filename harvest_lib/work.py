@@ -220,6 +220,8 @@ class TailWork:
         self._consumer_provider = consumer_provider
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
+        # One for all terms: it knows what it has complained of.
+        self._housekeeping = Housekeeping(config.data_source.conninfo(), table, config.keep_segments_seconds)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -326,8 +328,7 @@ class TailWork:
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
         PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
-            keep_seconds = config.keep_segments_seconds
-            Housekeeping(config.data_source.conninfo(), table, keep_seconds).begin(term, stopping)
+            self._housekeeping.begin(term, stopping)
         return TailLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:

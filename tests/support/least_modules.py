@@ -62,6 +62,7 @@ EXEMPT = {
     "integration/test_bench": "the benchmarks make tables of their own and measure them, as their owner",
     "integration/test_chaos_link": _SERVERS,
     "integration/test_checkpoint_topic": _PART,
+    "integration/test_compose_roles": "its subject are the roles of the compose file, in a Postgres of their own",
     "integration/test_consume_at_once": _CONSUMER,
     "integration/test_consume_bounds": _CONSUMER,
     "integration/test_consume_fence": _CONSUMER,

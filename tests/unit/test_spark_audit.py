@@ -21,8 +21,16 @@ def summary(**numbers: float) -> AuditSummary:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_makes_a_summary_not_ok(name):
-    assert summary().ok
-    assert summary(**{name: 1}).ok == (name not in MUST_BE_ZERO)
+    assert summary(committed=1).ok
+    assert summary(**{"committed": 1, name: 1}).ok == (name not in MUST_BE_ZERO)
+
+
+def test_a_summary_of_nothing_is_not_ok():
+    empty = summary(records=9, foreign_messages=9)
+    assert empty.is_empty
+    assert not empty.ok
+    assert not empty.anomalies
+    assert "0 records committed, 9 messages" in str(empty.nothing_checked("say so"))
 
 
 def test_java_is_told_what_librdkafka_is():

@@ -1,0 +1,36 @@
+"""What keeps a harvester from looking after segments is said once, however many terms begin meanwhile."""
+
+import logging
+import threading
+import uuid
+
+from support.waiting import eventually
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.housekeeping import Housekeeping
+from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.work import Ears, TailWork
+
+
+def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
+    looks, reasons = [], iter(["not the owner", "not the owner", "not the owner", "the disk is full", "not the owner"])
+
+    def look(_):
+        reason = next(reasons)
+        looks.append(reason)
+        raise OutboxTableError("segments cannot be made", evidence=reason, next_step="be the owner")
+
+    monkeypatch.setattr(Housekeeping, "look", look)
+    config = HarvestConfig(leadership="solo", source="snapshot", data_source="host=127.0.0.1 port=1 dbname=x")
+    work = TailWork(config, OutboxTable.parse("outbox"), "snapshot")
+    ears = Ears(emit=lambda _: None, delivered=lambda _: None)
+    with caplog.at_level(logging.WARNING, "harvest_lib.housekeeping"):
+        for number in range(1, 6):
+            stopping = threading.Event()
+            work.loop(Term(uuid.uuid4()), stopping, ears)
+            eventually(lambda number=number: len(looks) == number, 10, "it looked after them")
+            stopping.set()
+            eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()), 10)
+    assert [record.reason for record in caplog.records] == ["not the owner", "the disk is full", "not the owner"]

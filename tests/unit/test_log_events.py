@@ -1,0 +1,88 @@
+"""The page of log events says what the code logs: every event, with its level and its fields."""
+
+import re
+from collections import defaultdict
+
+import pytest
+from support.log_events import ROOT, calls
+
+PAGE = ROOT / "docs" / "log-events.md"
+SENTENCES = "airflow_dags/"
+"""Where tasks write for people: into the log of Airflow's task."""
+
+MADE_ELSEWHERE = {
+    ("harvest_lib/database.py", "error"): (
+        ("database_access_denied", "kafka_access_denied"),
+        {"reason", "next_step"},
+    ),
+    ("harvest_lib/harvester.py", "info"): (
+        ("leader_acquired", "leader_refreshed", "leader_fenced", "leader_revoked"),
+        {"leader_id", "shard"},
+    ),
+    ("harvest_lib/pipeline/pipeline.py", "info"): (
+        ("pipeline_resuming", "pipeline_running", "pipeline_stopping", "pipeline_stopped"),
+        {"pipeline"},
+    ),
+    ("harvest_lib/consume/shard.py", "warning"): (
+        ("message_refused", "transaction_refused"),
+        {"shard", "offset", "attempt", "reason"},
+    ),
+}
+"""Calls whose event is not written out there: by module and level, what they log."""
+
+FIELDS_ELSEWHERE = {
+    "message_parked": {"shard", "offset", "reason"},
+    "producers_forgotten": {"shard", "count"},
+    "log_repaired": {"file", "byte", "cut_bytes", "goes_on_at"},
+}
+"""Events whose fields are not all written out at the call."""
+
+
+def logged():
+    """Return levels and fields of each event in the code."""
+    levels, fields = defaultdict(set), defaultdict(set)
+    for module, line, level, event, said in calls():
+        if module.startswith(SENTENCES):
+            continue
+        if event is None:
+            place = (module, level)
+            assert place in MADE_ELSEWHERE, f"{module}:{line} logs an event that is not written out: add it here"
+            names, their_fields = MADE_ELSEWHERE[place]
+            events = dict.fromkeys(names, their_fields)
+        else:
+            assert said is not None or event in FIELDS_ELSEWHERE, f"{module}:{line}: add the fields of {event} here"
+            events = {event: said if said is not None else FIELDS_ELSEWHERE[event]}
+        for each, named in events.items():
+            levels[each].add(level)
+            fields[each] |= set(named)
+    return {event: (levels[event], fields[event]) for event in levels}
+
+
+def documented():
+    found = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 4 and cells[0].startswith("`"):
+            for event in re.findall(r"`(\w+)`", cells[0]):
+                assert event not in found, f"{event} is there twice"
+                assert cells[3], f"{event} has no meaning"
+                found[event] = (set(cells[1].split(", ")), set(re.findall(r"`(\w+)`", cells[2])))
+    return found
+
+
+CODE, DOCUMENTED = logged(), documented()
+
+
+def test_there_are_events():
+    assert len(CODE) > 50
+
+
+@pytest.mark.parametrize("event", sorted(CODE.keys() | DOCUMENTED.keys()))
+def test_an_event_is_described_as_it_is_logged(event):
+    assert event in DOCUMENTED, f"docs/log-events.md does not have {event}"
+    assert event in CODE, f"nothing logs {event}"
+    assert DOCUMENTED[event] == CODE[event]
+
+
+def test_events_are_names_and_not_sentences():
+    assert [event for event in CODE if not re.fullmatch(r"[a-z]+(_[a-z]+)*", event)] == []
