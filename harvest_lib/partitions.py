@@ -64,7 +64,7 @@ class Memory:
         with connect(self._conninfo) as connection, translated():
             try:
                 written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
-            except psycopg.errors.UndefinedColumn:
+            except (psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege):
                 return False
         return written.rowcount == 1
 
@@ -124,7 +124,7 @@ class PartitionWatch:
                 self.look()
             except (HarvestError, KafkaException) as error:
                 _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
-            stopping.wait(_EVERY_SECONDS if self._known and not self._is_unsaved else _FIRST_SECONDS)
+            stopping.wait(_EVERY_SECONDS if self._known else _FIRST_SECONDS)
 
 
 def said_of(known: object) -> list[str]:

@@ -3,7 +3,7 @@
 A leader writes who it is beside its epoch (column `leader` of `<outbox>_subscriptions`). Whoever is about to lead looks
 there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not begin; the
 leader finds that name when it next looks at its row. A table without the column (of an earlier version, owned by
-somebody else) names nobody: then all is as it was before.
+somebody else), or whose grants are older than it, names nobody: then all is as it was before.
 
 A leader lives while the connection on which it keeps its checkpoints does, and has lately been used: it is asked every
 second, and one that was lost together with its machine stays open for hours.
@@ -11,6 +11,7 @@ second, and one that was lost together with its machine stays open for hours.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.errors import PoolConflict
+from harvest_lib.errors import DatabaseAccessDenied, PoolConflict
 from harvest_lib.pool import Pool, log_fields, one_outbox
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,9 @@ WHERE s.subscription = %(subscription)s AND s.shard = coalesce(%(shard)s, s.shar
   )
 """
 
-_HAS_COLUMN = """
-SELECT EXISTS (
-  SELECT FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'leader' AND NOT attisdropped
-)
+_MAY_ANNOUNCE = """
+SELECT bool_or(has_column_privilege(attrelid, attnum, 'UPDATE')) FROM pg_attribute
+WHERE attrelid = %s::regclass AND attname = 'leader' AND NOT attisdropped
 """
 
 # What is known of the topics stays: see `harvest_lib.partitions`.
@@ -77,7 +77,7 @@ class Rivals:
             if theirs.is_one_election(self.pool):
                 continue
             values = {"subscription": subscription, "shard": led, "leader_id": leader_id}
-            with translated():
+            with suppress(DatabaseAccessDenied), translated():
                 statement = sql.SQL(_TELL).format(table=in_statement(table))
                 connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
             raise one_outbox(self.pool, theirs)
@@ -95,9 +95,9 @@ class Rivals:
     def announce(
         self, connection: psycopg.Connection[Any], table: sql.Identifier, row: Mapping[str, Any], leader_id: UUID
     ) -> None:
-        """Write who leads beside the epoch, if there is a column for it."""
-        has_column = connection.execute(_HAS_COLUMN, (table.as_string(None),)).fetchone()
-        if has_column == (True,):
+        """Write who leads beside the epoch, if there is a column for it, and a grant."""
+        may_announce = connection.execute(_MAY_ANNOUNCE, (table.as_string(None),)).fetchone()
+        if may_announce == (True,):
             leader = Jsonb({**self.pool.as_json(), "leader_id": str(leader_id)})
             connection.execute(sql.SQL(_ANNOUNCE).format(table=in_statement(table)), {**row, "leader": leader})
 

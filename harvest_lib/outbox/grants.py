@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
-from harvest_lib.outbox.native import beside_statements, shortened
+from harvest_lib.outbox.native import beside_statements, shortened, who_leads_statement
 from harvest_lib.outbox.table import OutboxTable
 
 Way = Literal["mark", "mark_laps", "laps"]
@@ -27,7 +27,7 @@ Way = Literal["mark", "mark_laps", "laps"]
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
-_SAVED = ("seen", "holds", "checkpoint", "updated_at", "epoch", "leader_id")
+_SAVED = ("seen", "holds", "checkpoint", "updated_at", "epoch", "leader_id", "leader")
 _LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held")
 _RELISTED = ("reason", "held", "retry")
 
@@ -161,6 +161,7 @@ class Grants:
             return
         yield _grant("SELECT", outbox.subscriptions, role)
         yield _grant("INSERT", outbox.subscriptions, role, _LED)
+        yield who_leads_statement(outbox)
         yield _grant("UPDATE", outbox.subscriptions, role, _SAVED)
         yield _grant("SELECT, DELETE", outbox.set_aside, role)
         yield _grant("INSERT", outbox.set_aside, role, _LISTED)

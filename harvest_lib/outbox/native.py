@@ -90,13 +90,18 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
     return True
 
 
+def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
+    """Return the DDL of the column that says who leads, for a table of before it."""
+    return sql.SQL(queries.WHO_LEADS).format(subscriptions=outbox.subscriptions.identifier)
+
+
 def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
     """Add the column that says who leads to a table of before; without it, or the right to add it, all else works."""
     name = outbox.subscriptions.identifier
     if connection.execute(queries.LACKS_WHO_LEADS, (name.as_string(None),)).fetchone() == (True,):
         with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
             connection.execute("SET LOCAL lock_timeout = '2s'")
-            connection.execute(sql.SQL(queries.WHO_LEADS).format(subscriptions=name))
+            connection.execute(who_leads_statement(outbox))
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:

@@ -189,6 +189,14 @@ def test_a_writer_writes_what_it_may_and_nothing_else(secured):
     assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 1  # the rules by row let the harvester see all
 
 
+def test_grants_of_before_the_column_that_says_who_leads_are_enough(secured):
+    secured.prepare(SNAPSHOT)
+    secured.write(2)
+    secured.owner.execute("REVOKE UPDATE (leader) ON outbox_subscriptions FROM harvester")
+    assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 2
+    assert secured.owner.execute("SELECT leader FROM outbox_subscriptions").fetchone() == (None,)
+
+
 def test_a_harvester_leads_its_own_subscriptions_only(secured):
     secured.prepare(SNAPSHOT, "--subscriptions", "default")
     assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0
