@@ -195,15 +195,18 @@ MOST_RESTARTS = 2
 """Once the broker is asked, all is known; the first batch may have been on its way."""
 
 
-@pytest.mark.parametrize(("source", "delivery"), WAYS[:8], ids=["-".join(way) for way in WAYS[:8]])
-def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, bootstrap_servers):
+TOO_LARGE = {"value": ["y" * 9_000], "header": ["v", ["h"], ["y" * 9_000]]}
+WHERE = [*((*way, "value") for way in WAYS[:8]), *((*way, "header") for way in WAYS[4:8])]
+
+
+@pytest.mark.parametrize(("source", "delivery", "where"), WHERE, ids=["-".join(way) for way in WHERE])
+def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, bootstrap_servers, where):
     """By count: each restart is a new producer, and under `transactional` a transaction that was for nothing."""
     small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
     with outbox.connection.transaction():
         good = []
         for number in range(REFUSED):
-            too_large = ["v", ["h"], ["y" * 9_000]] if number % 50 == 7 else ["y" * 9_000]
-            outbox.insert(small, f"bad-{number}", *too_large)
+            outbox.insert(small, f"bad-{number}", *TOO_LARGE[where])
             good.append(outbox.insert(small, f"good-{number}"))
     harvest, restarts = Harvest(config()), []
     harvest.set_event_handler(lambda event: isinstance(event, LeaderRefreshed) and restarts.append(event))

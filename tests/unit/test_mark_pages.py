@@ -71,3 +71,19 @@ def test_whoever_goes_on_repeats_nothing_of_a_lap_whose_purge_was_not_asked_for_
     assert sent == [1, 2, 3]
     leader.close()
     successor.close()
+
+
+def test_what_was_parked_is_not_purged_once_people_have_put_it_back():
+    """By whoever goes on from a position that was kept meanwhile: it was never sent."""
+    table = filled(4)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    leader.read(8)
+    assert leader.park({2: "bad"}, [3]) == frozenset()
+    position = leader.position()
+    leader.close()
+    table.retry("k")
+    successor = MarkPages(FakeSource(table))
+    successor.open(position)
+    assert [row[0] for row in successor.read(8).rows] == [2, 3]
+    successor.close()
