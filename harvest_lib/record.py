@@ -44,11 +44,15 @@ PAGE_BYTES = 2_000_000
 def row_bytes(row: Row) -> int:
     """Return about how many bytes of memory the parts of a record take: key, value and headers."""
     _, _, key, value, names, contents = row
-    size = len(key) + (len(value) if value else 0)
-    for name in names:
-        size += len(name) if name else 0
-    for content in contents:
-        size += len(content) if content else 0
+    size = len(key)
+    if value:
+        size += len(value)
+    for text in names:
+        if text:
+            size += len(text)
+    for text in contents:
+        if text:
+            size += len(text)
     return size
 
 
