@@ -66,41 +66,46 @@ class OnePerKey:
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
-        self._waiting_bytes = self._behind_bytes = 0
+        self._bytes = 0  # of both
 
     def begin(self) -> None:
         self.alone.clear()
         self._sent.clear()
         self._waiting, self._behind = [], []
-        self._waiting_bytes = self._behind_bytes = 0
+        self._bytes = 0
 
     def begin_lap(self) -> None:
         self._sent.clear()
         self._waiting, self._behind = self._waiting + self._behind, []
-        self._waiting_bytes, self._behind_bytes = self._waiting_bytes + self._behind_bytes, 0
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
-        self._waiting_bytes = 0
         sent, behind, alone = self._sent, self._behind, self.alone
         admitted: list[Row] = []
         for some in (waiting, rows):
+            is_new = some is rows
             for row in some:
                 key = row[2]
                 if key in sent:
                     behind.append(row)
-                    self._behind_bytes += row_bytes(row)
+                    if is_new:
+                        self._bytes += row_bytes(row)
                 elif len(admitted) < room and not (alone and row[0] in alone):
                     sent.add(key)
                     admitted.append(row)
+                    if not is_new:
+                        self._bytes -= row_bytes(row)
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
                     alone.discard(row[0])
                     admitted.append(row)
+                    if not is_new:
+                        self._bytes -= row_bytes(row)
                     room = 0
                 else:
                     self._waiting.append(row)
-                    self._waiting_bytes += row_bytes(row)
+                    if is_new:
+                        self._bytes += row_bytes(row)
                     room = 0
         return admitted
 
@@ -127,9 +132,7 @@ class OnePerKey:
 
     @property
     def is_full(self) -> bool:
-        if self._waiting_bytes + self._behind_bytes > _MOST_PUT_OFF_BYTES:
-            return True
-        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF
+        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF or self._bytes > _MOST_PUT_OFF_BYTES
 
 
 class AnyPerKey:
