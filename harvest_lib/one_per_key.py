@@ -11,7 +11,9 @@ from harvest_lib.record import Row, row_bytes
 
 _MOST_PUT_OFF = 20_000
 _MOST_PUT_OFF_BYTES = 16_000_000
-"""Records, and their bytes; beyond either, nothing more is read until they have gone."""
+_SMALL_ROWS = 1_000
+"""Records, and their bytes; beyond either, nothing more is read until they have gone. The bytes of a page of so many
+rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
 
 
 class Gate(Protocol):
@@ -66,13 +68,13 @@ class OnePerKey:
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
-        self._bytes = 0  # of both
+        self._sizes: dict[int, int] = {}  # bytes of what was put off, by id, but for what is small
 
     def begin(self) -> None:
         self.alone.clear()
         self._sent.clear()
         self._waiting, self._behind = [], []
-        self._bytes = 0
+        self._sizes.clear()
 
     def begin_lap(self) -> None:
         self._sent.clear()
@@ -80,32 +82,32 @@ class OnePerKey:
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
-        sent, behind, alone = self._sent, self._behind, self.alone
+        sent, behind, alone, sizes = self._sent, self._behind, self.alone, self._sizes
         admitted: list[Row] = []
         for some in (waiting, rows):
-            is_new = some is rows
+            is_counted = some is rows and len(rows) < _SMALL_ROWS
             for row in some:
                 key = row[2]
                 if key in sent:
                     behind.append(row)
-                    if is_new:
-                        self._bytes += row_bytes(row)
+                    if is_counted:
+                        sizes[row[0]] = row_bytes(row)
                 elif len(admitted) < room and not (alone and row[0] in alone):
                     sent.add(key)
                     admitted.append(row)
-                    if not is_new:
-                        self._bytes -= row_bytes(row)
+                    if sizes:
+                        sizes.pop(row[0], None)
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
                     alone.discard(row[0])
                     admitted.append(row)
-                    if not is_new:
-                        self._bytes -= row_bytes(row)
+                    if sizes:
+                        sizes.pop(row[0], None)
                     room = 0
                 else:
                     self._waiting.append(row)
-                    if is_new:
-                        self._bytes += row_bytes(row)
+                    if is_counted:
+                        sizes[row[0]] = row_bytes(row)
                     room = 0
         return admitted
 
@@ -132,7 +134,9 @@ class OnePerKey:
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF or self._bytes > _MOST_PUT_OFF_BYTES
+        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF or (
+            bool(self._sizes) and sum(self._sizes.values()) > _MOST_PUT_OFF_BYTES
+        )
 
 
 class AnyPerKey:

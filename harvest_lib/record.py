@@ -47,12 +47,12 @@ def row_bytes(row: Row) -> int:
     size = len(key)
     if value:
         size += len(value)
-    for text in names:
-        if text:
-            size += len(text)
-    for text in contents:
-        if text:
-            size += len(text)
+    for name in names:
+        if name:
+            size += len(name)
+    for content in contents:
+        if content:
+            size += len(content)
     return size
 
 

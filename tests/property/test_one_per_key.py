@@ -63,7 +63,7 @@ def test_the_bytes_of_what_is_put_off_are_known(pages, room):
         rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
         number += len(page)
         barrier.admit(rows, room, first=True)
-        assert barrier._bytes == sum(map(row_bytes, (*barrier._waiting, *barrier._behind)))
+        assert barrier._sizes == {each[0]: row_bytes(each) for each in (*barrier._waiting, *barrier._behind)}
         barrier.begin_lap()
 
 
