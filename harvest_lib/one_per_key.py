@@ -11,7 +11,9 @@ from harvest_lib.record import Row, row_bytes
 
 _MOST_PUT_OFF = 20_000
 _MOST_PUT_OFF_BYTES = 16_000_000
-"""Records, and their bytes; beyond either, nothing more is read until they have gone."""
+_SMALL_ROWS = 1_000
+"""Records, and their bytes; beyond either, nothing more is read until they have gone. The bytes of a page of so many
+rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
 
 
 class Gate(Protocol):
@@ -69,43 +71,48 @@ class OnePerKey:
         self._waiting: list[Row] = []  # put off, in order
         self._behind: list[Row] = []  # put off in this lap
         self.is_alone = False
-        self._waiting_bytes = self._behind_bytes = 0
+        self._sizes: dict[int, int] = {}  # bytes of what was put off, by id, but for what is small
 
     def begin(self) -> None:
         self.alone.clear()
         self.is_alone = False
         self._sent.clear()
         self._waiting, self._behind = [], []
-        self._waiting_bytes = self._behind_bytes = 0
+        self._sizes.clear()
 
     def begin_lap(self) -> None:
         self._sent.clear()
         self._waiting, self._behind = self._waiting + self._behind, []
-        self._waiting_bytes, self._behind_bytes = self._waiting_bytes + self._behind_bytes, 0
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
         room = 0 if self.is_alone else room
-        self._waiting_bytes = 0
-        sent, behind, alone = self._sent, self._behind, self.alone
+        sent, behind, alone, sizes = self._sent, self._behind, self.alone, self._sizes
         admitted: list[Row] = []
         for some in (waiting, rows):
+            is_counted = some is rows and len(rows) < _SMALL_ROWS
             for row in some:
                 key = row[2]
                 if key in sent:
                     behind.append(row)
-                    self._behind_bytes += row_bytes(row)
+                    if is_counted:
+                        sizes[row[0]] = row_bytes(row)
                 elif len(admitted) < room and not (alone and row[0] in alone):
                     sent.add(key)
                     admitted.append(row)
+                    if sizes:
+                        sizes.pop(row[0], None)
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
                     alone.discard(row[0])
                     admitted.append(row)
+                    if sizes:
+                        sizes.pop(row[0], None)
                     self.is_alone, room = True, 0
                 else:
                     self._waiting.append(row)
-                    self._waiting_bytes += row_bytes(row)
+                    if is_counted:
+                        sizes[row[0]] = row_bytes(row)
                     room = 0
         return admitted
 
@@ -132,9 +139,9 @@ class OnePerKey:
 
     @property
     def is_full(self) -> bool:
-        if self._waiting_bytes + self._behind_bytes > _MOST_PUT_OFF_BYTES:
-            return True
-        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF
+        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF or (
+            bool(self._sizes) and sum(self._sizes.values()) > _MOST_PUT_OFF_BYTES
+        )
 
 
 class AnyPerKey:

@@ -45,11 +45,15 @@ PAGE_BYTES = 2_000_000
 def row_bytes(row: Row) -> int:
     """Return about how many bytes of memory the parts of a record take: key, value and headers."""
     _, _, key, value, names, contents = row
-    size = len(key) + (len(value) if value else 0)
+    size = len(key)
+    if value:
+        size += len(value)
     for name in names:
-        size += len(name) if name else 0
+        if name:
+            size += len(name)
     for content in contents:
-        size += len(content) if content else 0
+        if content:
+            size += len(content)
     return size
 
 

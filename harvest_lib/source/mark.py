@@ -40,10 +40,12 @@ WITH head AS MATERIALIZED (
   WHERE leader_id IS NULL OR leader_id <> %(leader)s ORDER BY id LIMIT %(limit)s FOR UPDATE
 )
 UPDATE {{table}} SET leader_id = %(leader)s
-WHERE id = ANY(ARRAY(
-  SELECT id FROM (SELECT id, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) FROM head) AS summed
-  WHERE sum <= %(bytes)s OR sum = bytes
-))
+WHERE id = ANY((
+  SELECT CASE WHEN sum(bytes) <= %(bytes)s THEN array_agg(id) ELSE ARRAY(
+    SELECT id FROM (SELECT id, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) FROM head) AS summed
+    WHERE sum <= %(bytes)s OR sum = bytes
+  ) END FROM head
+)::bigint[])
 RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {{any_parked}},
   (SELECT count(*) FROM head)
 """  # noqa: S608 - it is above

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from harvest_lib.shards import shard_expression
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.latency import harvester
 from tests.benchmarks.report import Result, at_least, at_most
+from tests.support.peak import peak_of_drain
 
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
@@ -23,6 +25,26 @@ _LOOK_SECONDS = 0.05
 _LONGEST_SECONDS = 600
 _SETTLED_SECONDS = 3.0
 _MEGABYTE = 1_000_000
+
+_ALLOWED_MEGABYTES = 150
+"""Beside three times the largest record: what docs/operations.md says."""
+_LARGE_RECORDS, _LARGE_BYTES = 400, 900_000
+_ENGINES = [
+    ("mark", "barrier"),
+    ("mark", "pipelined"),
+    ("mark", "transactional"),
+    ("mark", "sequenced"),
+    *(
+        (source, delivery)
+        for source in ("snapshot", "transaction_id")
+        for delivery in ("barrier", "pipelined", "transactional", "sequenced")
+    ),
+]
+_LARGE = """
+INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT clock_timestamp(), %(topic)s, 'key-' || g %% 50, repeat('x', %(bytes)s), '{}', '{}'
+FROM generate_series(1, %(records)s) g
+"""
 
 _PASSED = "SELECT bool_and(pg_visible_in_snapshot(%s::xid8, seen)), count(*) FROM outbox_subscriptions"
 
@@ -43,6 +65,29 @@ def memory(servers: Servers, size: "Size") -> Iterator[Result]:
                 raise RuntimeError("the backlog was not drained in time")
             time.sleep(_LOOK_SECONDS)
     yield at_most("memory", highest / _MEGABYTE, "MB", target=250)
+
+
+def memory_of_large(servers: Servers, size: "Size") -> Iterator[Result]:
+    """Resident memory at its highest while large values of one transaction are drained, of each engine."""
+    for source, delivery in _ENGINES:
+        if source == "mark":
+            servers.fill(0)
+        else:
+            servers.make_native()
+        with psycopg.connect(servers.dsn, autocommit=True) as connection:
+            connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
+            connection.execute(_LARGE, {"topic": servers.topic, "records": _LARGE_RECORDS, "bytes": _LARGE_BYTES})
+        settings = {
+            "baseKafkaConfig": {"bootstrap.servers": servers.bootstrap_servers},
+            "leaderGroupID": f"bench-{uuid4().hex[:8]}",
+            "dataSource": servers.dsn,
+            "source": source,
+            "delivery": delivery,
+        }
+        with TemporaryDirectory() as folder:
+            highest = peak_of_drain(folder, settings)
+        target = _ALLOWED_MEGABYTES + 3 * _LARGE_BYTES / _MEGABYTE
+        yield at_most(f"memory-{source}-{delivery}", highest / _MEGABYTE, "MB", target=target)
 
 
 def shards(servers: Servers, size: "Size") -> Iterator[Result]:

@@ -123,6 +123,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "behind-kept": laps.behind_kept,
     "latency": latency.latencies,
     "memory": large.memory,
+    "memory-large": large.memory_of_large,
     "shards": large.shards,
     "curves": curves.curves,
     "one-key": _one_key,

@@ -137,3 +137,32 @@ def test_one_hot_key_of_large_values(tmp_path, native, dsn, bootstrap_servers, g
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot")
     peak = drained(tmp_path, bootstrap_servers, topic, 200, settings)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "delivery"), [("snapshot", "barrier"), ("transaction_id", "transactional")])
+def test_two_million_records_of_one_transaction(
+    tmp_path, native, dsn, bootstrap_servers, group_id, topic, source, delivery
+):
+    """What is kept for each record, its key or its id, is bounded as well."""
+    fill(native, topic, 2_000_000, 10, keys=500_000)
+    settings = configured(dsn, bootstrap_servers, group_id, source=source, delivery=delivery)
+    assert peak_of_drain(tmp_path, settings, seconds=300) <= ALLOWED_BYTES
+
+
+@pytest.mark.long
+def test_two_million_marked_records(tmp_path, marked, dsn, bootstrap_servers, group_id, topic):
+    fill(marked, topic, 2_000_000, 10, keys=500_000)
+    limits = {"markQueryRecords": 5_000, "maxInFlightRecords": 20_000}
+    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery="pipelined", limits=limits)
+    assert peak_of_drain(tmp_path, settings, seconds=300) <= ALLOWED_BYTES
+
+
+def test_two_hundred_thousand_records_that_are_held(tmp_path, native, dsn, bootstrap_servers, group_id, topic):
+    """All of a batch is written down, and nothing of it is sent: the list of it is bounded too."""
+    fill(native, topic, 200_000, 10, keys=1)
+    native.execute("UPDATE outbox SET kafka_header_keys = '{a}' WHERE id = 1")
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery="pipelined")
+    assert peak_of_drain(tmp_path, settings) <= ALLOWED_BYTES
+    held, parked = native.execute("SELECT count(*) FILTER (WHERE held), count(*) FROM outbox_set_aside").fetchone()
+    assert (held, parked) == (199_999, 200_000)

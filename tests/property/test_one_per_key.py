@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.one_per_key import OnePerKey
+from harvest_lib.record import row_bytes
 
 PLENTY = 100_000
 ROUNDS = st.lists(st.tuples(st.lists(st.sampled_from("abcd"), max_size=8), st.booleans()), max_size=12)
 
 
-def row(record_id, key):
-    return (record_id, "t", key, "v", [], [])
+def row(record_id, key, value="v"):
+    return (record_id, "t", key, value, [], [])
 
 
 @given(ROUNDS)
@@ -53,3 +54,22 @@ def test_reading_stops_when_much_was_put_off():
     assert not barrier.is_waiting
     barrier.begin_lap()
     assert barrier.is_waiting
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=8), max_size=20), st.integers(1, 6))
+def test_the_bytes_of_what_is_put_off_are_known(pages, room):
+    barrier, number = OnePerKey(), 0
+    for page in pages:
+        rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
+        number += len(page)
+        barrier.admit(rows, room, first=True)
+        assert barrier._sizes == {each[0]: row_bytes(each) for each in (*barrier._waiting, *barrier._behind)}
+        barrier.begin_lap()
+
+
+def test_what_is_put_off_is_bounded_by_bytes():
+    barrier = OnePerKey()
+    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
+    assert not barrier.is_full
+    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16, 18)], 100, first=False)
+    assert barrier.is_full

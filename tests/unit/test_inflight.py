@@ -1,8 +1,9 @@
 """The window and the key barrier, case by case."""
 
+import pytest
 from support.rows import row
 
-from harvest_lib.inflight import KeyBarrier
+from harvest_lib.inflight import WINDOW_BYTES, KeyBarrier, Window
 
 
 def ids(rows):
@@ -84,3 +85,19 @@ def test_admitted_rows_that_were_not_sent_are_ready_again():
     flight.withdraw(admitted)
     assert (flight.records, flight.pending, flight.keys) == (1, 2, ["a"])
     assert sorted(flight.drop_pending()) == [2, 3]
+
+
+@pytest.mark.parametrize("make", [Window, KeyBarrier])
+def test_there_is_no_room_while_what_is_held_has_many_bytes(make):
+    flight = make(1_000)
+    rows = [(each, "t", "ab"[each % 2], "v" * (WINDOW_BYTES // 4), [], []) for each in range(1, 5)]
+    flight.offer(rows[:3])
+    assert flight.room
+    flight.offer(rows[3:])
+    assert not flight.room
+    sent = list(flight.admit())
+    flight.settle(sent[:1])
+    assert flight.room
+    flight.settle(sent[1:])
+    flight.drop_pending()
+    assert flight._bytes == 0
