@@ -8,11 +8,12 @@ import typer
 from psycopg import sql
 
 from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.config import ColumnMapping, HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_mapped
 from harvest_lib.outbox.checks import check_statements
-from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE, ColumnType, create_beside
+from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE, ColumnType, beside_statements, create_beside
 
 
 def init(
@@ -58,6 +59,9 @@ def init(
     """
     harvest = None if print_ and config is None and table is not None else configuration(config).harvest
     outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
+    if harvest is not None and harvest.columns is not None:
+        _init_mapped(harvest, harvest.columns, outbox, print_=print_)
+        return
     definition = NativeTable(
         outbox=outbox, value_type=value_type, segment_size=segment_size, has_checks=checks is not False
     )
@@ -70,6 +74,27 @@ def init(
             typer.echo(f"{'created' if new else 'already there, and fit for use'}: {name}")
         if checks or (checks is None and outbox.kind(connection) == "native"):
             _add_checks(connection, outbox)
+
+
+def _init_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox: OutboxTable, *, print_: bool) -> None:
+    """Check a table of another layout, which is yours to make, and create what stands beside it."""
+    if print_:
+        for statement in beside_statements(outbox):
+            typer.echo(f"{statement.as_string(None)};\n")
+        return
+    with connect(harvest.data_source.conninfo()) as connection:
+        if not outbox.exists(connection):
+            outbox.refuse_hidden(connection)
+            raise OutboxTableError(
+                f"there is no table {outbox} in this database",
+                evidence="`columns` says that it is of another layout, which nobody but you knows how to make",
+                next_step="create it, then run this again; or leave `columns` out for a native table",
+            )
+        check_mapped(connection, outbox, columns)
+        new = create_beside(connection, outbox)
+        typer.echo(f"already there, and fit for use: {outbox}")
+        for each in (outbox.subscriptions, outbox.set_aside):
+            typer.echo(f"{'created' if new else 'already there, and fit for use'}: {each}")
 
 
 def _created(

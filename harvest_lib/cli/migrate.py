@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
 from harvest_lib.database import connect
 from harvest_lib.outbox import Migration, OutboxTable, Restamping
 from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE
@@ -36,6 +36,7 @@ def migrate(
       harvest migrate --restamp -f reaper.yaml
     """
     harvest = configuration(config).harvest
+    refuse_columns(harvest, "only goharvest's becomes a native one")
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
         if restamp:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.config import HarvestConfig, ReaperFile, load
+from harvest_lib.errors import ConfigError
 
 ConfigFile = Annotated[
     Path | None,
@@ -18,6 +19,16 @@ AllowEmpty = Annotated[
     bool, typer.Option("--allow-empty", help="Exit with 0 where there was nothing to check, instead of with 10.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def refuse_columns(harvest: HarvestConfig, why: str) -> None:
+    """Raise ConfigError where the outbox is of another layout than a command is about."""
+    if harvest.columns is not None:
+        raise ConfigError(
+            f"the table {harvest.outbox_table} is of another layout: {why}",
+            field="columns",
+            next_step="leave `columns` out of the configuration where another table is meant",
+        )
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> ReaperFile:

@@ -17,6 +17,7 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
 from harvest_lib.row_security import check_all_rows
@@ -102,16 +103,18 @@ def show(
 
       harvest park show 4711 -f reaper.yaml --value --json | jq -r .row.kafka_value
     """
-    with _parked(config, subscription) as (parked, connection, _):
+    with _parked(config, subscription) as (parked, connection, harvest):
         record = parked.show(connection, record_id)
+    columns = harvest.columns if isinstance(parked, SetAsideRecords) else None
     if as_json:
-        row = {name: content for name, content in record.row.items() if value or _may_be_shown(name)}
+        shown = _shown_columns(columns)
+        row = {name: content for name, content in record.row.items() if value or name in shown}
         typer.echo(json.dumps({**_as_json(record), "row": row}))
         return
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, content in _fields(record, with_value=value):
+    for name, content in _fields(record, columns, with_value=value):
         table.add_row(Text(name), Text(content))
     print_table(table)
 
@@ -227,7 +230,7 @@ def _as_json(record: ParkedRecord) -> dict[str, object]:
     return {**asdict(record), "parked_at": record.parked_at.isoformat()}
 
 
-def _fields(record: ParkedRow, *, with_value: bool) -> Iterator[tuple[str, str]]:
+def _fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
     row = record.row
     yield "id", str(record.id)
     yield "topic", printable(record.topic)
@@ -235,20 +238,31 @@ def _fields(record: ParkedRow, *, with_value: bool) -> Iterator[tuple[str, str]]
     yield "state", "held" if record.held else "parked"
     yield "reason", printable(record.reason)
     yield "parked", f"{record.parked_at.isoformat(timespec='seconds')}, {age(record.age_seconds)} ago"
-    yield "created", str(row.get("create_time"))
-    names, contents = (row.get(column) or [] for column in _HEADER_COLUMNS)
+    if not row:
+        yield "value", "the record is no longer in the outbox"
+        return
+    created = "create_time" if columns is None else columns.create_time
+    yield "created", "not known" if created is None else str(row.get(created))
+    if columns is None:
+        names, contents = (row.get(column) or [] for column in _HEADER_COLUMNS)
+    else:
+        names, contents = list(columns.headers), [_part(row, each) for each in columns.headers.values()]
     if len(names) != len(contents):
         yield "headers", f"{len(names)} names, {len(contents)} values"
     for name, content in zip_longest(names, contents, fillvalue=None):
         yield f"header {_text(name)}", _text(content)
-    payload = row.get("kafka_value")
+    payload = row.get("kafka_value") if columns is None else _part(row, columns.kafka_value)
     if payload is None:
         yield "value", "none: a tombstone"
     elif with_value:
         yield "value", _text(payload)
     else:
-        yield "value", f"{len(payload):,} characters, shown with --value"
-    others = [name for name in row if name not in _KNOWN_COLUMNS]
+        yield (
+            "value",
+            f"{len(payload if isinstance(payload, str) else json.dumps(payload)):,} characters, shown with --value",
+        )
+    known = {*_shown_columns(columns), "kafka_value" if columns is None else columns.kafka_value}
+    others = [name for name in row if name not in known]
     if with_value:
         yield from ((f"column {printable(name)}", _text(row[name])) for name in others)
     elif others:
@@ -259,8 +273,18 @@ def _text(content: object) -> str:
     return "(none)" if content is None else printable(content if isinstance(content, str) else json.dumps(content))
 
 
-def _may_be_shown(column: str) -> bool:
-    return column in _KNOWN_COLUMNS and column != "kafka_value"
+def _part(row: dict[str, Any], part: Part) -> object:
+    """Return a part of a record of another layout: what a column has, or the same for all."""
+    return part.value if isinstance(part, Constant) else row.get(part)
+
+
+def _shown_columns(columns: ColumnMapping | None) -> set[str]:
+    """Return the columns that are shown without the payload and what else a table has."""
+    if columns is None:
+        return {*_KNOWN_COLUMNS} - {"kafka_value"}
+    parts = (columns.id, columns.transaction_id, columns.kafka_topic, columns.kafka_key, columns.create_time)
+    named = {each for each in (*parts, *columns.headers.values()) if isinstance(each, str)}
+    return named - {columns.kafka_value if isinstance(columns.kafka_value, str) else ""}
 
 
 def _records(number: int) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
 from harvest_lib.cli.terminal import watched
 from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.database import connect
@@ -70,6 +70,7 @@ def pump(
     except RecordError as error:
         raise typer.BadParameter(f"{error.cause}: {error.next_step}", param_hint="--topic") from error
     harvest = configuration(config).harvest
+    refuse_columns(harvest, "what else its columns need is not known, so that nothing can be written there")
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

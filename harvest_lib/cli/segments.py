@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.options import ConfigFile, Json, configuration, refuse_columns
 from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config.durations import SPELLING, parse_duration
@@ -128,6 +128,7 @@ def _detached_row(detached: Detached) -> dict[str, Any]:
 @contextmanager
 def _outbox(config: ConfigFile) -> Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]:
     harvest = configuration(config).harvest
+    refuse_columns(harvest, "it has no segments; docs/subscriptions.md says how its records are removed")
     outbox = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
         outbox.check_native(connection)

@@ -1,5 +1,7 @@
 """An outbox of another layout, read through `columns`: the check that it can be read without losing anything."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -26,50 +28,80 @@ SELECT (
 _NUMBERS = {"bigint", "integer", "smallint"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    evidence: str
+    remedy: str
+
+
 def check_mapped(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
     """Raise OutboxTableError if a column is not there, or records could be lost, repeated or only found by reading all
-    of the table; with the DDL that mends it."""
+    of the table: all that is wrong at once, and the DDL that mends it, in the order in which it has to be run."""
     table.placed(connection)
     with translated():
         found = {name: (kind, strict) for name, kind, strict in connection.execute(_COLUMNS, (str(table),))}
         indexes = [each or [] for (each,) in connection.execute(_INDEXES, (str(table),))]
-    record_id, xid = (sql.Identifier(name).as_string(None) for name in (mapping.id, mapping.transaction_id))
-    if mapping.transaction_id not in found:
+    problems = [
+        *_named(found, mapping),
+        *_transaction_id(table, found, mapping),
+        *_indexed(table, found, indexes, mapping),
+    ]
+    if mapping.id in found:
+        try:
+            table.check_sequence(connection, mapping.id)
+        except OutboxTableError as error:
+            problems.append(_Problem(error.evidence, error.next_step))
+    if problems:
         raise OutboxTableError(
-            f"the table {table} does not say which transaction wrote a record",
-            evidence=f"there is no column {mapping.transaction_id}",
-            next_step=f"ALTER TABLE {table} ADD COLUMN {xid} xid8 NOT NULL DEFAULT pg_current_xact_id(); "
-            f"CREATE INDEX CONCURRENTLY ON {table} ({xid}, {record_id})",
+            f"the table {table} cannot be read as `columns` says",
+            evidence="; ".join(each.evidence for each in problems),
+            next_step="; ".join(each.remedy for each in problems),
         )
-    kind, is_strict = found[mapping.transaction_id]
-    if kind != "xid8":
-        raise _unfit(table, f"{mapping.transaction_id} is {kind}, not xid8", "name a column of type xid8 in `columns`")
-    if not is_strict:
-        raise _unfit(
-            table,
-            f"{mapping.transaction_id} may be null, and such a record would never be found",
-            f"ALTER TABLE {table} ALTER {xid} SET DEFAULT pg_current_xact_id(), ALTER {xid} SET NOT NULL",
-        )
+
+
+def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Iterator[_Problem]:
+    """What only the configuration can mend."""
     parts = (mapping.id, mapping.kafka_topic, mapping.kafka_key, mapping.kafka_value, mapping.create_time)
     named = [each for each in (*parts, *mapping.headers.values()) if isinstance(each, str)]
-    if missing := [each for each in named if each not in found]:
-        raise _unfit(
-            table,
+    if missing := [each for each in dict.fromkeys(named) if each not in found]:
+        yield _Problem(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; it has {', '.join(found)}",
             "correct `columns`: what is left out there stands where the native table has it",
         )
-    if found[mapping.id][0] not in _NUMBERS:
-        raise _unfit(table, f"{mapping.id} is {found[mapping.id][0]}, not a whole number", "name another as `id`")
+    if mapping.id in found and found[mapping.id][0] not in _NUMBERS:
+        yield _Problem(f"{mapping.id} is {found[mapping.id][0]}, not a whole number", "name another as `id`")
+    kind = found.get(mapping.transaction_id, ("xid8", True))[0]
+    if kind != "xid8":
+        yield _Problem(f"{mapping.transaction_id} is {kind}, not xid8", "name a column of type xid8 in `columns`")
+
+
+def _transaction_id(
+    table: OutboxTable, found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping
+) -> Iterator[_Problem]:
+    xid = sql.Identifier(mapping.transaction_id).as_string(None)
+    if mapping.transaction_id not in found:
+        yield _Problem(
+            f"there is no column {mapping.transaction_id} that says which transaction wrote a record",
+            f"ALTER TABLE {table} ADD COLUMN {xid} xid8 NOT NULL DEFAULT pg_current_xact_id()",
+        )
+    elif found[mapping.transaction_id] == ("xid8", False):
+        yield _Problem(
+            f"{mapping.transaction_id} may be null, and such a record would never be found",
+            f"ALTER TABLE {table} ALTER {xid} SET DEFAULT pg_current_xact_id(), ALTER {xid} SET NOT NULL",
+        )
+
+
+def _indexed(
+    table: OutboxTable, found: Mapping[str, tuple[str, bool]], indexes: Sequence[Sequence[str]], mapping: ColumnMapping
+) -> Iterator[_Problem]:
+    if mapping.id not in found:
+        return
+    record_id, xid = (sql.Identifier(name).as_string(None) for name in (mapping.id, mapping.transaction_id))
     if not any(each[:1] == [mapping.id] for each in indexes):
-        raise _unfit(table, f"no index begins with {mapping.id}", f"CREATE UNIQUE INDEX ON {table} ({record_id})")
-    if not any(each[:2] == [mapping.transaction_id, mapping.id] for each in indexes):
-        raise _unfit(
-            table,
+        yield _Problem(f"no index begins with {mapping.id}", f"CREATE UNIQUE INDEX ON {table} ({record_id})")
+    is_fit = found.get(mapping.transaction_id, ("xid8", True))[0] == "xid8"
+    if is_fit and not any(each[:2] == [mapping.transaction_id, mapping.id] for each in indexes):
+        yield _Problem(
             f"there is no index on ({mapping.transaction_id}, {mapping.id}): each look would read all of it",
             f"CREATE INDEX CONCURRENTLY ON {table} ({xid}, {record_id})",
         )
-    table.check_sequence(connection, mapping.id)
-
-
-def _unfit(table: OutboxTable, evidence: str, remedy: str) -> OutboxTableError:
-    return OutboxTableError(f"the table {table} cannot be read as `columns` says", evidence=evidence, next_step=remedy)

@@ -98,11 +98,11 @@ def expected(written, *, holds):
     """Return which rows arrive, which are parked, and which are held behind one of those."""
     arrive, parked, held, doomed = [], [], [], set()
     for record_id, row in sorted(written.items()):
-        if holds and row.key in doomed:
+        if holds and (row.topic, row.key) in doomed:
             held.append(record_id)
         elif row.reason is not None:
             parked.append(record_id)
-            doomed.add(row.key)
+            doomed.add((row.topic, row.key))
         else:
             arrive.append(record_id)
     return arrive, parked, held

@@ -12,9 +12,11 @@ import psycopg
 import pytest
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
+from typer.testing import CliRunner
 
 from dagster_harvest.daemon import _Daemon
 from dagster_harvest.settings import OutboxSettings
+from harvest_lib.cli import app
 from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.harvester import Harvest
@@ -204,6 +206,125 @@ def test_the_remedy_mends_it(connection):
     for statement in refused.value.next_step.split(";"):
         connection.execute(statement)
     check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
+
+
+def test_all_that_is_wrong_is_said_at_once_and_what_is_printed_mends_it(connection):
+    connection.execute(ARTICLE)
+    connection.execute("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey")
+    connection.execute("ALTER TABLE outbox ADD COLUMN transaction_id XID8")
+    connection.execute("ALTER SEQUENCE outbox_position_seq CACHE 10")
+    table, mapping = OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS)
+    with pytest.raises(OutboxTableError) as refused:
+        check_mapped(connection, table, mapping)
+    for words in ("may be null", "no index begins with position", "no index on (transaction_id, position)", "CACHE 10"):
+        assert words in refused.value.evidence
+    for statement in refused.value.next_step.split(";"):
+        connection.execute(statement)
+    check_mapped(connection, table, mapping)
+
+
+def test_what_the_configuration_has_wrong_comes_with_what_the_table_lacks(connection):
+    connection.execute(ARTICLE)
+    columns = {**COLUMNS, "kafka_key": "no such", "headers": {"h": "nor this"}}
+    with pytest.raises(OutboxTableError, match="no such, nor this are missing") as refused:
+        check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**columns))
+    assert "ADD COLUMN" in refused.value.next_step
+    assert "CREATE INDEX" in refused.value.next_step
+
+
+# -- by the commands
+
+
+@pytest.fixture
+def command(dsn, bootstrap_servers, group_id):
+    def run(*arguments):
+        environment = {
+            "HARVEST_DSN": dsn,
+            "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "HARVEST_LEADER_GROUP_ID": group_id,
+            "HARVEST_LEADERSHIP": "solo",
+            "HARVEST_COLUMNS": json.dumps(COLUMNS),
+        }
+        return CliRunner().invoke(app, arguments, env=environment)
+
+    return run
+
+
+def tables(connection):
+    return {name for (name,) in connection.execute("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'")}
+
+
+def test_no_command_makes_a_native_table_in_the_place_of_another(connection, command):
+    refused = command("init").exception
+    assert isinstance(refused, OutboxTableError)
+    assert "nobody but you knows" in str(refused)
+    for arguments in (
+        ["segments", "list"],
+        ["segments", "ensure"],
+        ["segments", "drop"],
+        ["migrate"],
+        ["pump", "-k", "1", "-n", "1"],
+    ):
+        refused = command(*arguments).exception
+        assert isinstance(refused, ConfigError), arguments
+        assert "another layout" in str(refused)
+    assert tables(connection) == set()
+
+
+def test_init_checks_the_table_and_makes_what_stands_beside_it(article, command):
+    before = tables(article)
+    result = command("init")
+    assert result.exit_code == 0, result.output
+    made = tables(article) - before
+    assert {"outbox_subscriptions", "outbox_set_aside"} <= made
+    assert "outbox_parked" not in made
+    printed = command("init", "--print").stdout
+    assert "outbox_subscriptions" in printed
+    assert "kafka_header_keys" not in printed, "nothing of a native table"
+    article.execute(printed.encode())
+    article.execute("DROP INDEX outbox_transaction_id_position_idx")
+    assert "CREATE INDEX CONCURRENTLY" in str(command("init").exception)
+
+
+def test_an_audit_reads_the_columns_that_are_named(article, command, dsn, bootstrap_servers, group_id, make_topic):
+    topic = make_topic()
+    write(article, topic, "a", "b")
+    write(article, "another", "c")
+    config = harvest_config(
+        dsn,
+        bootstrap_servers,
+        group_id,
+        leadership="solo",
+        source="transaction_id",
+        delivery="barrier",
+        columns=COLUMNS,
+    )
+    Harvest(config).drain(60)
+    write(article, topic, "waits")
+    result = command("audit", "--topic", topic, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["committed"], report["delivered"], report["pending"], report["wrong_keys"]) == (3, 2, 1, 0)
+
+
+def test_a_parked_record_is_shown_with_what_its_columns_have(article, command, dsn, bootstrap_servers, group_id):
+    write(article, "no/such topic", "m1")
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
+    Harvest(config).drain(60)
+    shown = command("park", "show", "1").stdout
+    assert "tombstone" not in shown
+    assert "characters, shown with --value" in shown
+    assert "header type" in shown
+    assert "Recorded" in shown
+    assert "not known" not in shown
+    assert "None" not in shown
+    with_value = command("park", "show", "1", "--value").stdout
+    assert '["m1"]' in with_value
+    row = json.loads(command("park", "show", "1", "--json").stdout)["row"]
+    assert "data" not in row
+    assert row["message_id"] == "m1"
+    article.execute("DELETE FROM outbox")
+    assert "no longer in the outbox" in command("park", "show", "1").stdout
 
 
 # -- configured
