@@ -85,6 +85,17 @@ def test_a_pool_does_not_go_on_from_the_checkpoint_of_another_schema(make):
     assert committed(b) == [1, 2, 3, 4, 5]
 
 
+def test_who_has_nothing_to_deliver_owns_the_names_all_the_same(make):
+    a, b = make("a"), make("b")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    write(b, "1")
+    with pytest.raises(CheckpointError, match="another outbox"):
+        b.harvest(**EXACTLY_ONCE).drain(60)
+    write(a, "1")
+    a.harvest(**EXACTLY_ONCE).drain(60)
+    assert (committed(a), committed(b)) == ([1], [])
+
+
 def test_a_standby_of_another_schema_says_so_while_it_waits(make):
     a, b = make("a"), make("b")
     settings = {**EXACTLY_ONCE, "leadership": "neli", "leader_topic": f"{a.group}.neli"}
