@@ -134,7 +134,9 @@ def test_a_header_that_reads_as_ours_is_refused(headers):
         record(headers=headers).check(LIMITS)
 
 
-@pytest.mark.parametrize("value", [None, "", "m-1", "5fd924625f6ab3a4", "1f0c2c5e-8d1a-11f1-8f3e-000000000001", ORIGIN[1:], ID + "A"])
+@pytest.mark.parametrize(
+    "value", [None, "", "m-1", "5fd924625f6ab3a4", "1f0c2c5e-8d1a-11f1-8f3e-000000000001", ORIGIN[1:], ID + "A"]
+)
 def test_other_headers_of_these_names_pass(value):
     """They are other programs' business."""
     record(headers=[("message-id", value), ("harvest", value)]).check(LIMITS)
