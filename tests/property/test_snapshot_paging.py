@@ -11,6 +11,7 @@ from support.histories import History, histories
 from support.paged import FakePagedTable, RealPagedTable
 from support.rows import row
 
+from harvest_lib import row_security
 from harvest_lib.source import Selection, SnapshotSource, connected, server
 from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -122,6 +123,7 @@ class MemoryConnection:
 
     def __init__(self, table, source):
         answers = [
+            (row_security._LOOK, lambda _: []),
             (connected._NOW, lambda _: [(str(table.snapshot()), False)]),
             (server._IN_RECOVERY, lambda _: [(False,)]),
             (server._WHERE, lambda _: [("1", "00000001", "0/1")]),
@@ -140,8 +142,8 @@ class MemoryConnection:
         return self
 
     def execute(self, statement, values=(), **_options):
-        if isinstance(statement, str) and statement.startswith("SET plan_cache_mode"):
-            return None  # there is no planner
+        if isinstance(statement, str) and statement.startswith(("SET plan_cache_mode", "SET row_security")):
+            return None  # there is no planner, and there are no policies
         return Found(self.answers[id(statement)](values))
 
     def close(self):

@@ -34,6 +34,10 @@ FIELDS_ELSEWHERE = {
     "message_parked": {"shard", "offset", "reason"},
     "producers_forgotten": {"shard", "count"},
     "log_repaired": {"file", "byte", "cut_bytes", "goes_on_at"},
+    "pool_conflict": {
+        *("reason", "next_step"),
+        *("their_group", "their_process", "their_server", "their_table", "their_leader_topic"),
+    },
 }
 """Events whose fields are not all written out at the call."""
 

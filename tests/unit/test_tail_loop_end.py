@@ -22,7 +22,7 @@ def loop_of(term):
         delivery=SimpleNamespace(abandon=nothing, settle=lambda _: Committed()),
         store=SimpleNamespace(close=nothing, kept_in="postgres"),
         limits=SimpleNamespace(io_error_backoff_seconds=0),
-        shelf=SimpleNamespace(is_empty=True, lowest=None),
+        shelf=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
         one_per_key=True,
         exactly_once=False,
         emit=nothing,
