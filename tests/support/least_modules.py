@@ -128,7 +128,7 @@ EXEMPT = {
     "integration/test_start_errors": "its subject is other users, and servers that are not there",
     "integration/test_status": "its subject is the command that looks, on servers of its own",
     "integration/test_subscription_lock": _PART,
-    "integration/test_two_pools": "its subject is two pools that differ in more than a role; one of each runs in test_secure",
+    "integration/test_two_pools": "its subject is two pools that differ in more than their roles",
 }
 """Why the rest does not run."""
 
