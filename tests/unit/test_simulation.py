@@ -12,7 +12,7 @@ from tests.simulation.plan import MODES
 from tests.simulation.run import run
 
 SEEDS, BLOCK = 1_000, 100
-MOST = 120
+MOST = 400
 """So many seeds at most until a broken build is noticed."""
 
 
