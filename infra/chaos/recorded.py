@@ -312,15 +312,17 @@ def record(recorder: Recorder) -> None:
     def recorded_source(config: Any, table: Any) -> Any:
         return RecordedSource(recorder, make_source(config, table))
 
-    def recorded_pages(source: Any) -> MarkPages:
-        # Pages are marked under ids of their own; the term for which they are is known by then.
-        return MarkPages(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
+    class RecordedPages(MarkPages):
+        """Pages are marked under ids of their own; the term for which they are is known by then."""
+
+        def __init__(self, source: Any) -> None:
+            super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
 
     command = importlib.import_module("harvest_lib.cli.run")  # the name itself leads to the function
     made = {"make_source": recorded_source, "make_store": recorded_store, "make_lap_delivery": recorded_laps}
     for name, make in made.items():
         setattr(work, name, make)
-    vars(parts)["MarkPages"] = recorded_pages
+    vars(parts)["MarkPages"] = RecordedPages
     vars(command)["Harvest"] = recorded_harvest
 
 
