@@ -21,7 +21,9 @@ from harvest_lib.pool import Pool
 _ANSWER_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2
 _LONGEST_TROUBLE = 800
-"""Characters. Kafka takes 4,096 bytes of metadata (`offset.metadata.max.bytes`)."""
+"""Characters."""
+_MOST_METADATA = 4_000
+"""Bytes. Kafka takes 4,096 of metadata (`offset.metadata.max.bytes`), and refuses the commit that has more."""
 
 _PASSES = {
     KafkaError.NOT_COORDINATOR,
@@ -49,11 +51,12 @@ class Member:
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
-    """Return the metadata by which a member says who it is."""
+    """Return the metadata by which a member says who it is, and as much of its trouble as there is room for."""
     said = {"member": member_id, "pool": pool.as_json()}
-    if trouble:
-        said["trouble"] = trouble[:_LONGEST_TROUBLE]
-    return json.dumps(said, separators=(",", ":"))
+    told = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
+    short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
+    spelled = (json.dumps(each, separators=(",", ":")) for each in (told, short, said))  # ASCII: a byte a character
+    return next((each for each in spelled if len(each) <= _MOST_METADATA), "")
 
 
 def members(settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[Member]:

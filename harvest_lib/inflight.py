@@ -19,6 +19,9 @@ _id = itemgetter(0)
 
 WINDOW_BYTES = 16_000_000
 """Held by a window, in flight or not, when nothing more is marked; what is marked then comes on top of it."""
+_SMALL_ROWS = 1_000
+"""The bytes of so many rows that are offered at once are not counted, which would cost too much: they are few each,
+since a page has `PAGE_BYTES` at most."""
 
 
 class Window:
@@ -34,7 +37,8 @@ class Window:
         self._ready: deque[Row] = deque()
         self._flying: dict[int, str] = {}  # id -> key
         self._highest_id = 0
-        self._bytes = 0  # of all that is held, in flight or not
+        self._sizes: dict[int, int] = {}  # bytes of what is held, in flight or not, by id, but for what is small
+        self._bytes = 0  # of all these
 
     @property
     def records(self) -> int:
@@ -72,7 +76,10 @@ class Window:
             else:
                 self._highest_id = record_id
             new.append(row)
-        self._bytes += sum(map(row_bytes, new))
+        if len(new) < _SMALL_ROWS:
+            sizes = {row[0]: row_bytes(row) for row in new}
+            self._sizes |= sizes
+            self._bytes += sum(sizes.values())
         self._queue(new)
         return len(new)
 
@@ -98,12 +105,13 @@ class Window:
         """Forget rows of which nothing more can come; under the barrier the next of each key becomes ready."""
         for row in rows:
             del self._flying[row[0]]
-            self._bytes -= row_bytes(row)
+            if self._sizes:
+                self._bytes -= self._sizes.pop(row[0], 0)
 
     def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
         """Forget the rows of `keys`, each with its topic, that were not sent, and return them in order."""
         taken = [row for row in self._ready if row[1:3] in keys]
-        self._bytes -= sum(map(row_bytes, taken))
+        self._forget(taken)
         if taken:
             self._ready = deque(row for row in self._ready if row[1:3] not in keys)
         return taken
@@ -111,9 +119,13 @@ class Window:
     def drop_pending(self) -> list[int]:
         """Forget all rows that were not sent and return their ids."""
         dropped = [row[0] for row in self._ready]
-        self._bytes -= sum(map(row_bytes, self._ready))
+        self._forget(self._ready)
         self._ready.clear()
         return dropped
+
+    def _forget(self, rows: Iterable[Row]) -> None:
+        """Hold the bytes of rows no longer."""
+        self._bytes -= sum(self._sizes.pop(row[0], 0) for row in rows)
 
     def _queue(self, rows: Iterable[Row]) -> None:
         self._ready.extend(rows)
@@ -140,7 +152,8 @@ class KeyBarrier(Window):
         for row in rows:
             key = row[2]
             del flying[row[0]]
-            self._bytes -= row_bytes(row)
+            if self._sizes:
+                self._bytes -= self._sizes.pop(row[0], 0)
             queue = waiting.get(key)
             if queue is None:
                 claimed.discard(key)
@@ -159,7 +172,7 @@ class KeyBarrier(Window):
             behind_them = [row for row in queue if row[1:3] in keys]
             taken += behind_them
             self._waiting_rows -= len(behind_them)
-            self._bytes -= sum(map(row_bytes, behind_them))
+            self._forget(behind_them)
             if rest:
                 self._waiting[key] = rest
         for _, _, key, *_ in ready:  # each had claimed its key
@@ -176,7 +189,7 @@ class KeyBarrier(Window):
         dropped = super().drop_pending()
         for queue in self._waiting.values():
             dropped.extend(row[0] for row in queue)
-            self._bytes -= sum(map(row_bytes, queue))
+            self._forget(queue)
         self._waiting.clear()
         self._waiting_rows = 0
         self._claimed = set(self._flying.values())

@@ -44,6 +44,10 @@ Known = dict[str, dict[str, Any]]
 """By topic: `partitions`, and where some were added `before` and `noticed_at`."""
 
 
+class NoPlace(Exception):
+    """The table is one of before, or its grants are: what is known of topics is kept nowhere."""
+
+
 class Memory:
     """What one shard of a subscription knows of its topics, in Postgres."""
 
@@ -59,13 +63,13 @@ class Memory:
         return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
 
     def save(self, known: Known) -> bool:
-        """Write it down; False if there is no place for it, as yet or at all."""
+        """Write it down; False if there is no row for it as yet. Raises NoPlace without a column for us."""
         kept = dict(list(known.items())[:_MOST_TOPICS])
         with connect(self._conninfo) as connection, translated():
             try:
                 written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
-            except (psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege):
-                return False
+            except (psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege) as error:
+                raise NoPlace from error
         return written.rowcount == 1
 
     def _statement(self, query: str) -> sql.Composed:
@@ -105,7 +109,10 @@ class PartitionWatch:
                 entry |= {"before": before, "noticed_at": datetime.now(UTC).isoformat(timespec="seconds")}
                 _log.error("partitions_added", extra={"topic": topic, "before": before, "after": partitions})
         if self._is_unsaved and self._memory is not None:
-            self._is_unsaved = not self._memory.save(self._known)
+            try:
+                self._is_unsaved = not self._memory.save(self._known)
+            except NoPlace:
+                self._memory = None  # asked again every time, it would be an error in the server's log each time
 
     def _counted(self, names: list[str]) -> dict[str, int]:
         admin = AdminClient(client_settings(self._kafka))

@@ -1,9 +1,12 @@
 """What is waited out, and what is not, when a group's members are asked for."""
 
+import json
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib import election
+from harvest_lib.pool import Pool
 
 
 @pytest.fixture
@@ -39,3 +42,13 @@ def test_a_refusal_is_told_at_once(answers):
     answers.append(KafkaError.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(KafkaException):
         asked()
+
+
+@pytest.mark.parametrize("trouble", ["", "no", "ü" * 5_000, "x" * 5_000])
+@pytest.mark.parametrize("name", ["harvester", "é" * 100, "é" * 5_000])
+def test_what_a_member_says_of_itself_is_never_more_than_kafka_takes(name, trouble):
+    """A commit with more is refused, and who commits nothing never leads."""
+    said = election.spoken(Pool(leadership="neli", group="g", process=name), "m-1", trouble)
+    assert len(said.encode()) <= 4_096
+    assert len(name) > 1_000 or json.loads(said)["member"] == "m-1"
+    assert bool(trouble) == ("trouble" in said) or not said
