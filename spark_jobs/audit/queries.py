@@ -10,9 +10,13 @@ INTEGERS = ("smallint", "integer", "bigint")
 EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8"
 
 
-def in_snapshot(snapshot: str) -> str:
-    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions."""
-    return f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
+    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions.
+
+    Unless policies apply and were found to show all rows, a statement that one would filter is an error.
+    """
+    begin = f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+    return begin if policies_apply else f"{begin}; SET LOCAL row_security = off"
 
 
 BOUNDS: LiteralString = "SELECT coalesce(min({column}), 0)::bigint, coalesce(max({column}), 0)::bigint FROM {table}"
