@@ -41,17 +41,20 @@ SELECT {id} AS part, {id}::text AS record, l.promoted_at AS since
 FROM {business} AS b JOIN {ledger} AS l ON l.batch = b.batch
 """
 
-# An outbox row's own id of the record is in a header; rows without it are no business row's.
+# An outbox row's own id of the record is in a header; rows without it are no business row's. Neither are those whose id
+# is no integer; it need not even be text that can be sent (`SQL_ASCII`).
 LEFT: LiteralString = """
 SELECT o.id AS part, o.kafka_header_values[array_position(o.kafka_header_keys, {header})] AS record, {waits} AS state
-FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (o.kafka_header_keys)
+FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[])
+  AND o.kafka_header_values[array_position(o.kafka_header_keys, {header})] ~ '^[0-9-]+$'
 """
 
 PARKED: LiteralString = """
 UNION ALL
 SELECT p.id, r.kafka_header_values[array_position(r.kafka_header_keys, {header})], {set_aside_}
 FROM {parked} AS p, jsonb_populate_record(NULL::{outbox}, p.record) AS r
-WHERE p.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (r.kafka_header_keys)
+WHERE p.kafka_topic = ANY ({topics}::text[])
+  AND r.kafka_header_values[array_position(r.kafka_header_keys, {header})] ~ '^[0-9-]+$'
 """
 
 WAITING: LiteralString = """
