@@ -7,6 +7,7 @@ What Spark writes has daily partitions, and a backfill of many days is one run a
 harvester fills them, and tells of it by observations.
 """
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +100,7 @@ def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.Asset
         arguments += ["--table", writer.table, "--topic", settings.topics[0]]
         arguments += ["--source", writer.file] if writer.file else []
         told = run_piped(context, settings, writer.module, arguments, outbox_option="--outbox")
-        reports = [each for each in told if "batch" in each]
+        reports = _batches(writer.module, told)
         summary: Mapping[str, Any] = next((each["summary"] for each in told if "summary" in each), {})
         metadata = {
             "rows": sum(each["rows"] for each in reports),
@@ -250,6 +251,34 @@ def run_piped(
             allow_retries=False,
         )
     return list(done.get_custom_messages())
+
+
+def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return what a writer module has told of its batches. Raises Failure if that is nothing, or not what is to be told
+    of each: nobody knows then what was loaded."""
+    reports = [each for each in told if "batch" in each]
+    broken = next((each for each in reports if not _is_batch(each)), None)
+    if reports and broken is None:
+        return reports
+    what = "printed no line of a batch" if broken is None else "printed a line of a batch without what became of it"
+    raise dg.Failure(
+        description=f"{module} ended well and {what}: whether it loaded anything is not known",
+        metadata={
+            "module": module,
+            "evidence": f"{len(told)} lines were JSON objects, {len(reports)} of them had a `batch`"
+            if broken is None
+            else json.dumps(broken)[:_LONGEST_SAID],
+            "next_step": "let it print a JSON object in a line for each batch, an empty one too: "
+            '{"batch": "day-1", "status": "promoted", "rows": 3}; or name another `module` below `writer`',
+        },
+        allow_retries=False,
+    )
+
+
+def _is_batch(report: Mapping[str, Any]) -> bool:
+    rows = report.get("rows")
+    counts = isinstance(rows, int) and not isinstance(rows, bool)
+    return report["batch"] is not None and isinstance(report.get("status"), str) and counts
 
 
 def _numbers(summary: AuditSummary) -> dict[str, Any]:

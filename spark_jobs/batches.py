@@ -110,7 +110,7 @@ def _content_of(frame: DataFrame, batch: str) -> Content:
 
 @contextmanager
 def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
-    who = {"batch": batch, "ledger": tables.ledger.as_string(connection)}
+    who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
     # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
     while True:
         with postgres_errors(f"locking batch {batch}"):

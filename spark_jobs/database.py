@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row
 
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.sql_ascii import take_text_as_it_is
 from spark_jobs import queries
 
 _LONGEST_NAME_BYTES = 63
@@ -107,7 +108,13 @@ def connect(dsn: str) -> psycopg.Connection:
             next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
         )
     try:
-        connection = psycopg.connect(dsn, autocommit=True, target_session_attrs="read-write")
+        connection = psycopg.connect(
+            dsn,
+            autocommit=True,
+            target_session_attrs="read-write",
+            client_encoding="utf8",  # whatever the database's encoding is
+        )
+        take_text_as_it_is(connection)
     except psycopg.Error as error:
         evidence = " ".join(str(error).split())
         if any(sentence in evidence for sentence in _DENIED):
@@ -152,7 +159,7 @@ def postgres_errors(doing: str) -> Iterator[None]:
 
 def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int, sql.Identifier] | None:
     """Return a table's oid and its name with the schema, None if there is no such table."""
-    name = table.as_string(connection)
+    name = table.as_string(None)
     with postgres_errors(f"looking for the table {name}"):
         found = connection.execute(queries.PLACE_OF, {"table": name}).fetchone()
     return None if found is None else (found[0], sql.Identifier(found[1], found[2]))
@@ -160,7 +167,7 @@ def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int
 
 def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[TableColumn]:
     """Return a table's columns in their order; none if there is no such table."""
-    name = table.as_string(connection)
+    name = table.as_string(None)
     with (
         postgres_errors(f"looking at the columns of {name}"),
         connection.cursor(row_factory=class_row(TableColumn)) as cursor,
@@ -185,7 +192,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
     tls: dict[str, str] = {name: given[name] for name in given if name in {"sslmode", "sslrootcert"}}
     return JdbcTarget(
         url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
-        table=staging.as_string(connection),
+        table=staging.as_string(None),
         oid=oid,
         properties={
             "user": info.user,

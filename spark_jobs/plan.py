@@ -168,7 +168,7 @@ def prepare(
 
 def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
     """Return the columns of the outbox table, of either layout. Raises OutboxTableError if it is not one."""
-    name = tables.outbox.as_string(connection)
+    name = tables.outbox.as_string(None)
     columns = {each.name: each for each in columns_of(connection, tables.outbox)}
     next_step = "create it with `harvest init`, or name the right one by --outbox"
     if not columns:
@@ -186,7 +186,7 @@ def _business(connection: psycopg.Connection, tables: Tables) -> dict[str, Table
     columns = {each.name: each for each in columns_of(connection, tables.business)}
     if not columns:
         raise ConfigError(
-            f"the business table {tables.business.as_string(connection)} does not exist",
+            f"the business table {tables.business.as_string(None)} does not exist",
             field="--table",
             next_step="create it, name another, or leave it out to write records alone",
         )
@@ -282,7 +282,7 @@ def _staging_fits(connection: psycopg.Connection, plan: Plan) -> bool:
     found = {each.name: each.type for each in columns_of(connection, plan.tables.staging)}
     if not found:
         return False
-    name = plan.tables.staging.as_string(connection)
+    name = plan.tables.staging.as_string(None)
     bookkeeping = {column: kind for column, kind in found.items() if column in _BOOKKEEPING}
     if bookkeeping != _BOOKKEEPING:
         missing = [column for column, kind in _BOOKKEEPING.items() if found.get(column) != kind]

@@ -100,7 +100,7 @@ def promote(
     tables = plan.tables
     end_writers(connection, batch, tables=tables)
     with postgres_errors(f"promoting batch {batch}"), connection.transaction():
-        connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(connection)})
+        connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(None)})
         connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
         connection.execute(queries.MORE_TO_SORT_IN)
         chosen = _chosen(connection, batch, run=run, tables=tables)
@@ -204,7 +204,7 @@ def _empty_staging(connection: psycopg.Connection, batch: str, *, tables: Tables
 def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
     """Delete what dead runs have left of any batch: one whose lock is free is being staged by nobody."""
     swept = 0
-    ledger = tables.ledger.as_string(connection)
+    ledger = tables.ledger.as_string(None)
     with postgres_errors("sweeping the staging table"):
         for (batch,) in connection.execute(tables.fill(sql.SQL(queries.STAGED_BATCHES))).fetchall():
             who = {"batch": batch, "ledger": ledger}

@@ -6,6 +6,10 @@ that the ledger lists were committed, and what is still in the outbox, or parked
 
 All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
 tasks read, how often and when, is as it was.
+
+Rows that row-level security hides from the audit's role would be missing here, and nobody would miss them in Kafka. So
+it refuses tables that it does not see all rows of. It looks at their policies after it has read them, when its locks
+keep the policies as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.database import translated
-from harvest_lib.errors import CheckpointError, ConfigError, OutboxTableError
+from harvest_lib.errors import CheckpointError, ConfigError, DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.row_security import check_all_rows
 from harvest_lib.scope import filter_conditions, shard_conditions
 from harvest_lib.source.selection import Selection
 from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
@@ -72,12 +77,13 @@ class Taken:
     """What an audit of Postgres is to read, as of the snapshot; `at` is its time by the server's clock, Unix time.
 
     `floor` is the lowest outbox id that is still there, if any were dropped. `waiting` is None where the comparison
-    itself tells what waits.
+    itself tells what waits. `policies_apply` where policies of row-level security are in force, and show all rows.
     """
 
     snapshot: str
     at: float
     committed: Read
+    policies_apply: bool
     states: Read | None = None
     waiting: Waiting | None = None
     floor: int | None = None
@@ -98,7 +104,7 @@ class Taken:
         options = {
             **self.target.properties,
             "fetchsize": str(_FETCH_ROWS),
-            "sessionInitStatement": queries.in_snapshot(self.snapshot),
+            "sessionInitStatement": queries.in_snapshot(self.snapshot, policies_apply=self.policies_apply),
             "url": self.target.url,
             "dbtable": f"({what.statement}) AS taken",
             "partitionColumn": what.by,
@@ -126,6 +132,7 @@ def known_from(
         return "outbox", ()
     reading = Subscriptions(connection, outbox.placed(connection), Selection(table=outbox.identifier))
     shards = reading.shards(subscription)
+    _check_all_rows(connection, outbox.placed(connection).subscriptions)
     if not shards and (others := sorted({each.name for each in reading.shards()})):
         raise CheckpointError(
             f"there is no subscription {subscription!r} of {outbox}",
@@ -170,7 +177,7 @@ def taken_from_outbox(
         topics=sql.Literal(list(topics)),
         aside=aside,
         passed=sql.SQL(" OR ").join(sql.SQL("({})").format(each) for each in passed) if passed else sql.SQL("false"),
-        filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each, connection)) for each in filters]),
+        filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
     )
     snapshot, at = _snapshot(connection)
@@ -178,6 +185,7 @@ def taken_from_outbox(
         snapshot=snapshot,
         at=at,
         committed=_read(connection, statement, sql.SQL("id"), outbox.identifier),
+        policies_apply=_check_all_rows(connection, outbox, placed.set_aside),
         floor=Segments(outbox).read(connection)[0].lower,
         target=target,
     )
@@ -215,6 +223,7 @@ def taken_from_ledger(
         at=at,
         committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
         states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
+        policies_apply=_check_all_rows(connection, outbox, parked, table, ledger),
         waiting=Waiting(records=waiting[0], since=waiting[1]) if waiting else None,
         id_header=business.id_header,
         target=target,
@@ -243,6 +252,19 @@ def _check_business(
             )
 
 
+def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
+    """Tell whether policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
+    are hidden."""
+    try:
+        return check_all_rows(connection, [each.identifier for each in tables])
+    except DatabaseAccessDenied as error:
+        raise DatabaseAccessDenied(
+            "row-level security hides rows from the audit: what is missing in Kafka could be among them",
+            evidence=error.evidence,
+            next_step="as the owner, CREATE POLICY … FOR SELECT TO this user USING (true), or ALTER ROLE … BYPASSRLS",
+        ) from error
+
+
 def _states() -> dict[str, sql.Literal]:
     return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "set_aside_": sql.Literal(SET_ASIDE)}
 
@@ -260,9 +282,9 @@ def _read(
     with translated():
         row = connection.execute(sql.SQL(queries.BOUNDS).format(column=column, table=table)).fetchone()
     lowest, highest = row if row is not None else (0, 0)
-    return Read(statement=statement.as_string(connection), by="part", lowest=lowest, highest=highest)
+    return Read(statement=statement.as_string(None), by="part", lowest=lowest, highest=highest)
 
 
-def _unbound(condition: sql.Composable, connection: psycopg.Connection[Any]) -> sql.SQL:
+def _unbound(condition: sql.Composable) -> sql.SQL:
     """Return a condition that was made for a statement with bound values, where each % is doubled, for one without."""
-    return sql.SQL(condition.as_string(connection).replace("%%", "%"))
+    return sql.SQL(condition.as_string(None).replace("%%", "%"))

@@ -10,9 +10,13 @@ INTEGERS = ("smallint", "integer", "bigint")
 EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8"
 
 
-def in_snapshot(snapshot: str) -> str:
-    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions."""
-    return f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
+    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions.
+
+    Unless policies apply and were found to show all rows, a statement that one would filter is an error.
+    """
+    begin = f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+    return begin if policies_apply else f"{begin}; SET LOCAL row_security = off"
 
 
 BOUNDS: LiteralString = "SELECT coalesce(min({column}), 0)::bigint, coalesce(max({column}), 0)::bigint FROM {table}"
@@ -37,17 +41,20 @@ SELECT {id} AS part, {id}::text AS record, l.promoted_at AS since
 FROM {business} AS b JOIN {ledger} AS l ON l.batch = b.batch
 """
 
-# An outbox row's own id of the record is in a header; rows without it are no business row's.
+# An outbox row's own id of the record is in a header; rows without it are no business row's. Neither are those whose id
+# is no integer; it need not even be text that can be sent (`SQL_ASCII`).
 LEFT: LiteralString = """
 SELECT o.id AS part, o.kafka_header_values[array_position(o.kafka_header_keys, {header})] AS record, {waits} AS state
-FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (o.kafka_header_keys)
+FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[])
+  AND o.kafka_header_values[array_position(o.kafka_header_keys, {header})] ~ '^[0-9-]+$'
 """
 
 PARKED: LiteralString = """
 UNION ALL
 SELECT p.id, r.kafka_header_values[array_position(r.kafka_header_keys, {header})], {set_aside_}
 FROM {parked} AS p, jsonb_populate_record(NULL::{outbox}, p.record) AS r
-WHERE p.kafka_topic = ANY ({topics}::text[]) AND {header} = ANY (r.kafka_header_keys)
+WHERE p.kafka_topic = ANY ({topics}::text[])
+  AND r.kafka_header_values[array_position(r.kafka_header_keys, {header})] ~ '^[0-9-]+$'
 """
 
 WAITING: LiteralString = """

@@ -10,6 +10,7 @@ import pytest
 from support import least
 from support.audited import Audited, Purged
 from support.counted import Counted
+from support.encoded import databases
 from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.pipeline_ends import PostgresSource, own_database, readers
 from support.secured import Secured
@@ -196,3 +197,10 @@ def purged(spark, outbox, bootstrap_servers, group_id):
     """An outbox to be audited, whose rows are purged."""
     with jars_named():
         yield Purged(outbox, bootstrap_servers, group_id)
+
+
+@pytest.fixture
+def encoded(stack, unique):
+    """Make a database of an encoding, and return how to connect to it."""
+    with databases(stack.dsn, unique) as make:
+        yield make

@@ -3,14 +3,11 @@ that cannot be read."""
 
 import json
 
-import psycopg
 import pytest
 import yaml
 from confluent_kafka import Consumer, TopicPartition
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
-from support.native import Native
-from support.outbox import Outbox, harvest_config
+from support.encoded import prepared, write
+from support.outbox import harvest_config
 from typer.testing import CliRunner
 
 from harvest_lib.audit.committed import read_query
@@ -19,61 +16,7 @@ from harvest_lib.database import connect
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import OutboxTable, ParkedRecords, SetAsideRecords
 
-_INSERT = """
-INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-VALUES (now(), %s, %s, %s, %s::text[], %s::text[])
-"""
 ENGINES = [("mark", "barrier"), ("mark", "pipelined"), ("snapshot", "barrier"), ("transaction_id", "transactional")]
-
-
-@pytest.fixture
-def encoded(stack, unique):
-    """Make a database of an encoding, and return how to connect to it."""
-    made = []
-
-    def make(encoding):
-        name = unique("enc")[:63]
-        made.append(name)
-        with psycopg.connect(stack.dsn, autocommit=True) as connection:
-            connection.execute(
-                sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'").format(
-                    sql.Identifier(name), sql.Literal(encoding)
-                )
-            )
-        return make_conninfo(stack.dsn, dbname=name)
-
-    yield make
-    with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        for name in made:
-            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-def prepared(dsn, topic, source):
-    dsn = make_conninfo(dsn, client_encoding="utf8")  # else the test's own connection has bytes for text
-    made = Outbox(dsn, topic) if source == "mark" else Native(dsn, size=1_000)
-    made.connection.close()
-
-
-def write(dsn, encoding, *records):
-    """Insert records whose parts are bytes, as a writer of that client encoding would."""
-    with psycopg.connect(dsn, autocommit=True, client_encoding=encoding) as connection:
-        for record in records:
-            texts = [each if isinstance(each, list) else each.decode("latin1") for each in record]
-            if encoding == "SQL_ASCII":
-                # Through the server: the client would refuse to send it.
-                parts = [_spelled(each) for each in record]
-                connection.execute(
-                    b"INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
-                    b" kafka_header_values) VALUES (now(), " + b", ".join(parts) + b")"
-                )
-            else:
-                connection.execute(_INSERT, texts)
-
-
-def _spelled(part):
-    if isinstance(part, list):
-        return b"ARRAY[" + b", ".join(map(_spelled, part)) + b"]::text[]"
-    return b"E'" + b"".join(b"\\x%02x" % each for each in part) + b"'"
 
 
 def messages(bootstrap_servers, topic):
