@@ -401,16 +401,18 @@ def test_no_command_is_printed_for_topics_that_are_compacted_by_right(subscripti
 def test_a_waiting_record_for_a_compacted_topic_keeps_nobody_from_starting(
     outbox, make_topic, config, bootstrap_servers, named
 ):
-    """Any writer can name one."""
+    """Any writer can name one. What follows of its key is held in its topic, and delivered to another."""
     topic = outbox.topic
     outbox.topic = make_topic(1, **{"cleanup.policy": "compact"}) if named == "compacted" else named
-    outbox.fill(1)
+    outbox.fill(2, keys=1)
     outbox.topic = topic
-    outbox.fill(9, keys=10)
-    assert Harvest(config()).drain(60).records == 8, "all but what follows of its key"
-    (reason,) = outbox.connection.execute("SELECT reason FROM outbox_set_aside WHERE NOT held").fetchone()
-    assert "cleanup.policy=compact" in reason or reason == "the topic is Kafka's own"
-    assert len(read_acknowledged(bootstrap_servers, topic)) == 8
+    outbox.fill(9, keys=1)
+    assert Harvest(config()).drain(60).records == 9, "all that is for another topic"
+    (first, second) = outbox.connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    assert first[:2] == (1, False)
+    assert "cleanup.policy=compact" in first[2] or first[2] == "the topic is Kafka's own"
+    assert second == (2, True, "held behind 1")
+    assert [record.outbox_id for record in read_acknowledged(bootstrap_servers, topic)] == list(range(3, 12))
 
 
 def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, make_topic, config, bootstrap_servers):
@@ -420,13 +422,16 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
     with Harvest(config()) as harvest:
         eventually(lambda: harvest.delivered_records == 10, 30)
         outbox.topic = compacted
-        outbox.fill(1)
-        reasons = "SELECT reason FROM outbox_set_aside"
-        found = eventually(lambda: outbox.connection.execute(reasons).fetchall(), 30, "it was set aside")
-    assert len(found) == 1
-    assert "the topic is compacted (cleanup.policy=compact)" in found[0][0]
+        outbox.fill(1, keys=1)
+        entries = "SELECT id, held, reason FROM outbox_set_aside ORDER BY id"
+        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), 30, "it was set aside")
+    assert [each[:2] for each in found] == [(11, False)]
+    assert "the topic is compacted (cleanup.policy=compact)" in found[0][2]
+    outbox.fill(1, keys=1)
     outbox.topic = topic
-    outbox.fill(9, keys=10)
+    outbox.fill(9, keys=1)
     Harvest(config()).drain(60)
+    assert outbox.connection.execute(entries).fetchall() == [*found, (12, True, "held behind 11")]
     assert read_topic(bootstrap_servers, compacted) == []
-    assert len(read_acknowledged(bootstrap_servers, topic)) == 10 + 8, "its key waits"
+    ids = sorted(record.outbox_id for record in read_acknowledged(bootstrap_servers, topic))
+    assert ids == [*range(1, 11), *range(13, 22)], "its key goes on in another topic"
