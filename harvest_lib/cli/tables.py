@@ -18,10 +18,10 @@ _ENOUGH = 100_000
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table so that it fits."""
+    """Print a table so that it fits. A console that is no terminal is made as wide as the table, and stays so."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
-        console = Console(file=console.file, highlight=False, width=max(console.width, _width(table, console)))
+        console.width = max(console.width, _width(table, console))
         console.print(table)
     elif _width(table, console) <= console.width:
         console.print(table)

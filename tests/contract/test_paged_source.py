@@ -570,7 +570,9 @@ def test_transactions_of_another_cluster_are_refused(table):
     for _ in range(2):
         with pytest.raises(OutboxTableError) as refused:
             source.open(None)
-        assert refused.value.next_step == "harvest migrate --restamp"
+        assert refused.value.next_step == (
+            "harvest subscriptions move; or, to begin its subscriptions anew, harvest migrate --restamp"
+        )
     source.close()
 
 

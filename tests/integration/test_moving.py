@@ -178,8 +178,8 @@ def test_several_subscriptions_and_shards_that_stand_apart(old, servers, make, u
 def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
     old.harvest().drain(60)
     write(old, "a", "b")
-    append(old.connection, [OutboxRecord(topic=unique("missing"), key="p", value="v")])
-    write(old, "p")
+    missing = OutboxRecord(topic=unique("missing"), key="p", value="v")
+    append(old.connection, [missing, missing])  # the second one waits behind the first, of the same topic and key
     old.harvest().drain(60)
     assert sorted(old.arrived()) == [1, 2]
     old.connection.execute(
