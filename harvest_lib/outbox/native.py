@@ -19,6 +19,7 @@ from psycopg import sql
 from harvest_lib.database import translated
 from harvest_lib.outbox import native_queries as queries
 from harvest_lib.outbox.checks import check_clauses
+from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.table import OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
@@ -56,8 +57,10 @@ class NativeTable:
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table unless there is one of its name, of whatever kind; tell whether it was created."""
+        if self.outbox.exists(connection):
+            return False
         with translated(), connection.transaction():
-            connection.execute(queries.LOCK_DDL, (str(self.outbox),))
+            lock_ddl(connection, str(self.outbox))
             if self.outbox.exists(connection):
                 return False
             for statement in self._statements(self.outbox):
@@ -79,15 +82,21 @@ class NativeTable:
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
     """Create the tables beside a native one, in its schema, unless they are there; tell whether one was created."""
+    placed = outbox.placed(connection)
+    has_all = _has_all_beside(connection, placed)
     with translated(), connection.transaction():
-        connection.execute(queries.LOCK_DDL, (str(outbox),))
-        placed = outbox.placed(connection)
-        if all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside)):
-            _upgrade(connection, placed)
-            return False  # else a privilege would be asked for that is not needed
-        for statement in beside_statements(placed):
-            connection.execute(statement)
-    return True
+        if not has_all:
+            lock_ddl(connection, str(outbox))
+            if not _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
+                for statement in beside_statements(placed):
+                    connection.execute(statement)
+                return True
+        _upgrade(connection, placed)
+    return False
+
+
+def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
+    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside))
 
 
 def who_leads_statement(outbox: OutboxTable) -> sql.Composed:

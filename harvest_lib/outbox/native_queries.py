@@ -75,9 +75,6 @@ CREATE TABLE IF NOT EXISTS {set_aside} (
 );
 CREATE INDEX IF NOT EXISTS {index} ON {set_aside} USING hash (kafka_key)"""
 
-LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
-# Two CREATE … IF NOT EXISTS at the same time can both find nothing, and one then fails.
-
 KIND = """
 SELECT c.relkind = 'p' AND EXISTS (
   SELECT FROM pg_attribute AS a

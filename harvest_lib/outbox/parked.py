@@ -27,7 +27,7 @@ from psycopg.rows import class_row
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
-from harvest_lib.outbox.native_queries import LOCK_DDL
+from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.table import OutboxTable
 
@@ -66,8 +66,11 @@ class ParkedRecords:
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table, in the outbox's schema, unless it is there; tell whether it was created."""
         table = self.table
+        with translated():
+            if self._exists(connection):
+                return False
         with translated(), connection.transaction():
-            connection.execute(LOCK_DDL, (str(self.outbox),))
+            lock_ddl(connection, str(self.outbox))
             existed = self._exists(connection)
             schema = connection.execute(queries.SCHEMA, (self.outbox.identifier.as_string(connection),)).fetchone()
             if schema is not None:  # the first of the search path, where it would be made, may be another

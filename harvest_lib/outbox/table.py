@@ -9,6 +9,7 @@ from psycopg import sql
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import native_queries as queries
+from harvest_lib.outbox.ddl_lock import lock_ddl
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]
@@ -179,8 +180,11 @@ class OutboxTable:
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table unless it is there; tell whether it was created."""
+        with translated():
+            if self._columns(connection):
+                return False
         with translated(), connection.transaction():
-            connection.execute(queries.LOCK_DDL, (str(self),))
+            lock_ddl(connection, str(self))
             existed = bool(self._columns(connection))
             connection.execute(self.create_statement())
         return not existed

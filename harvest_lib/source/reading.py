@@ -138,10 +138,15 @@ def _count_within(rows: Sequence[Row]) -> int:
 def _octets(row: Row) -> int:
     """Return the bytes of a record as the server counts them, but for a few."""
     _, _, key, value, names, contents = row
-    texts = (key, value, *names, *contents)
-    return sum(
-        len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text)) for text in texts if text
-    )
+    return sum(map(_text_octets, (key, value, *names, *contents)))
+
+
+def _text_octets(text: Any) -> int:
+    if not text:
+        return 0
+    if isinstance(text, list):  # an array of arrays, which the type of the column allows
+        return sum(map(_text_octets, text))
+    return len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text))
 
 
 def _id(row: Row) -> int:

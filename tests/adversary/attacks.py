@@ -37,19 +37,17 @@ SETTINGS = [
     "SET log_statement = 'all'",
 ]
 
+LOCK_NAMES = [
+    "harvest subscription default",
+    "harvest consumers",
+    *(f"harvest {what} {table}" for what in ("ddl", "changes") for table in ('"outbox"', '"public"."outbox"')),
+]
+"""Of the advisory locks that commands take; `harvest subscription` is one of before."""
+
 LOCKS = [
     "SELECT pg_try_advisory_lock(n) FROM generate_series(0, 99) n",
     "SELECT pg_try_advisory_lock(c.oid::int, 0) FROM pg_class c WHERE relname LIKE 'outbox%'",
-    *(
-        f"SELECT pg_try_advisory_lock(hashtextextended('{name}', 0))"
-        for name in (
-            "harvest subscription default",
-            "harvest ddl outbox",
-            "harvest ddl public.outbox",
-            "harvest changes outbox",
-            "harvest consumers",
-        )
-    ),
+    *(f"SELECT pg_try_advisory_lock(hashtextextended('{name}', 0))" for name in LOCK_NAMES),
 ]
 
 STATEMENTS = [

@@ -9,7 +9,8 @@ from support.native_outbox import NativeOutbox
 from support.waiting import eventually
 
 from harvest_lib.checkpoint import Checkpoints, Subscription
-from harvest_lib.errors import CheckpointError
+from harvest_lib.errors import CheckpointError, DatabaseError
+from harvest_lib.outbox import NativeTable, ParkedRecords, create_beside, ddl_lock
 from harvest_lib.resharding import Resharding
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
@@ -18,6 +19,10 @@ SQUAT = """
 SELECT pg_advisory_lock(hashtextextended('harvest subscription ' || name, 0)),
        pg_advisory_lock(hashtextextended('harvest subscription ' || name, 'outbox_subscriptions'::regclass::bigint))
 FROM unnest(ARRAY['default', 'new']) AS name
+"""
+SQUAT_DDL = """
+SELECT pg_advisory_lock(hashtextextended(format('harvest %%s %%s', what, name), 0))
+FROM unnest(ARRAY['ddl', 'changes']) AS what, unnest(ARRAY[%(outbox)s, %(placed)s]) AS name
 """
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
@@ -57,6 +62,31 @@ def test_who_may_only_connect_keeps_nobody_from_leading_or_moving(outbox, subscr
         subscriptions.rewind("new", to="now")
         assert Resharding(subscriptions, "new", 2).run(10).after == 2
         assert len(subscriptions.remove("new")) == 2
+
+
+def test_who_may_only_connect_keeps_nobody_from_starting(outbox):
+    """What is there already is found without a lock, by whoever starts and by `harvest init`."""
+    connection, name = outbox.connection, outbox.name
+    ParkedRecords(name).create(connection)
+    with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
+        squatter.execute(SQUAT_DDL, {"outbox": str(name), "placed": str(name.placed(connection))})
+        connection.execute("SET statement_timeout = '5s'")
+        assert not create_beside(connection, name)
+        assert not ParkedRecords(name).create(connection)
+        assert not NativeTable(outbox=name).create(connection)
+        assert not name.create(connection)
+
+
+def test_who_has_to_create_tables_is_told_who_keeps_it_from_that(outbox, monkeypatch):
+    monkeypatch.setattr(ddl_lock, "PATIENCE_SECONDS", 0.5)
+    connection, name = outbox.connection, outbox.name
+    connection.execute("DROP TABLE outbox_set_aside")
+    with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
+        squatter.execute(SQUAT_DDL, {"outbox": str(name), "placed": str(name.placed(connection))})
+        (pid,) = squatter.execute("SELECT pg_backend_pid()").fetchone()
+        with pytest.raises(DatabaseError, match=rf"(?s)another command is creating tables.*pid {pid}"):
+            create_beside(connection, name)
+    assert create_beside(connection, name)
 
 
 def test_the_first_leaders_of_a_subscription_wait_for_each_other_whatever_their_shards(outbox, checkpoints):

@@ -12,6 +12,7 @@ from support.paged import FakePagedTable, RealPagedTable
 from support.rows import row
 
 from harvest_lib import row_security
+from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import Selection, SnapshotSource, connected, server
 from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.visibility import NOTHING, Snapshot
@@ -110,6 +111,22 @@ def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
             streams = [Stream(each, {}, after) for each in of_stream]
         number += 1
     assert found == rows
+
+
+@pytest.mark.parametrize("names", [["n"], [["n", "m"]], [[None]], [[["n"]]], [None]])
+@pytest.mark.parametrize("contents", [["c"], [["c"], ["d"]], [[b"c"]], [None]])
+def test_streams_together_bring_headers_of_any_form(names, contents):
+    """The type of their columns allows arrays of arrays: whoever writes them stops nobody."""
+    odd = [(number, "t", "k", "v", names, contents) for number in (1, 2, 3)]
+    streams = [Stream(odd[::2], {}, 0), Stream(odd[1::2], {}, 0)]
+    assert merged(streams, Answers(), 10) == odd
+
+
+def test_the_bytes_of_arrays_of_arrays_count():
+    large = [[["x" * (PAGE_BYTES // 2)], ["y" * (PAGE_BYTES // 4)]]]
+    odd = [(number, "t", "k", "v", ["n"], large) for number in (1, 2, 3)]
+    streams = [Stream(odd[::2], {}, 0), Stream(odd[1::2], {}, 0)]
+    assert merged(streams, Answers(), 10) == odd[:1]
 
 
 # -- the source, on a server in memory

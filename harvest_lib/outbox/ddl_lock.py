@@ -1,0 +1,46 @@
+"""The lock under which the tables of an outbox are created: two CREATE … IF NOT EXISTS at the same time can both find
+nothing, and one then fails.
+
+Whoever may connect can hold it for ever. So nobody takes it who finds the tables there, and nobody waits without end.
+They are looked for before the transaction, and once more under the lock.
+"""
+
+import time
+from typing import Any
+
+import psycopg
+
+from harvest_lib.errors import DatabaseError
+
+PATIENCE_SECONDS = 30.0
+"""How long another may create tables."""
+
+_PAUSE_SECONDS = 0.1
+
+_TRY = "SELECT pg_try_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
+
+# A session remembers that a name was not there, until it locks a relation it has not locked in this transaction.
+_HEAR = "SELECT FROM pg_class LIMIT 0"
+
+_HOLDERS = """
+SELECT 'pid ' || pid FROM pg_locks, hashtextextended('harvest ddl ' || %s, 0) AS wanted (key)
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 32 | objid::bigint = wanted.key
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def lock_ddl(connection: psycopg.Connection[Any], table: str) -> None:
+    """See to it that nobody else creates the tables of an outbox until the transaction ends. What was found before has
+    to be looked for again. Raises DatabaseError, naming who holds the lock, when patience ends."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while connection.execute(_TRY, (table,)).fetchone() != (True,):
+        if time.monotonic() > deadline:
+            holders = [row[0] for row in connection.execute(_HOLDERS, (table,)).fetchall()]
+            raise DatabaseError(
+                f"another command is creating tables beside {table}",
+                evidence=f"{', '.join(holders) or 'it'} has gone on for {PATIENCE_SECONDS:g} s "
+                "(pg_locks, locktype advisory)",
+                next_step="let it finish, or end its session (pg_terminate_backend), then run this again",
+            )
+        time.sleep(_PAUSE_SECONDS)
+    connection.execute(_HEAR)
