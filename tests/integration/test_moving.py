@@ -16,7 +16,7 @@ from support.waiting import eventually
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
 from harvest_lib.harvester import Harvest
 from harvest_lib.moving import Moving, kafka_checkpoints
-from harvest_lib.outbox import OutboxTable, Restamping, append
+from harvest_lib.outbox import OutboxTable, Restamping, SetAsideRecords, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
@@ -178,8 +178,7 @@ def test_several_subscriptions_and_shards_that_stand_apart(old, servers, make, u
 def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
     old.harvest().drain(60)
     write(old, "a", "b")
-    append(old.connection, [OutboxRecord(topic=unique("missing"), key="p", value="v")])
-    write(old, "p")
+    append(old.connection, [OutboxRecord(topic="no-such-topic", key="p", value="v") for _ in range(2)])
     old.harvest().drain(60)
     assert sorted(old.arrived()) == [1, 2]
     old.connection.execute(
@@ -193,6 +192,8 @@ def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
         (3, False),
         (4, True),
     ]
+    listed = SetAsideRecords(OutboxTable.parse("outbox")).list(new.connection)
+    assert [(each.id, each.gone) for each in listed] == [(3, False), (4, False)], "with the transactions of this server"
 
 
 @pytest.fixture
