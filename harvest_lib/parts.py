@@ -196,7 +196,8 @@ def make_shelf(
     """Return what becomes of records that can never be sent."""
     if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
         return MarkShelf(config.parking if parks else "stop", topics, source)
-    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
+    rows = make_selection(config, table)
+    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
     return Shelf(config.parking, topics, places)
 
 

@@ -4,6 +4,7 @@ behind them. The policies are those of `harvest_lib.parking`; the records stay i
 Promises
 - What is set aside is on disk, under the epoch, before anything is committed that passes it.
 - Under `hold_key` nothing of a key is sent to a topic that comes after a record of both that is set aside.
+- A row is passed over as parked only if it is the row that was parked: another one may have its id.
 - What people want sent again goes by id, each key's from its lowest on, and is forgotten only once it is in Kafka.
 - Rows pass without a look at each while nothing is set aside and none is refused.
 """
@@ -34,6 +35,10 @@ class Places(Protocol):
 
     def add(self, entries: Sequence[Entry], /) -> bool:
         """Set records aside, durably; False if we were deposed."""
+        ...
+
+    def matching(self, ids: Sequence[int], /) -> set[int]:
+        """Return those of the ids that are listed, and of the rows that have them now."""
         ...
 
     def moved(self, known: Sequence[tuple[Held, int]], /) -> list[Held]:
@@ -114,11 +119,12 @@ class Shelf:
         refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
             return rows
+        parked = self._parked(rows)
         good: list[Row] = []
         for row in rows:
             record_id = row[0]
             first = self._first.get(row[1:3])
-            if first == record_id or record_id in self._ids:
+            if record_id in parked:
                 continue
             if self._holds and first is not None and record_id > first:
                 self._found.append(Entry(record_id, row[1], row[2], f"held behind {first}", held=True))
@@ -148,7 +154,7 @@ class Shelf:
 
     def write(self) -> bool:
         """Write down what is to be set aside; False if we were deposed."""
-        found, self._found = self._found, []
+        found, self._found = list({entry.id: entry for entry in self._found}.values()), []
         if not found:
             return True
         if not self._places.add(found):
@@ -206,6 +212,18 @@ class Shelf:
             return False
         self._learn()
         return True
+
+    def _parked(self, rows: Sequence[Row]) -> set[int]:
+        """Return the ids of the rows that are parked. If another row has the id of a parked one, load anew."""
+        listed = [row[0] for row in rows if row[0] in self._ids or self._first.get(row[1:3]) == row[0]]
+        parked = self._places.matching(listed) if listed else set()
+        if len(parked) < len(listed):
+            _log.warning("parked_ids_reused", extra={"ids": sorted({*listed} - parked)[:_SHOWN]})
+            self._learn()
+            for entry in self._found:
+                if not entry.held:
+                    self._note((entry.topic, entry.key), entry.id)
+        return parked
 
     def _learn(self) -> None:
         self._first.clear()

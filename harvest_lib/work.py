@@ -267,7 +267,8 @@ class TailWork:
         """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
         config, table = self._config, self._table
         checkpoints = make_checkpoints(config, table, self._kind, 0)
-        places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier)
+        rows = make_selection(config, table) if self._kind != "mark" else None
+        places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])

@@ -79,6 +79,8 @@ def list_(
     table = Table("id", "topic", "key", "state", "age", "reason")
     for record in records:
         state = Text("held", "dim") if record.held else Text("parked", "yellow")
+        if record.gone:
+            state = Text("no longer in the outbox", "dim")
         texts = [Text(printable(text)) for text in (record.topic, record.key)]
         table.add_row(str(record.id), *texts, state, age(record.age_seconds), Text(printable(record.reason)))
     print_table(table)
@@ -204,7 +206,7 @@ def set_aside(
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
     columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
-    return SetAsideRecords(table, subscription or config.subscription, columns["id"])
+    return SetAsideRecords(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
 
 
 @contextmanager
@@ -235,7 +237,7 @@ def _fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: boo
     yield "id", str(record.id)
     yield "topic", printable(record.topic)
     yield "key", printable(record.key)
-    yield "state", "held" if record.held else "parked"
+    yield "state", "no longer in the outbox" if record.gone else "held" if record.held else "parked"
     yield "reason", printable(record.reason)
     yield "parked", f"{record.parked_at.isoformat(timespec='seconds')}, {age(record.age_seconds)} ago"
     if not row:

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
-from harvest_lib.outbox.native import beside_statements, shortened, who_leads_statement
+from harvest_lib.outbox.native import beside_statements, shortened, who_leads_statement, whose_entry_statement
 from harvest_lib.outbox.table import OutboxTable
 
 Way = Literal["mark", "mark_laps", "laps"]
@@ -28,7 +28,7 @@ Way = Literal["mark", "mark_laps", "laps"]
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
 _SAVED = ("seen", "holds", "checkpoint", "updated_at", "epoch", "leader_id", "leader")
-_LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held")
+_LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held", "transaction_id")
 _RELISTED = ("reason", "held", "retry")
 
 # The sequence may have any name: its own would have to be looked up.
@@ -164,6 +164,7 @@ class Grants:
         yield who_leads_statement(outbox)
         yield _grant("UPDATE", outbox.subscriptions, role, _SAVED)
         yield _grant("SELECT, DELETE", outbox.set_aside, role)
+        yield whose_entry_statement(outbox)
         yield _grant("INSERT", outbox.set_aside, role, _LISTED)
         yield _grant("UPDATE", outbox.set_aside, role, _RELISTED)
         if self.subscriptions:

@@ -135,11 +135,17 @@ WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
 RESTAMP = """
 WITH batch AS (
   DELETE FROM {work} WHERE id IN (SELECT id FROM {work} ORDER BY id LIMIT %(limit)s) RETURNING id
-), stamped AS (
+){parked}, stamped AS (
   UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE id = ANY(ARRAY(SELECT id FROM batch)) RETURNING id
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM stamped)
 """
+
+# What is parked goes along: it is known by its transaction.
+RESTAMP_PARKED = """, parked AS (
+  UPDATE {set_aside} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
+  WHERE o.id = ANY(ARRAY(SELECT id FROM batch)) AND s.id = o.id AND s.transaction_id = o.transaction_id
+)"""
 
 LIVE = """
 SELECT subscription, shard FROM {subscriptions}

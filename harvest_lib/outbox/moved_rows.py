@@ -21,6 +21,7 @@ from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox.native import lacks_column
 from harvest_lib.outbox.table import OutboxTable
 
 FIRST_RANK = 3
@@ -80,9 +81,19 @@ _STATES = "SELECT states, count(*) FROM harvest_ranks GROUP BY states"
 _AMONG = "SELECT id FROM harvest_ranks WHERE states = ANY (%(states)s) ORDER BY id"
 
 _STAMP = """
-UPDATE {outbox} AS o SET transaction_id = r.rank::text::xid8
+{parked} UPDATE {outbox} AS o SET transaction_id = r.rank::text::xid8
 FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
 WHERE o.id = k.id
+"""
+
+# What is parked goes along: it is known by its transaction.
+_STAMP_PARKED = """
+WITH parked AS (
+  UPDATE {set_aside} AS s SET transaction_id = r.rank::text::xid8
+  FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
+  JOIN {outbox} AS o ON o.id = k.id
+  WHERE s.id = k.id AND s.transaction_id = o.transaction_id
+)
 """
 
 
@@ -193,7 +204,11 @@ class MovedRows:
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
         """Give the rows the transaction ids that their answers rank them by, and return how many there were."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
-        return connection.execute(self._filled(_STAMP), values).rowcount
+        set_aside = self.outbox.set_aside
+        names = {"outbox": in_statement(self.outbox.identifier), "set_aside": in_statement(set_aside.identifier)}
+        query = _STAMP_PARKED if not lacks_column(connection, set_aside, "transaction_id") else ""
+        statement = sql.SQL(_STAMP).format(parked=sql.SQL(query).format(**names), **names)
+        return connection.execute(statement, values).rowcount
 
     def _fetch(self, connection: psycopg.Connection[Any], statement: str, **values: Any) -> tuple[Any, ...] | None:
         with translated():

@@ -104,13 +104,27 @@ def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
     return sql.SQL(queries.WHO_LEADS).format(subscriptions=outbox.subscriptions.identifier)
 
 
+def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
+    """Return the DDL of the column that says which row was parked, for a table of before it."""
+    return sql.SQL(queries.WHOSE_ENTRY).format(set_aside=outbox.set_aside.identifier)
+
+
 def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Add the column that says who leads to a table of before; without it, or the right to add it, all else works."""
-    name = outbox.subscriptions.identifier
-    if connection.execute(queries.LACKS_WHO_LEADS, (name.as_string(None),)).fetchone() == (True,):
-        with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
-            connection.execute("SET LOCAL lock_timeout = '2s'")
-            connection.execute(who_leads_statement(outbox))
+    """Add the columns that tables of before lack; without them, or the right to add them, all else works."""
+    added = (
+        (outbox.subscriptions, "leader", who_leads_statement),
+        (outbox.set_aside, "transaction_id", whose_entry_statement),
+    )
+    for table, column, statement in added:
+        if lacks_column(connection, table, column):
+            with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
+                connection.execute("SET LOCAL lock_timeout = '2s'")
+                connection.execute(statement(outbox))
+
+
+def lacks_column(connection: psycopg.Connection[Any], table: OutboxTable, column: str) -> bool:
+    """Tell whether a table, or the column of it, is not there."""
+    return connection.execute(queries.LACKS_COLUMN, (table.identifier.as_string(None), column)).fetchone() == (True,)
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:

@@ -41,11 +41,14 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 # A table of before has no such column.
 WHO_LEADS = "ALTER TABLE {subscriptions} ADD COLUMN IF NOT EXISTS leader JSONB"
 
-LACKS_WHO_LEADS = """
+LACKS_COLUMN = """
 SELECT NOT EXISTS (
-  SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'leader' AND NOT attisdropped
+  SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s AND NOT attisdropped
 )
 """
+
+# Entries of before have none, and go by their ids.
+WHOSE_ENTRY = "ALTER TABLE {set_aside} ADD COLUMN IF NOT EXISTS transaction_id XID8"
 
 # What is known of segments that the sequence has passed. `writers` are the virtual transactions that could still write
 # into one when it was passed, `open_then` the snapshot of that moment.
@@ -59,7 +62,8 @@ CREATE TABLE IF NOT EXISTS {segments} (
   leaving   BOOLEAN NOT NULL DEFAULT false
 )"""
 
-# The records themselves stay in the outbox: other subscriptions may still read them.
+# The records themselves stay in the outbox: other subscriptions may still read them. The transaction id tells a record
+# from another one with its id.
 SET_ASIDE = """\
 CREATE TABLE IF NOT EXISTS {set_aside} (
   subscription TEXT NOT NULL,
@@ -71,6 +75,7 @@ CREATE TABLE IF NOT EXISTS {set_aside} (
   held         BOOLEAN NOT NULL,
   retry        BOOLEAN NOT NULL DEFAULT false,
   parked_at    TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  transaction_id XID8,
   PRIMARY KEY (subscription, id)
 );
 CREATE INDEX IF NOT EXISTS {index} ON {set_aside} USING hash (kafka_key)"""

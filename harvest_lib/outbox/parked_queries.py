@@ -110,24 +110,37 @@ SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record |
 _LISTED = """
 WITH parked AS (
   SELECT id, kafka_topic, kafka_key, CASE WHEN retry THEN 'to be retried: ' ELSE '' END || reason AS reason,
-         {held} AS held, parked_at
-  FROM {{set_aside}} WHERE subscription = %(subscription)s
+         {held} AS held, parked_at, {gone} AS gone
+  FROM {{set_aside}} AS s WHERE subscription = %(subscription)s AND {which}
 )
 """
 
-COUNT_LISTED = _LISTED.format(held="held") + COUNT
+# An entry is of the row with its id and transaction. One of before has no transaction, and goes by its id; the table of
+# before has no such column.
+MATCHES = """
+(to_jsonb(s) ->> 'transaction_id' IS NULL OR EXISTS (
+  SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id}::text = to_jsonb(s) ->> 'transaction_id'
+))
+"""
 
-LIST_LISTED = _LISTED.format(held="held") + LIST
+COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT
+
+_WITH_GONE = _LISTED.format(held="held", gone="NOT {matches}", which="true")
+
+LIST_LISTED = f"{_WITH_GONE} SELECT {_FIELDS}, gone FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(limit)s"  # noqa: S608 - as above
+
+GONE_LISTED = f"{_WITH_GONE} SELECT id FROM {{parked}} WHERE {_SELECTED} AND gone"  # noqa: S608 - as above
 
 SHOW_LISTED = f"""
-{_LISTED.format(held="held")}
-SELECT {_FIELDS}, coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE {{id}} = %(id)s), '{{{{}}}}') AS row
+{_WITH_GONE}
+SELECT {_FIELDS}, gone,
+  coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE {{id}} = %(id)s AND NOT gone), '{{{{}}}}') AS row
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 
 # To whoever retries more, one that is to be retried already stands in nobody's way.
 TOUCHED_LISTED = f"""
-{_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)")}
+{_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)", gone="false", which="{matches}")}
 SELECT * FROM ({TOUCHED}) AS touched ORDER BY id
 """  # noqa: S608 - as above
 

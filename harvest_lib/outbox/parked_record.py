@@ -17,6 +17,8 @@ class ParkedRecord:
     held: bool
     parked_at: datetime
     age_seconds: float
+    gone: bool = False
+    """The row is no longer in the outbox: it was deleted, and another one may have its id. Nothing waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

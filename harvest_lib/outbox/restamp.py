@@ -19,7 +19,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
 from harvest_lib.outbox.brief import alone
-from harvest_lib.outbox.native import shortened
+from harvest_lib.outbox.native import lacks_column, shortened
 from harvest_lib.outbox.table import OutboxTable
 
 BATCH_RECORDS = 10_000
@@ -75,11 +75,13 @@ class Restamping:
             if not work.exists(connection):
                 connection.execute(sql.SQL(queries.CREATE_WORK).format(**names))
                 connection.execute(sql.SQL(queries.FILL_WORK).format(**names))
+            has_transactions = not lacks_column(connection, outbox.set_aside, "transaction_id")
+        names["set_aside"] = in_statement(outbox.set_aside.identifier)
+        parked = sql.SQL(queries.RESTAMP_PARKED if has_transactions else "").format(**names)
+        restamp = sql.SQL(queries.RESTAMP).format(parked=parked, **names)
         restamped = 0
         with translated():
-            while row := connection.execute(
-                sql.SQL(queries.RESTAMP).format(**names), {"limit": self.batch_records}
-            ).fetchone():
+            while row := connection.execute(restamp, {"limit": self.batch_records}).fetchone():
                 restamped += row[1]
                 if row[0] < self.batch_records:
                     break

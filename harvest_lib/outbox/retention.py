@@ -169,6 +169,7 @@ class _Retention:
 
     def _statement(self, query: str) -> sql.Composed:
         return sql.SQL(query).format(
+            outbox=in_statement(self.outbox.identifier),
             segments=in_statement(self.outbox.segments.identifier),
             subscriptions=in_statement(self.outbox.subscriptions.identifier),
             set_aside=in_statement(self.outbox.set_aside.identifier),

@@ -86,10 +86,18 @@ WHERE last >= pg_snapshot_xmin(%(seen)s::pg_snapshot) ORDER BY number
 
 FIRST_PARKED = "SELECT min(id) FROM {parked}"
 
-# What is set aside is held even where no leader has said so yet: a subscription was rewound, or divided anew.
+# What is set aside, if its row is there, is held even where no leader has said so yet: a subscription was rewound, or
+# divided anew.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.seen::text,
-       least(s.holds, (SELECT min(a.id) FROM {set_aside} AS a WHERE a.subscription = s.subscription))
+       least(s.holds, (
+         SELECT a.id FROM {set_aside} AS a WHERE a.subscription = s.subscription AND (
+           to_jsonb(a) ->> 'transaction_id' IS NULL OR EXISTS (
+             SELECT FROM {outbox} AS o
+             WHERE o.id = a.id AND o.transaction_id::text = to_jsonb(a) ->> 'transaction_id'
+           )
+         ) ORDER BY a.id LIMIT 1
+       ))
 FROM {subscriptions} AS s ORDER BY s.subscription, s.shard
 """
 

@@ -50,9 +50,9 @@ RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_head
   (SELECT count(*) FROM head)
 """  # noqa: S608 - it is above
 
-_PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
-
-_PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
+# What has no mark was not delivered: another row has the id, after TRUNCATE … RESTART IDENTITY or on a server that lost
+# ours.
+_PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[]) AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
@@ -68,6 +68,22 @@ _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
 # Waits for those who hold the lock above, and they for us; others who mark do not wait.
 _KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
+
+# An outbox whose ids begin anew (TRUNCATE … RESTART IDENTITY) gives ids of parked records to others, which may have to
+# be parked too. Then all of the old record's key get ids below every other, in their order: what is new comes after it.
+_MAKE_ROOM = """
+WITH taken AS (
+  SELECT DISTINCT p.kafka_topic, p.kafka_key FROM {parked} AS p JOIN {table} AS o ON o.id = p.id
+  WHERE p.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s
+), older AS (
+  SELECT p.id, least(0, (SELECT min(id) FROM {parked})) - row_number() OVER (ORDER BY p.id DESC) AS below
+  FROM {parked} AS p JOIN taken ON taken.kafka_topic = p.kafka_topic AND taken.kafka_key = p.kafka_key
+), moved AS (
+  DELETE FROM {parked} AS p USING older WHERE p.id = older.id RETURNING p.*, older.below
+)
+INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, parked_at, record)
+SELECT below, kafka_topic, kafka_key, reason, held, parked_at, record || jsonb_build_object('id', below) FROM moved
+"""
 
 _PARK = """
 WITH moved AS (
@@ -124,18 +140,17 @@ class MarkSource:
         self._tables = [table] if parked is None else [table, parked]
         self._unguarded_mark = self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
         self._purge = sql.SQL(_PURGE).format(**names)
-        self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
         self._any_parked = sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked or table)
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked or table)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked or table)
+        self._make_room = sql.SQL(_MAKE_ROOM).format(**names)
         self._park = sql.SQL(_PARK).format(**names)
         self._hold = sql.SQL(_HOLD).format(**names)
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id = UUID(int=0)
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
-        self._reconnected = False
         self._timeline: str | None = None
         self._careful = False  # something is parked, or was at the last look
         self._most: int | None = None  # so many rows may be looked at: not many times what there is room for
@@ -154,7 +169,6 @@ class MarkSource:
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = guarded(self._unguarded_mark, guard)
             self._warn_of_failover(self._connection)
-            self._reconnected = True
         self._own_ids.append(leader_id)
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
@@ -169,7 +183,6 @@ class MarkSource:
         least = min(limit, self._most or limit)
         batch = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
         if limit:
-            self._reconnected = False
             count = len(batch.rows)
             self._most = max(_LEAST_LIMIT, 2 * count) if batch.more and count < limit else None
         batch.rows.sort(key=_id)
@@ -211,9 +224,7 @@ class MarkSource:
         return Batch(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
-        # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones.
-        purge = self._purge_marked if self._reconnected else self._purge
-        self._connected().execute(purge, {"ids": _array(ids)}, prepare=True)
+        self._connected().execute(self._purge, {"ids": _array(ids)}, prepare=True)
 
     def _execute_mark(self, limit: int) -> psycopg.Cursor[Any]:
         values = {"leader": self._leader_id, "limit": limit, "bytes": PAGE_BYTES}
@@ -232,17 +243,31 @@ class MarkSource:
             self._connected().execute(self._reset, values, prepare=True)
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
-        connection = self._connected()
-        ids, reasons = list(refused), list(refused.values())
-        held: list[tuple[int]] = []
-        with translated(), connection.transaction():
-            connection.execute(self._lock_parked)
-            if ids:
-                connection.execute(self._park, {"ids": _array(ids), "reasons": reasons, "leader": self._leader_id})
-            if behind:
-                values = {"ids": _array(behind), "leader": self._leader_id}
-                held = connection.execute(self._hold, values).fetchall()
+        connection, values = self._connected(), {"ids": _array([*refused, *behind]), "leader": self._leader_id}
+        with translated():
+            try:
+                held = self._move(connection, refused, behind)
+            except psycopg.errors.UniqueViolation:  # records that were parked before have these ids
+                with connection.transaction():
+                    connection.execute(self._lock_parked)
+                    connection.execute(self._make_room, values)
+                    held = self._move(connection, refused, behind)
         return frozenset(behind) - {record_id for (record_id,) in held}
+
+    def _move(
+        self, connection: psycopg.Connection[Any], refused: Mapping[int, str], behind: Sequence[int]
+    ) -> Sequence[tuple[int]]:
+        """Move records into the table of parked ones, and return the ids of those of `behind` that were."""
+        with connection.transaction():
+            connection.execute(self._lock_parked)
+            if refused:
+                reasons = list(refused.values())
+                values = {"ids": _array(refused), "reasons": reasons, "leader": self._leader_id}
+                connection.execute(self._park, values)
+            if not behind:
+                return []
+            values = {"ids": _array(behind), "leader": self._leader_id}
+            return connection.execute(self._hold, values).fetchall()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

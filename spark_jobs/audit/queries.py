@@ -33,7 +33,8 @@ FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 """
 
 IS_SET_ASIDE: LiteralString = (
-    "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id)"
+    "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
+    "AND coalesce(to_jsonb(s) ->> 'transaction_id' = o.transaction_id::text, true))"
 )
 
 BUSINESS: LiteralString = """

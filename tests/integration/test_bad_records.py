@@ -1,5 +1,7 @@
 """Records that Kafka can never take, among good ones, through real servers: each costs its own key and no other."""
 
+import uuid
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -11,6 +13,7 @@ from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import ParkedRecords
 from harvest_lib.outbox.parked_record import Selection
+from harvest_lib.source import MarkSource
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -182,3 +185,39 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
         eventually(lambda: len(delivered(bootstrap_servers, topic)) == len(ids), 30, "all arrive")
     assert [record.outbox_id for record in read_topic(bootstrap_servers, topic)] == ids
     assert parked(outbox) == {}
+
+
+@every_way
+def test_a_new_row_with_a_parked_id_is_parked_too(outbox, insert, config, bootstrap_servers):
+    """After TRUNCATE … RESTART IDENTITY. The old one keeps its place before all new ones of its key."""
+    missing = f"{outbox.topic}.none"
+    old = [insert("a", "old", topic=missing), insert("a", "old", topic=missing), insert("b", "old", topic=missing)]
+    Harvest(config()).drain(60)
+    outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    new = [insert("b", "new", topic=missing), insert("a", "new", topic=missing), insert("a", "new", topic=missing)]
+    assert new == old
+    good = insert("c")
+    Harvest(config()).drain(60)
+    assert delivered(bootstrap_servers, outbox.topic) == [good], "nobody else is held up"
+    in_order = (
+        "SELECT array_agg(record ->> 'kafka_value' ORDER BY id) FROM outbox_parked "
+        "GROUP BY kafka_key ORDER BY kafka_key"
+    )
+    assert outbox.connection.execute(in_order).fetchall() == [(["old", "old", "new", "new"],), (["old", "new"],)]
+    ids = "SELECT count(*), count(*) FILTER (WHERE id = (record ->> 'id')::bigint) FROM outbox_parked"
+    assert outbox.connection.execute(ids).fetchone() == (6, 6)
+    assert ParkedRecords(outbox.name).retry(outbox.connection, Selection()).held == 3
+
+
+def test_a_new_row_with_the_id_of_one_in_flight_is_not_purged(outbox, insert):
+    """The old row was read, and the table truncated before its delivery was noted."""
+    source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
+    insert("a", "old")
+    source.open(uuid.uuid4())
+    with closing(source):
+        (row,) = source.fetch(10).rows
+        outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+        assert insert("a", "new") == row[0]
+        assert [each[3] for each in source.fetch(10, [row[0]]).rows] == ["new"]
+        assert source.fetch(10, [row[0]]).rows == []
+    assert outbox.connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,), "it was delivered by then"

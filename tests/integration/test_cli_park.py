@@ -2,15 +2,17 @@
 
 import json
 import signal
+import uuid
 
 import psycopg
 import pytest
+from psycopg import sql
 from support.parking import Parking
 from support.terminal import Screen
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, SetAsideRecords
 
 
 @pytest.fixture
@@ -229,3 +231,35 @@ def test_run_has_a_status_line_only_for_a_person(reaper, outbox, allowed):
         log = [line for line in screen.lines if line]
         assert [line for line in log if not line.startswith(("20", "{"))] == [], "whole lines of the log only"
         assert "harvester_stopped" in log[-1]
+
+
+KNOW_ROWS = "UPDATE outbox_set_aside AS s SET transaction_id = o.transaction_id FROM outbox AS o WHERE o.id = s.id"
+
+
+def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(by_laps):
+    """A person with grants on the list alone, or one from whom a policy hides rows."""
+    by_laps.execute(KNOW_ROWS)
+    records = SetAsideRecords(OutboxTable.parse("outbox"))
+    role = sql.Identifier(f"clerk {uuid.uuid4()}")
+    by_laps.execute(sql.SQL("CREATE ROLE {}").format(role))
+    try:
+        by_laps.execute(sql.SQL("GRANT SELECT, UPDATE, DELETE ON outbox_set_aside TO {}").format(role))
+        for change in ("SELECT", "GRANT SELECT ON outbox TO {}; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY"):
+            by_laps.execute(sql.SQL(change).format(role))
+            with by_laps.transaction(force_rollback=True):
+                by_laps.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
+                assert [(each.id, each.gone) for each in records.list(by_laps)] == [(1, False), (2, False), (3, False)]
+                assert records.drop(by_laps, Selection()).released == 1, "what is held is not dropped"
+    finally:
+        by_laps.execute(sql.SQL("DROP OWNED BY {}").format(role))
+        by_laps.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_list_says_which_rows_are_gone(park, by_laps):
+    by_laps.execute(KNOW_ROWS)
+    by_laps.execute("DELETE FROM outbox WHERE id = 1")
+    assert "no longer in the outbox" in park("list").stdout
+    assert [each["gone"] for each in json.loads(park("list", "--json").stdout)] == [True, False, False]
+    assert "no longer in the outbox" in park("retry", "1").stderr
+    assert json.loads(park("drop", "1", "--yes", "--json").stdout) == {"dropped": 1, "released": 0}
+    assert entries(by_laps) == {("d", 2): False, ("d", 3): False, ("o", 4): False}

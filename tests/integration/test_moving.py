@@ -16,7 +16,7 @@ from support.waiting import eventually
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
 from harvest_lib.harvester import Harvest
 from harvest_lib.moving import Moving, kafka_checkpoints
-from harvest_lib.outbox import OutboxTable, Restamping, append
+from harvest_lib.outbox import OutboxTable, Restamping, SetAsideRecords, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions import Subscriptions
@@ -193,6 +193,8 @@ def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
         (3, False),
         (4, True),
     ]
+    listed = SetAsideRecords(OutboxTable.parse("outbox")).list(new.connection)
+    assert [(each.id, each.gone) for each in listed] == [(3, False), (4, False)], "with the transactions of this server"
 
 
 @pytest.fixture

@@ -197,6 +197,22 @@ def test_grants_of_before_the_column_that_says_who_leads_are_enough(secured):
     assert secured.owner.execute("SELECT leader FROM outbox_subscriptions").fetchone() == (None,)
 
 
+def test_grants_of_before_the_column_that_says_which_row_is_parked_are_enough(secured):
+    """Entries go by their ids then, as before. With the grants of today they go by their rows."""
+    secured.prepare(SNAPSHOT)
+    secured.owner.execute("REVOKE INSERT (transaction_id) ON outbox_set_aside FROM harvester")
+    listed = "SELECT transaction_id IS NULL FROM outbox_set_aside ORDER BY id"
+    for key in ("a", "b"):
+        write = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('no/such topic', %s, 'v')"
+        secured.owner.execute(write, (key,))
+    assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0
+    assert secured.owner.execute(listed).fetchall() == [(True,), (True,)]
+    secured.grant(**SNAPSHOT)
+    secured.owner.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('no/such topic', 'c', 'v')")
+    assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0
+    assert secured.owner.execute(listed).fetchall() == [(True,), (True,), (False,)]
+
+
 def test_a_harvester_leads_its_own_subscriptions_only(secured):
     secured.prepare(SNAPSHOT, "--subscriptions", "default")
     assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0

@@ -11,9 +11,10 @@ from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
 from harvest_lib.checkpoint import Checkpoints, Subscription
-from harvest_lib.errors import RecordError
+from harvest_lib.errors import ParkedRecordMissing, RecordError
 from harvest_lib.harvester import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, drop_passed
+from harvest_lib.outbox import NativeTable, OutboxTable, Restamping, SetAsideRecords, create_beside, drop_passed
+from harvest_lib.outbox.parked_record import Selection as Parked
 from harvest_lib.resharding import Resharding
 from harvest_lib.set_aside import Entry, SetAside
 from harvest_lib.source import Selection
@@ -354,3 +355,116 @@ def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, ds
         assert places[1].load(each=False) == [(("t", "a"), 1)]
         assert places[1].release([1, 3])
         assert set_aside(connection) == {}
+
+
+# -- ids that are given out again
+
+
+def restart(connection):
+    connection.execute("TRUNCATE outbox RESTART IDENTITY")
+
+
+@pytest.mark.parametrize("policy", ["hold_key", "skip"])
+@pytest.mark.parametrize("running", [False, True], ids=["next_leader", "same_leader"])
+def test_a_new_row_with_a_parked_id_is_sent(connection, insert, config, topic, bootstrap_servers, policy, running):
+    """The leader that has parked the old row, and the next one."""
+    bad, held = insert("a", names=["n"]), insert("a")
+    settings = config(parking=policy)
+
+    def is_settled():
+        return len(set_aside(connection)) + len(delivered(bootstrap_servers, topic)) == 2
+
+    expected = sorted([bad, held, held + 1, *([held] if policy == "skip" else [])])
+    with Harvest(settings):
+        eventually(is_settled, 30, "it is parked")
+        if running:
+            restart(connection)
+            assert [insert("a"), insert("a"), insert("b")] == [bad, held, 3]
+            eventually(lambda: sorted(delivered(bootstrap_servers, topic)) == expected, 30, "the new rows arrive")
+    if not running:
+        restart(connection)
+        assert [insert("a"), insert("a"), insert("b")] == [bad, held, 3]
+        assert Harvest(settings).drain(60).records == 3
+    assert sorted(delivered(bootstrap_servers, topic)) == expected
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_a_new_row_that_is_refused_takes_the_place_of_the_old_one(connection, insert, config, make_topic, unique):
+    """The list, a retry, a drop and retention go by the row, not by its id."""
+    outbox, missing = OutboxTable.parse("outbox"), unique("later")
+    bad = [insert("a", names=["n"]), insert("gone", names=["n"])]
+    Harvest(config()).drain(60)
+    restart(connection)
+    assert insert("other", to=missing) == bad[0]
+    parked = SetAsideRecords(outbox)
+    assert [(each.id, each.gone) for each in parked.list(connection)] == [(bad[0], True), (bad[1], True)]
+    assert parked.show(connection, bad[0]).row == {}, "the new row is not the one that was parked"
+    Harvest(config()).drain(60)
+    listed = {each.id: each for each in parked.list(connection)}
+    assert (listed[bad[0]].gone, listed[bad[0]].topic, listed[bad[0]].key) == (False, missing, "other")
+    assert listed[bad[0]].reason == "the topic does not exist"
+    assert listed[bad[1]].gone
+    with pytest.raises(ParkedRecordMissing, match="no longer in the outbox"):
+        parked.retry(connection, Parked(ids=[bad[1]]))
+    assert parked.drop(connection, Parked(ids=[bad[1]])).dropped == 1
+    make_topic(name=missing)
+    assert parked.retry(connection, Parked()).parked == 1
+    assert Harvest(config()).drain(60).records == 1
+    assert set_aside(connection) == {}
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_all_of_them_are_dropped_with_those_that_are_gone(connection, insert, config):
+    insert("a", names=["n"])
+    Harvest(config()).drain(60)
+    restart(connection)
+    parked = SetAsideRecords(OutboxTable.parse("outbox"))
+    assert parked.retry(connection, Parked()).parked == 0
+    assert parked.drop(connection, Parked()).dropped == 1
+    assert set_aside(connection) == {}
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_retention_does_not_wait_for_a_parked_row_that_is_gone(connection, insert, config):
+    outbox = OutboxTable.parse("outbox")
+    bad = insert("b", to="no/such topic")
+    Harvest(config()).drain(60)
+    restart(connection)
+    connection.execute("SELECT setval('outbox_id_seq', 20000000)")
+    insert("b")
+    Harvest(config()).drain(60)
+    assert set(set_aside(connection)) == {bad}
+    assert "holds the record" not in drop_passed(connection, outbox, keep_seconds=0).because
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_what_was_parked_before_the_column_goes_by_its_id(connection, insert, config, topic, bootstrap_servers):
+    """The table is upgraded in place, and entries of before have no transaction."""
+    ids = [insert("a", to="no/such topic"), insert("b", names=["n"])]
+    connection.execute("ALTER TABLE outbox_set_aside DROP COLUMN transaction_id")
+    settings = config()
+    create_beside(connection, OutboxTable.parse("outbox"))
+    connection.execute(
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
+        "VALUES ('default', 0, %s, %s, 'b', 'because', false)",
+        (ids[1], topic),
+    )
+    Harvest(settings).drain(60)
+    assert connection.execute(
+        "SELECT s.id, s.transaction_id = o.transaction_id FROM outbox_set_aside AS s JOIN outbox AS o USING (id) "
+        "ORDER BY id"
+    ).fetchall() == [(ids[0], True), (ids[1], None)]
+    assert set_aside(connection)[ids[1]] == "because"
+    assert [each.gone for each in SetAsideRecords(OutboxTable.parse("outbox")).list(connection)] == [False, False]
+
+
+@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
+def test_what_is_restamped_stays_parked(connection, insert, config, topic, bootstrap_servers):
+    """Rows that came from another server get new transactions, and what is parked of them goes along."""
+    outbox = OutboxTable.parse("outbox")
+    bad = insert("a", names=["n"])
+    Harvest(config()).drain(60)
+    connection.execute("UPDATE outbox SET transaction_id = '999999999'")
+    connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
+    assert Restamping(outbox=outbox).run(connection, force=True) == 1
+    assert [(each.id, each.gone) for each in SetAsideRecords(outbox).list(connection)] == [(bad, False)]

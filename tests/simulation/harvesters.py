@@ -178,7 +178,7 @@ class Harvester:
             store=store,
             shelf=MarkShelf("hold_key", topics, pages)
             if plan.source == "mark"
-            else Shelf("hold_key", topics, SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS)),
+            else Shelf("hold_key", topics, SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))),
             limits=LIMITS,
             one_per_key=plan.delivery == "barrier",
             exactly_once=plan.delivery == "transactional",

@@ -4,7 +4,7 @@ import json
 
 from psycopg import sql
 
-from harvest_lib import row_security
+from harvest_lib import row_security, set_aside
 from harvest_lib.checkpoint import _ANNOUNCE, _KINDS, _LOCK, Checkpoints, Subscription
 from harvest_lib.database import in_statement
 from harvest_lib.set_aside import SetAside
@@ -110,17 +110,14 @@ class Statements:
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
 
-    def purge(self, values, transaction, *, marked=False):
+    def purge(self, values, transaction):
         visible = {each.row[0]: each for each in self._database.visible()}
-        ids = [each for each in _ids(values) if each in visible and not (marked and visible[each].leader_id is None)]
+        ids = [each for each in _ids(values) if each in visible and visible[each].leader_id is not None]
         events = [visible[each].row[3] for each in ids]
         for each in ids:
             self._database.change(transaction, self._database.rows, each)
         self._told("purge", ids=_ids(values), count=len(ids), _events=events)
         return []
-
-    def purge_marked(self, values, transaction):
-        return self.purge(values, transaction, marked=True)
 
     def reset(self, values, transaction, *, whoever=False):
         ids = set(_ids(values))
@@ -150,6 +147,9 @@ class Statements:
 
     def nothing(self, _values, _transaction):
         return []
+
+    def yes(self, _values, _transaction):
+        return [(True,)]
 
     def _first_parked(self):
         found = {}
@@ -237,6 +237,10 @@ class Statements:
             lowest.setdefault((topic, key, record_id if values["each"] else 0), record_id)
         return [(*each, record_id) for each, record_id in lowest.items()]
 
+    def matching(self, values, _transaction):
+        """No id is given out again here: what is listed is of the row that has its id."""
+        return [(each,) for each in values["ids"] if each in self._database.set_aside]
+
     def add(self, values, transaction):
         if self._database.subscription["epoch"] != values["epoch"]:
             return [(0,)]
@@ -306,9 +310,9 @@ def _known():
         SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh fresh_all late some foreign",
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
-        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
+        MarkSource("", OUTBOX, PARKED): "mark purge reset any_parked parked_keys park hold",
         checkpoints: "first lead save stands",
-        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS): "load add moved due release",
+        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)): "matching load add moved due release",
     }
     found = {
         getattr(part, f"_{name}").as_string(None): _MEANINGS.get(name, name)
@@ -316,7 +320,8 @@ def _known():
         for name in names.split()
     }
     marking = MarkSource("", OUTBOX, PARKED)
-    found |= {each.as_string(None): "nothing" for each in (marking._lock_parked, marking._keep_parked)}
+    silent = (marking._lock_parked, marking._keep_parked, marking._make_room)  # no id is given out again here
+    found |= {each.as_string(None): "nothing" for each in silent}
     for statement, name in ((_KINDS, "kinds"), (_LOCK, "lock")):
         found[sql.SQL(statement).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = name
     return found | {
@@ -326,6 +331,8 @@ def _known():
         server._BARRIER: "barrier",
         mark._TIMELINE: "in_recovery",
         row_security._LOOK: "",
+        set_aside._MAY_MATCH: "yes",
+        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
         _ANNOUNCE: "",
     }
 

@@ -125,6 +125,9 @@ class FakePlaces:
                 self.rows[entry.id] = [(entry.topic, entry.key), entry.reason, entry.held, False]
         return not self.deposed
 
+    def matching(self, ids):
+        return {each for each in ids if each in self.rows}
+
     def moved(self, known):
         rows = self.rows
         return [key for key, each in known if each not in rows or rows[each][2] or rows[each][3]]
