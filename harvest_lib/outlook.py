@@ -14,7 +14,7 @@ from psycopg import sql
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement, translated
 from harvest_lib.election import members
-from harvest_lib.errors import KafkaError, OutboxTableError
+from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.lag import Lag
 from harvest_lib.leadership import lock_holder
@@ -131,7 +131,15 @@ class Outlook:
         """Return what is to be said of segments that were detached by hand."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
             return []
-        return [f"the segment {each}" for each in detached_segments(self._connection, self._table)]
+        try:
+            found = detached_segments(self._connection, self._table)
+        except DatabaseAccessDenied as error:  # grants of before do not let a harvester read the table of segments
+            role = sql.Identifier(self._connection.info.user)
+            return [
+                f"whether segments were detached by hand is not known: {error.evidence}; "
+                f"as its owner: GRANT SELECT ON {self._table.segments} TO {role.as_string(None)}"
+            ]
+        return [f"the segment {each}" for each in found]
 
     def leaders(self) -> Leaders:
         """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""

@@ -125,8 +125,12 @@ class Grants:
         outbox = self.outbox
         beside = [outbox.subscriptions, outbox.set_aside] if self.way != "mark" else []
         parked = [outbox.parked] if self.way != "laps" and self.parks else []
-        segments = [outbox.segments] if self.way == "laps" and not self.mapped else []
+        segments = [outbox.segments] if self._has_segments else []
         return [outbox, *parked, *beside, *segments]
+
+    @property
+    def _has_segments(self) -> bool:
+        return self.way == "laps" and not self.mapped
 
     @property
     def _has_topics(self) -> bool:
@@ -167,6 +171,9 @@ class Grants:
         yield whose_entry_statement(outbox)
         yield _grant("INSERT", outbox.set_aside, role, _LISTED)
         yield _grant("UPDATE", outbox.set_aside, role, _RELISTED)
+        if self._has_segments:  # to tell, in `harvest status`, those that were detached by hand
+            yield _grant("SELECT", outbox.segments, role)
+            yield _sees_all(outbox.segments, role, "FOR SELECT")
         if self.subscriptions:
             own = _any("subscription", self.subscriptions)
             for table in (outbox.subscriptions, outbox.set_aside):

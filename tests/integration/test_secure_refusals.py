@@ -213,6 +213,26 @@ def test_grants_of_before_the_column_that_says_which_row_is_parked_are_enough(se
     assert secured.owner.execute(listed).fetchall() == [(True,), (True,), (False,)]
 
 
+def test_grants_of_before_segments_could_be_read_are_enough(secured, environment):
+    """`harvest status` says what it does not know then, and with which grant it would."""
+    secured.prepare(SNAPSHOT)
+    secured.owner.execute("REVOKE SELECT ON outbox_segments FROM harvester")
+    secured.write(2)
+    assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 2
+    settings = {**SNAPSHOT, "data_source": secured.dsn("harvester")}
+
+    def notes():
+        shown = environment_output(secured, environment, settings, {}, "status", "--json")
+        return json.loads(shown[shown.index("{") : shown.rindex("}") + 1])["notes"]
+
+    (unknown,) = (note for note in notes() if "segments" in note)
+    secured.owner.execute(unknown[unknown.index("GRANT SELECT ON ") :])
+    assert not [note for note in notes() if "segments" in note]
+    secured.owner.execute("REVOKE SELECT ON outbox_segments FROM harvester")
+    secured.grant(**SNAPSHOT)
+    assert not [note for note in notes() if "segments" in note]
+
+
 def test_a_harvester_leads_its_own_subscriptions_only(secured):
     secured.prepare(SNAPSHOT, "--subscriptions", "default")
     assert Harvest(secured.config(**SNAPSHOT)).drain(60).records == 0
