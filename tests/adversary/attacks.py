@@ -307,6 +307,10 @@ def attacks(targets, number, count, *, longest_hold_seconds):
     listed += [Attack(steps=(Row(topic=topic, key=f"key-{at % KEYS}"),)) for at, topic in enumerate(targets.all())]
     if "unsendable" not in targets.without:
         listed += [Attack(steps=(Row(topic=targets.own, key="key-0", value="v" * 1_100_000),))]
+        listed += [
+            Attack(steps=(Row(topic=targets.own, key="key-3", names=names, contents=contents),))
+            for names, contents, _ in HEADERS
+        ]
     if "large" not in targets.without:
         listed += [Attack(steps=(Flood(topic=targets.own, key="key-2", records=400, value_bytes=900_000),))]
     listed += [

@@ -305,6 +305,7 @@ class Field:
         assert member.alive
         assert sum(event["event"] == "harvester_started" for event in member.events()) == 1
         peak = _peak_bytes(member)
+        sys.stdout.write(f"peak {peak >> 20} MB of {member.log}\n")
         assert peak < MOST_BYTES, f"{peak >> 20} MB"
 
     def _check(self, reader, honest, adversary):
