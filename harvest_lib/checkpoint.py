@@ -72,8 +72,9 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
 _LIST_LEADERS = """
-UPDATE {table} SET checkpoint = checkpoint || jsonb_build_object('leaders', %(leaders)s::jsonb)
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL
+UPDATE {table} SET checkpoint = checkpoint || %(leaders)s::jsonb
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+  AND checkpoint IS NOT NULL
 """
 
 _STANDS = """
@@ -86,6 +87,8 @@ _RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
 
 _SHARDS = 2**31 - 1
 """So many numbers there are for one."""
+_MOST_LEADERS, _RECENT_LEADERS = 256, 16
+"""So many are listed, and so many of the last ones once it is known who wrote Kafka's checkpoint."""
 
 
 class Standing(enum.Enum):
@@ -130,7 +133,7 @@ class Checkpoints:
         self.leaders: dict[str, str] = {}
         """By epoch: who has led since the last that saved, and who leads."""
         self.older_led = False
-        """Whether the leader before us was of a version that does not say who it is."""
+        """Whether a leader since the last that saved was of a version that does not say who it is."""
         self._table = table
         self._subscription = subscription
         self._rivals = rivals
@@ -168,8 +171,7 @@ class Checkpoints:
             self._generation, self._epoch, self._until, saved = row
             self._sign(before)
             if self._outbox is not None:
-                leaders = {**self._row, "leaders": Jsonb(self.leaders)}
-                connection.execute(sql.SQL(_LIST_LEADERS).format(table=in_statement(self._table)), leaders)
+                self._list_leaders(connection)
             if self._rivals is not None:
                 self._rivals.announce(connection, self._table, self._row, leader_id)
         return _checkpoint(self._generation, saved)
@@ -185,7 +187,8 @@ class Checkpoints:
         epoch, leader_id, saved, _ = row or (0, None, None, 0)
         check_identity(connection, saved or {}, self.identity, self._subscription.name)
         self.leaders = dict((saved or {}).get("leaders", {}))
-        self.older_led = leader_id is not None and str(epoch) not in self.leaders
+        is_older = leader_id is not None and str(epoch) not in self.leaders
+        self.older_led = is_older or bool((saved or {}).get("older"))
         if leader_id is not None:
             self.leaders[str(epoch)] = str(leader_id)
         return saved or {}
@@ -208,6 +211,27 @@ class Checkpoints:
             self.leaders[str(self._epoch)] = str(self._leader_id)
             was = {"was": before["was"]} if before.get("was") else {}
             self._origin = {"identity": str(self.identity), **was, **self._signature()}
+
+    def forget_leaders(self, record: Mapping[str, Any]) -> None:
+        """Forget those before the author of Kafka's checkpoint, which cannot have written a later one."""
+        author = str(record.get("epoch"))
+        if author not in self.leaders or self.leaders[author] != record.get("leader_id"):
+            return
+        since = sorted((each for each in self.leaders if int(each) > int(author)), key=int)[-_RECENT_LEADERS:]
+        if len(since) + 1 < len(self.leaders):
+            self.leaders = {each: self.leaders[each] for each in (author, *since)}
+            with translated():
+                self._list_leaders(self._connected())
+
+    def _list_leaders(self, connection: psycopg.Connection[Any]) -> None:
+        """Write the list into the row: its first and its last ones, if they are too many."""
+        if len(self.leaders) > _MOST_LEADERS:
+            # Who delivers has read Kafka's checkpoint, and forgotten most before it: the author is one of the first.
+            listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
+            self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
+        more = {"leaders": self.leaders, **({"older": True} if self.older_led else {})}
+        statement = sql.SQL(_LIST_LEADERS).format(table=in_statement(self._table))
+        connection.execute(statement, {**self._held(), "leaders": Jsonb(more)})
 
     def _signature(self) -> dict[str, Any]:
         return {**self._row, "leader_id": str(self._leader_id), "epoch": self._epoch}
@@ -276,15 +300,18 @@ class Checkpoints:
             "seen": checkpoint.seen,
             "holds": checkpoint.holds,
             "number": checkpoint.number,
-            "checkpoint": Jsonb({**checkpoint.as_json(), **self._signed()}, dumps=_dumps),
+            "checkpoint": Jsonb({**checkpoint.as_json(), **self._signed(checkpoint)}, dumps=_dumps),
         }
         with translated():
             return self._connected().execute(self._save, values, prepare=True).rowcount == 1
 
-    def _signed(self) -> dict[str, Any]:
+    def _signed(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return who saves, and who wrote the checkpoint, if that was another: it is still the last in Kafka."""
         if not self._origin:
             return {}
-        return {**self._origin, "leaders": {str(self._epoch): str(self._leader_id)}}
+        origin = checkpoint.origin
+        author = {str(origin["epoch"]): origin["leader_id"]} if {"epoch", "leader_id"} <= origin.keys() else {}
+        return {**self._origin, "leaders": {**author, str(self._epoch): str(self._leader_id)}}
 
     @property
     def holder(self) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ Promises
   versions wrote it, counts where it can be shown to be ours.
 - One that no leader of this subscription and shard can have written never counts: of an epoch that Postgres did not
   give, of a leader that it has not recorded, of a generation that is still to come, or with a position that is none.
+- After a failover Postgres may have lost epochs that it gave: those of another timeline are not judged by it.
 """
 
 import time
@@ -34,7 +35,9 @@ class Belonging:
     shard: int = 0
     source: str = ""
     older_led: bool = False
-    """Whether the last leader was of a version that does not say who it is."""
+    """Whether a leader since the mirror's was of a version that does not say who it is."""
+    timeline: str | None = None
+    """The server's, now; None if it is not known."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     is_same: Callable[[OutboxIdentity], bool] = lambda _identity: False
     """Tells whether another identity is that of the same table."""
@@ -57,9 +60,10 @@ class Belonging:
 def judged(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> str:
     """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
 
-    One of another outbox, or of another generation, is not judged: `newest` says what that means.
+    One of another outbox, or of another generation, is not judged: `newest` says what that means. Nor is one that does
+    not count, as the mirror's is later.
     """
-    if not ours.owns(record, mirror):
+    if not ours.owns(record, mirror) or record["generation"] < mirror.generation:
         return ""
     try:
         _check_position(record["position"], ours.source)
@@ -69,17 +73,33 @@ def judged(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> st
         return f"its generation is {record['generation']}: generations begin with the time that they are made at"
     if ours.identity is None or record["generation"] != mirror.generation:
         return ""
+    if mirror.kept_in != "kafka" and record["number"] <= mirror.number:
+        return ""
     if "identity" not in record:
         is_older = ours.older_led or "identity" not in mirror.origin
         return "" if is_older else "it does not say who wrote it, and all leaders since the mirror's would have"
     if (record.get("subscription"), record.get("shard")) != (ours.subscription, ours.shard):
         return f"it is of subscription {record.get('subscription')!r}, shard {record.get('shard')!r}"
+    if is_of_another_timeline(record, ours, mirror):
+        return ""
     epoch, leader_id = record.get("epoch"), record.get("leader_id")
     if str(epoch) not in ours.leaders:
         return f"it is of epoch {epoch!r}, which Postgres gave to nobody since the mirror was written"
     if ours.leaders[str(epoch)] != leader_id:
         return f"it is of leader {leader_id!r}, but epoch {epoch} was that of {ours.leaders[str(epoch)]}"
     return ""
+
+
+def is_of_another_timeline(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> bool:
+    """Tell whether a standby was promoted since a checkpoint, or its mirror, was written."""
+    at_mirror = _timeline(mirror.origin, mirror.position) or ours.timeline
+    written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
+    return ours.timeline is not None and written != {ours.timeline}
+
+
+def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> str | None:
+    found = origin.get("timeline") or ((position or {}).get("server") or {}).get("timeline")
+    return None if found is None else str(found)
 
 
 def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belonging, place: str) -> Checkpoint:

@@ -65,10 +65,10 @@ _KINDS_OF: Mapping[str, tuple[type, ...]] = {
     "intents": (list, tuple),
 }
 
-ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "kafka", "placed")
+ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed")
 """The names of what a checkpoint says of its origin: `identity` of the outbox, and what it `was` before people said so;
-`leaders` by epoch, those since the last that saved; `kafka`, the group and the topic it was written under; `placed`, if
-people put it there and no leader has saved since."""
+`leaders` by epoch, those since the last that saved; `timeline` of the server; `kafka`, the group and the topic it was
+written under; `placed`, if people put it there and no leader has saved since."""
 
 
 def read_checkpoint(saved: Mapping[str, Any]) -> Checkpoint:

@@ -11,7 +11,7 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing
-from harvest_lib.checkpoint_choice import Belonging, check_outbox, judged, newest
+from harvest_lib.checkpoint_choice import Belonging, check_outbox, is_of_another_timeline, judged, newest
 from harvest_lib.checkpoint_topic import (
     Found,
     ensure_checkpoint_topic,
@@ -25,6 +25,7 @@ from harvest_lib.delivery import CheckpointPlace, Offer
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.identity import has_unique_name, is_same_table
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
+from harvest_lib.source.server import timeline
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
 """Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
@@ -143,6 +144,8 @@ class KafkaStore(PostgresStore):
         under = {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()}
         self._checkpoints.sign(kafka={name: value for name, value in under.items() if value})
         ours = self._belonging(under)
+        if ours.timeline is not None:
+            self._checkpoints.sign(timeline=ours.timeline)
         try:
             record = self._read(ours)
         except TopicMissing:  # it was there when we started
@@ -191,14 +194,19 @@ class KafkaStore(PostgresStore):
         if not found:
             return None
         if is_placed or not found[0].trouble:
+            self._checkpoints.forget_leaders(found[-1].record)
+            if is_of_another_timeline(found[-1].record, ours, self._mirror):
+                _log.warning("standby_was_promoted", extra={"timeline": ours.timeline, "checkpoint": self._where})
             return found[-1].record
         name = self._checkpoints.holder["subscription"]
         raise CheckpointError(
             f"what is {self._where} was not written by a leader of this subscription",
             evidence=f"topic {self._place.topic}, partition {self._place.partition}, offset {found[0].offset}: "
             f"{found[0].trouble}",
-            next_step="see who may write to that topic; then go on from the mirror in Postgres, which may repeat what "
-            f"was delivered in the last moments: `harvest subscriptions rewind {name} --to mirror`",
+            next_step="see who may write to that topic, and whether Postgres was restored or failed over, and lacks "
+            "what was written last: then the checkpoint may be right, and `harvest audit` tells what is in Kafka; "
+            "go on from the mirror in Postgres, which may repeat what was delivered since: "
+            f"`harvest subscriptions rewind {name} --to mirror`",
         )
 
     def _find(self, ours: Belonging, mirror: Checkpoint, *, to_sound: bool = False) -> Sequence[Found]:
@@ -225,6 +233,7 @@ class KafkaStore(PostgresStore):
             shard=checkpoints.holder["shard"],
             source=checkpoints.source,
             older_led=checkpoints.older_led,
+            timeline=timeline(connection),
             leaders=checkpoints.leaders,
             is_same=lambda other: is_same_table(connection, other, identity),
             has_unique_name=lambda: has_unique_name(connection, identity),

@@ -290,8 +290,15 @@ class TailWork:
     def stand_by(self) -> None:
         if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
             self._ask_at = boot_seconds() + _ASK_SECONDS
-            with suppress(DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied):
+            away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
+            with suppress(*away), self._sight()():
                 self._refuse_another()
+
+    def _sight(self) -> Sight:
+        table = self._table
+        parked = [table.parked] if self._kind == "mark" and self._parks else []
+        tables = [table, table.subscriptions, table.set_aside, *parked]
+        return Sight(conninfo=self._config.data_source.conninfo(), tables=tables)
 
     def start(self) -> None:
         """See `Work`. Nothing outlives a term."""
@@ -303,9 +310,6 @@ class TailWork:
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         source = make_paged_source(config, table, kind, term.shard, parks=self._parks)
-        tables = [table, table.subscriptions, table.set_aside]
-        if kind == "mark" and self._parks:
-            tables.append(table.parked)
         wiring = TailWiring(
             source=source,
             delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
@@ -323,7 +327,7 @@ class TailWork:
             exactly_once=config.exactly_once,
             emit=ears.emit,
             delivered=ears.delivered,
-            sight=Sight(conninfo=config.data_source.conninfo(), tables=tables),
+            sight=self._sight(),
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)

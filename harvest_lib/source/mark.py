@@ -29,6 +29,7 @@ from harvest_lib.row_security import guarded, require_all_rows
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.protocol import Batch
 from harvest_lib.source.readable import readable
+from harvest_lib.source.server import timeline
 
 _log = logging.getLogger(__name__)
 
@@ -112,8 +113,6 @@ SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, record FROM m
 RETURNING id
 """
 
-_TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
-
 _ROW = 6
 """Columns of a `Row`; one more tells whether anything was parked when the mark began, and another how many rows the
 limit allowed."""
@@ -173,9 +172,7 @@ class MarkSource:
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
         """Say that another server took over: purges that it never heard of are undone, and their records come again."""
-        with translated():
-            row = connection.execute(_TIMELINE).fetchone()
-        before, self._timeline = self._timeline, str(row[0]) if row is not None else None
+        before, self._timeline = self._timeline, timeline(connection)
         if None not in {before, self._timeline} and before != self._timeline:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
 

@@ -21,6 +21,8 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
        substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), pg_current_wal_flush_lsn()::text
 """
 
+_TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
+
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
 # Flushes everything before it, whatever `synchronous_commit` those who wrote it had; 0.1 ms, and no privilege.
@@ -71,6 +73,13 @@ def place(connection: psycopg.Connection[Any]) -> Place:
         row = connection.execute(_WHERE).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return Place(system=row[0], timeline=row[1], lsn=row[2])
+
+
+def timeline(connection: psycopg.Connection[Any]) -> str | None:
+    """Return the server's timeline, 8 hex digits; None on a standby."""
+    with translated():
+        row = connection.execute(_TIMELINE).fetchone()
+    return row[0] if row is not None else None
 
 
 def barrier(connection: psycopg.Connection[Any]) -> str:

@@ -5,12 +5,14 @@ import json
 import pytest
 from confluent_kafka import Producer
 from support.outbox import read_topic
+from support.servers import await_replicated, standby_of
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
+from infra.local.postgres import PostgresServer
 
 EXACTLY_ONCE = {"delivery": "transactional"}
 
@@ -154,6 +156,160 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     write(outbox, "3")
     drain(outbox)
     assert committed(outbox) == [1, 2, 3]
+
+
+# -- what a leader of ours has written
+
+
+def row(outbox):
+    statement = "SELECT epoch, leader_id, checkpoint FROM outbox_subscriptions"
+    return dict(zip(("epoch", "leader_id", "checkpoint"), outbox.connection.execute(statement).fetchone(), strict=True))
+
+
+def change(outbox, expression, **values):
+    statement = "UPDATE outbox_subscriptions SET checkpoint = checkpoint "
+    outbox.connection.execute(statement + expression, values)
+
+
+def lead_and_die(outbox, monkeypatch, times=1):
+    with monkeypatch.context() as patch:
+        patch.setattr("harvest_lib.stores.KafkaStore.stands", lambda _self: 1 / 0)
+        for _ in range(times):
+            with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
+                harvest.await_stopped(30)
+
+
+@pytest.mark.parametrize("is_of_an_older_version", [False, True])
+def test_a_position_of_another_source_and_an_older_generation_does_not_count(outbox, is_of_an_older_version):
+    write(outbox, "1", "2")
+    drain(outbox, source="transaction_id")
+    outbox.subscriptions.rewind("default", to="mirror", source="snapshot")  # which repeats what it cannot express
+    if is_of_an_older_version:  # which said nothing of who placed it
+        change(outbox, "- '{identity,was,leaders,placed}'::text[]")
+    else:
+        outbox.harvest(delivery="barrier").drain(60)
+    write(outbox, "3")
+    drain(outbox)
+    assert set(committed(outbox)) == {1, 2, 3}
+
+
+def test_one_from_before_a_delivery_without_transactions_does_not_count(outbox):
+    """Who wrote it is not listed any more, and need not be."""
+    write(outbox, "1")
+    drain(outbox)
+    write(outbox, "2")
+    outbox.harvest(delivery="barrier").drain(60)
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+
+
+def test_an_older_version_that_led_some_leaders_ago_is_remembered(outbox, monkeypatch):
+    write(outbox, "1")
+    drain(outbox)
+    saved = row(outbox)["checkpoint"]
+    write(outbox, "2")
+    at = outbox.snapshot()
+    # It leads, commits, and dies before it saves.
+    outbox.connection.execute("UPDATE outbox_subscriptions SET epoch = epoch + 1, leader_id = gen_random_uuid()")
+    record = {name: saved[name] for name in ("generation", "delivered", "kept_in")}
+    record |= {"number": saved["number"] + 1, "position": {**saved["position"], "prev": at}}
+    record["outbox"] = f"{outbox.connection.info.dbname}/{outbox.name}"
+    old = Producer({"bootstrap.servers": outbox.servers, "transactional.id": "old"})
+    old.init_transactions(10)
+    old.begin_transaction()
+    old.produce(checkpoint_topic(outbox), json.dumps(record), "default/0", 0)
+    old.commit_transaction(10)
+    lead_and_die(outbox, monkeypatch, times=2)
+    assert row(outbox)["checkpoint"]["older"]
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 3], "it goes on from there, and 2 was the old one's to send"
+    assert "older" not in row(outbox)["checkpoint"]
+
+
+def test_the_list_of_leaders_stays_short(outbox, monkeypatch):
+    write(outbox, "1")
+    drain(outbox)
+    saved = row(outbox)
+    author = str(saved["epoch"])
+    many = {str(each): str(saved["leader_id"]) for each in range(1 - 3000, saved["epoch"] + 1)}
+    change(outbox, "|| jsonb_build_object('leaders', %(many)s::jsonb)", many=json.dumps(many))
+    lead_and_die(outbox, monkeypatch)
+    assert len(row(outbox)["checkpoint"]["leaders"]) == 256
+    drain(outbox)
+    assert list(row(outbox)["checkpoint"]["leaders"]) == [author, str(saved["epoch"] + 1), str(saved["epoch"] + 2)]
+    for _ in range(3):
+        drain(outbox)
+    monkeypatch.setattr("harvest_lib.checkpoint._RECENT_LEADERS", 2)
+    drain(outbox)
+    last_two = [str(row(outbox)["epoch"] - 1), str(row(outbox)["epoch"])]
+    assert sorted(row(outbox)["checkpoint"]["leaders"], key=int) == [author, *last_two]
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+def save_without_a_commit(outbox, **settings):
+    """Have a leader with nothing to deliver save, as it is told where to stop."""
+    before = row(outbox)["checkpoint"]["leader_id"]
+    with outbox.running(**EXACTLY_ONCE, **settings) as harvest:
+        eventually(lambda: harvest._loops and harvest._loops[0].idle, 30, "it leads")
+        outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
+        eventually(lambda: row(outbox)["checkpoint"]["leader_id"] != before, 30, "it saves")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET until = NULL")
+
+
+def test_a_save_without_a_commit_keeps_who_wrote_what_is_in_kafka(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    author = row(outbox)
+    save_without_a_commit(outbox)
+    assert row(outbox)["checkpoint"]["leaders"][str(author["epoch"])] == str(author["leader_id"])
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+@pytest.fixture
+def primary(tmp_path):
+    made = PostgresServer(tmp_path / "primary", durable=False)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_promoted_standby_that_lacks_the_last_epoch_does_not_make_it_forged(
+    primary, tmp_path, make_topic, bootstrap_servers, group_id, is_saved
+):
+    outbox = Subscribed(primary.dsn, make_topic(), bootstrap_servers, group_id)
+    write(outbox, "1", "2", "3")
+    drain(outbox, source="mark")
+    write(outbox, "4")
+    standby = standby_of(primary, tmp_path / "standby")
+    try:
+        await_replicated(primary, standby)
+        standby.stop()
+        drain(outbox, source="mark")
+        epoch, record = row(outbox)["epoch"], last(outbox)[1]
+        outbox.close()
+        primary.kill()
+        standby.start()
+        standby.promote()
+        outbox = Subscribed(standby.dsn, outbox.topic, bootstrap_servers, group_id)
+        assert row(outbox)["epoch"] == epoch - 1 == record["epoch"] - 1
+        if is_saved:  # the next one is given the same epoch, and says under which timeline it saved
+            save_without_a_commit(outbox, source="mark")
+        write(outbox, "5")
+        drain(outbox, source="mark")
+        found = committed(outbox)
+        assert found[:4] == [1, 2, 3, 4]
+        assert len(set(found)) == 5, "4 may come again: that it was marked is lost too"
+        assert row(outbox)["checkpoint"]["timeline"] == "00000002"
+    finally:
+        outbox.close()
+        standby.kill()
 
 
 # -- a group or a topic that is another

@@ -141,3 +141,37 @@ def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
         eventually(lambda: harvest.delivered_records == 30, 60, "all is delivered")
     arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(30), 10, "committed")]
     assert sorted(arrived) == list(range(1, 31))
+
+
+def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
+    for name in ("_FIRST_ASK_SECONDS", "_ASK_SECONDS"):
+        monkeypatch.setattr(f"harvest_lib.work.{name}", 0.1)
+    way = {**MARK_LAPS, "leadership": "postgres"}
+    secured.prepare(way)
+    secured.write(5)
+    with Harvest(secured.config(**way)) as leader:
+        eventually(lambda: leader.delivered_records == 5, 30, "it leads")
+        with Harvest(secured.config(**way)) as waiting:
+            asked = []
+            monkeypatch.setattr(waiting._work, "_refuse_another", counted(waiting._work._refuse_another, asked))
+            eventually(lambda: None in asked, 30, "it asks")
+            with without_schema(secured, way):
+                eventually(lambda: any(asked), 30, "it is told that there is no such table")
+                told = len(asked)
+                eventually(lambda: len(asked) > told + 1 or waiting.state is not State.RUNNING, 30, "it asks again")
+                assert waiting.state is State.RUNNING
+            eventually(lambda: asked[-1] is None, 30, "it asks and is answered")
+
+
+def counted(ask, results):
+    """Return what asks, and keeps what each time was raised, or None."""
+
+    def asks():
+        try:
+            ask()
+        except Exception as error:
+            results.append(error)
+            raise
+        results.append(None)
+
+    return asks

@@ -8,7 +8,7 @@ from harvest_lib import row_security, set_aside
 from harvest_lib.checkpoint import _ANNOUNCE, _KINDS, _LOCK, Checkpoints, Subscription
 from harvest_lib.database import in_statement
 from harvest_lib.set_aside import SetAside
-from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, connected, mark, server
+from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, connected, server
 from harvest_lib.source.visibility import Snapshot
 from tests.simulation.postgres import Record
 
@@ -88,6 +88,9 @@ class Statements:
 
     def where(self, _values, _transaction):
         return [(_SYSTEM, _TIMELINE, self._database.lsn)]
+
+    def timeline(self, _values, _transaction):
+        return [(_TIMELINE,)]
 
     def in_recovery(self, _values, _transaction):
         return [(False,)]
@@ -329,7 +332,7 @@ def _known():
         server._WHERE: "where",
         server._IN_RECOVERY: "in_recovery",
         server._BARRIER: "barrier",
-        mark._TIMELINE: "in_recovery",
+        server._TIMELINE: "timeline",
         row_security._LOOK: "",
         set_aside._MAY_MATCH: "yes",
         SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
