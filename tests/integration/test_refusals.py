@@ -94,14 +94,15 @@ def delivered(bootstrap_servers, topic):
     return list(dict.fromkeys(record.outbox_id for record in records))
 
 
-def refusals(make_topic, group_id, topic):
+def refusals(make_topic, group_id, topic, delivery):
     """Return topic, value, header names and contents of each, and what its reason has to have in it."""
     small = make_topic(partitions=1, **{"max.message.bytes": 3_000})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
     internal = {name: ((name,), "Kafka's own") for name in INTERNAL_TOPICS}
+    others = "the harvester's own" if delivery == "transactional" else "does not exist"
     own = {
-        name: ((f"{group_id}.{name}", "garbage"), "the harvester's own")
-        for name in ("neli", "default.checkpoint", "other.checkpoint")
+        name: ((f"{group_id}.{name}", "garbage"), reason)
+        for name, reason in (("default.checkpoint", "the harvester's own"), ("other.checkpoint", others))
     }
     return {
         **internal,
@@ -125,10 +126,11 @@ def refusals(make_topic, group_id, topic):
 
 @every_way
 def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_id, bootstrap_servers, source, delivery):
-    """In whatever order; and a second time nothing is found to do."""
+    """In whatever order; and a second time nothing is found to do. What follows of its key is held in its topic, and
+    delivered to another."""
     topic, compacted = make_topic(partitions=3), make_topic(partitions=1, **{"cleanup.policy": "compact,delete"})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
-    bad = refusals(make_topic, group_id, topic)
+    bad = refusals(make_topic, group_id, topic, delivery)
     if delivery == "sequenced":
         bad["compacted"] = ((compacted,), "cleanup.policy")
     order = [*bad, *["good"] * 3 * len(bad)]
@@ -143,7 +145,9 @@ def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_i
                 continue
             values, reason = bad[name]
             expected[outbox.insert(values[0], f"bad {name}", *values[1:])] = reason
-            held.append(outbox.insert(topic, f"bad {name}"))
+            held.append(outbox.insert(values[0], f"bad {name}"))
+            if values[0] != topic:
+                good.append(outbox.insert(topic, f"bad {name}"))
         between = [outbox.insert(large, "good", "z" * 1_500_000), outbox.insert(large, "good")]
     Harvest(config(shards=1)).drain(60)
     found = outbox.parked()
@@ -153,6 +157,9 @@ def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_i
     assert set(found) == {*held, *expected}
     assert sorted(delivered(bootstrap_servers, topic)) == good
     assert delivered(bootstrap_servers, large) == between
+    for name in ("too large for the topic", "too large for a large one", "compacted"):
+        if name in bad:
+            assert delivered(bootstrap_servers, bad[name][0][0]) == [], f"{name}: what follows is held"
     read = {record.outbox_id for record in read_acknowledged(bootstrap_servers, topic)}
     assert read == set(good), "readers of ours see them, whatever their own headers are called"
     audited = {each.id for batch in read_topics({"bootstrap.servers": bootstrap_servers}, [topic]) for each in batch}
