@@ -202,10 +202,14 @@ class HarvestConfig(BaseSettings):
         return self.delivery in {"transactional", "sequenced"}
 
     def is_own_topic(self, topic: str) -> bool:
-        """Tell whether a topic is of the election or of checkpoints, of this subscription or another of the group."""
-        group = self.leader_group_id
-        is_checkpoint = bool(group) and topic.startswith(f"{group}.") and topic.endswith(".checkpoint")
-        return is_checkpoint or topic in {self.leader_topic, self.checkpoint_topic}
+        """Tell whether a topic is of the election, or of checkpoints: the configured one and, where the group has such
+        topics (`delivery: transactional`), those of its other subscriptions."""
+        if topic == self.checkpoint_topic or (self.leadership == "neli" and topic == self.leader_topic):
+            return True
+        group, ending = self.leader_group_id, ".checkpoint"
+        subscription = topic.removeprefix(f"{group}.").removesuffix(ending)
+        is_checkpoint = bool(group and subscription) and topic == f"{group}.{subscription}{ending}"
+        return is_checkpoint and self.delivery == "transactional"
 
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
         """Return the raw Kafka settings of a client, secrets in clear.

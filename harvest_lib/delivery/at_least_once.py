@@ -115,6 +115,8 @@ class AtLeastOnce:
             self._serve(lambda: self._listen(producer, timeout_seconds))
             self._hear(producer)
         reports, self._reports = self._reports, Reports()
+        if reports.acknowledged and self._topics.in_trouble:
+            self._topics.well({row[1] for row in reports.acknowledged} - {each.row[1] for each in reports.failed})
         return reports
 
     def purge(self) -> None:

@@ -128,7 +128,9 @@ class PipelinedLaps:
         self._settings = settings
         self._topics = topics
         self._failure: KafkaError | None = None  # of the lap: the first
-        self._stopped = self._gave_up = self._is_named = False
+        self._stopped = self._gave_up = False
+        self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
+        self._watched: set[str] = set()  # topics of the lap, where one is in trouble
         self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
@@ -137,8 +139,10 @@ class PipelinedLaps:
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         if self._producer is None or self._failure is not None or self._stopped:
             self._discard()
-            self._failure, self._stopped, self._gave_up, self._is_named = None, False, False, False
+            self._failure, self._stopped, self._gave_up = None, False, False
+            self._is_named = self._is_of_row = False
             self._producer = self._make_producer()
+        self._watched.clear()
         return Committed()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
@@ -146,6 +150,8 @@ class PipelinedLaps:
             self._stopped = True
             return {}
         assert self._producer is not None  # noqa: S101 - `begin` comes first
+        if self._topics.in_trouble:
+            self._watched.update(row[1] for row in rows)
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
         produce, headers_of, refused = self._producer.produce, self._headers_of, dict[int, str]()
@@ -162,6 +168,7 @@ class PipelinedLaps:
                 if reason is None or reason.code() in NEVER_TAKEN:
                     refused[record_id] = str(reason.str() if reason else error)
                 else:
+                    self._is_of_row = True
                     self._failed(reason)
                 break  # what follows of its key may have to stay behind it
         self._serve(functools.partial(self._producer.poll, _NOW))
@@ -206,11 +213,16 @@ class PipelinedLaps:
             return self._failed_by(self._failure)
         if self._stopped:
             return Failed(reason="not acknowledged in time")
+        if self._watched:
+            self._topics.well(self._watched)
+            self._watched.clear()
         return Committed()
 
     def _failed_by(self, failure: KafkaError) -> Failed:
         refused = failure.code() in NEVER_TAKEN
-        return Failed(reason=failure.str(), refused=refused, unnamed=not refused and not self._is_named)
+        return Failed(
+            reason=failure.str(), refused=refused, unnamed=not refused and self._is_of_row and not self._is_named
+        )
 
     def _hear_why(self, deadline: Deadline) -> None:
         """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
@@ -235,16 +247,20 @@ class PipelinedLaps:
     def _report(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
             return
+        self._is_of_row = True
         self._failed(error)
         if message is not None and may_pass(error, gave_up=self._gave_up):
             self._is_named = True
             self._topics.blame(message.topic(), error.str())
 
     def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
-        """As `_report`, of a record of the delivery's own."""
-        if error is not None and error.code() in NEVER_TAKEN:  # no record of the lap is to blame
+        """As `_report`, of a record of the delivery's own: no record of the lap is to blame."""
+        if error is None:
+            return
+        self._is_named = True
+        if error.code() in NEVER_TAKEN:
             error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")  # noqa: SLF001 - librdkafka's own code
-        self._report(error, None)
+        self._failed(error)
 
     def _failed(self, error: KafkaError) -> None:
         # What follows the first failure says only that it was purged, or came after it.
@@ -256,6 +272,7 @@ class PipelinedLaps:
         try:
             return call() or 0
         except RAISED as error:
+            self._is_of_row = True  # if it was of our own, its report says so
             self._failed(raised(error))
             return 0
 

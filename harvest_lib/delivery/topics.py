@@ -6,7 +6,8 @@ record costs all that travel with it. Topics that take records are remembered, t
 A topic in *trouble* exists and takes nothing now: we may not write to it, a partition has no leader, it refuses our
 clock. That may pass, so it is waited for. After 30 s, if other topics take records, its records are refused, so that
 they do not hold up the others for good; the topic is tried again after a minute, then after two, up to ten. A topic
-that we may not write to from the start is not waited for if there is another one.
+that we may not write to from the start is not waited for if there is another one. A trouble is over once the topic
+takes a record, or once the brokers say that what they named is over. Time without an answer of a broker does not count.
 """
 
 import logging
@@ -32,6 +33,8 @@ _PATIENCE_SECONDS = 30.0
 """How long a topic in trouble is waited for."""
 _LONGEST_WAIT_SECONDS = 300.0
 """How long one is that we have never been allowed to write to, where no other topic is known."""
+_ASK_SECONDS = 1.0
+"""A topic in trouble is asked about no more often."""
 _GAP_SECONDS = 30.0
 """A trouble that was not seen for so long is over."""
 _REFUSE_SECONDS, _LONGEST_REFUSE_SECONDS = 60.0, 600.0
@@ -63,6 +66,8 @@ class _Trouble:
     pause: float = _REFUSE_SECONDS
     at_once: bool = False
     """Whether it is not waited for."""
+    is_named: bool = False
+    """Whether the brokers named it when they were last asked."""
 
 
 def _nobody(_topic: str) -> bool:
@@ -88,7 +93,8 @@ class Topics:
         self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is believed
         self._troubles: dict[str, _Trouble] = {}
         self._seen_well: set[str] = set()
-        self._ask_at = 0.0
+        self._ask_at = self._heard_at = 0.0
+        self._is_silent = False  # nobody answered when last asked; since they answer again, `_heard_at`
         self.smallest_limit = DEFAULT_BATCH_BYTES
         """The lowest `max.message.bytes` of a topic seen so far, if it is below librdkafka's own limit."""
 
@@ -156,6 +162,17 @@ class Topics:
             trouble.reason, trouble.seen = reason, now
         self._limits.pop(topic, None)
 
+    @property
+    def in_trouble(self) -> bool:
+        """Tell whether a topic is in trouble, so that `well` should be told what takes records."""
+        return bool(self._troubles)
+
+    def well(self, topics: Iterable[str]) -> None:
+        """Note that topics took records. A trouble that the brokers name goes on: it may be of one partition."""
+        for topic in topics:
+            if (trouble := self._troubles.get(topic)) is not None and not trouble.is_named:
+                self._troubles.pop(topic, None)
+
     # -- why a record is refused
 
     def _reason(self, row: Row) -> str:
@@ -204,19 +221,26 @@ class Topics:
             return trouble.reason
         if trouble.seen < trouble.refused_until:
             return ""  # it is tried again
-        is_due = trouble.at_once or trouble.refused_until or now - trouble.since >= _PATIENCE_SECONDS
+        waited = now - max(trouble.since, self._heard_at)
+        is_due = trouble.at_once or trouble.refused_until or waited >= _PATIENCE_SECONDS
         is_overdue = trouble.at_once and now - trouble.since >= _LONGEST_WAIT_SECONDS
-        if not is_due or not (is_overdue or self._others_work()):
+        if not is_due or not (is_overdue or self._only_this_one(topic)):
             return ""
+        self._limits.pop(topic, None)  # so that each page is looked at
         trouble.refused_until = now + trouble.pause
         trouble.pause = min(2 * trouble.pause, _LONGEST_REFUSE_SECONDS)
         _log.warning("topic_refused", extra={"topic": topic, "reason": trouble.reason})
         return trouble.reason
 
-    def _others_work(self) -> bool:
-        """Tell whether there is a topic that takes records now."""
+    def _only_this_one(self, topic: str) -> bool:
+        """Tell whether a topic is still in trouble, and there is another one that takes records now."""
         others = sorted(self._seen_well - self._troubles.keys())[:_MOST_ASKED]
-        return any(not facts.trouble for facts in (self._ask(others) or {}).values())
+        was_silent = self._is_silent
+        found = (self._ask([topic, *others]) if others else None) or {}
+        if (facts := found.pop(topic, None)) is not None:
+            self._note(topic, facts)
+        is_over = topic not in self._troubles or was_silent
+        return not is_over and any(not each.trouble for each in found.values())
 
     # -- asking
 
@@ -229,7 +253,8 @@ class Topics:
             if now - max(each.seen, each.refused_until) <= _GAP_SECONDS
         }
         refused = {topic for topic, each in self._troubles.items() if now < each.refused_until}
-        topics = topics - self._unfit.keys() - refused
+        just_asked = {each for each in self._troubles if 0 <= now - self._asked_at.get(each, now + 1) < _ASK_SECONDS}
+        topics = topics - self._unfit.keys() - refused - just_asked
         if not topics or (existing := self._ask(topics)) is None:
             return
         for topic, facts in existing.items():
@@ -247,12 +272,20 @@ class Topics:
             self._refuse(topic, f"{_COMPACTED} ({policy}), which `delivery: sequenced` cannot use")
         elif facts.is_denied:
             self.blame(topic, facts.trouble)
+            self._troubles[topic].is_named = True
             self._troubles[topic].at_once = topic not in self._seen_well
-        elif topic in self._troubles:
-            self._troubles[topic].reason = facts.trouble or self._troubles[topic].reason
         else:
-            self._limits[topic] = facts.limit
-            self._seen_well.add(topic)
+            self._note_writable(topic, facts)
+
+    def _note_writable(self, topic: str, facts: Facts) -> None:
+        self._seen_well.add(topic)
+        trouble = self._troubles.get(topic)
+        if trouble is not None and facts.trouble:
+            trouble.reason, trouble.is_named = facts.trouble, True
+            return
+        if trouble is not None and trouble.is_named:
+            del self._troubles[topic]
+        self._limits[topic] = facts.limit
 
     def _refuse(self, topic: str, reason: str) -> None:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
@@ -263,11 +296,15 @@ class Topics:
             return None
         self._admin = self._admin or AdminClient(client_settings(self._settings))
         try:
-            return ask(self._admin, topics)
+            found = ask(self._admin, topics)
         except KafkaException as error:
+            self._is_silent = True
             self._ask_at = boot_seconds() + _RECHECK_SECONDS
             _log.debug("topics_unknown", extra={"reason": error.args[0].str()})
             return None
+        if self._is_silent:
+            self._is_silent, self._heard_at = False, boot_seconds()
+        return found
 
 
 def _is_nested(texts: Sequence[object]) -> bool:

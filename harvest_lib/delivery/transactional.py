@@ -19,7 +19,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib.deadline import Deadline
+from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Offer, Outcome, PipelinedLaps
 from harvest_lib.delivery.refusals import PURGED
 from harvest_lib.delivery.topics import Topics
@@ -33,6 +33,9 @@ _BEGIN_SECONDS = 4.0
 """Whoever stops waits for this; what takes longer is begun again."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
+_APART_SECONDS = 60.0
+"""After a transaction failed with its checkpoint, for so long its records have to land before a checkpoint is sent:
+otherwise it would not be known which of them failed."""
 
 _DEPOSED = frozenset(
     {
@@ -61,6 +64,7 @@ class Transactional(PipelinedLaps):
         self._transactional_id = transactional_id
         self._place = place
         self._open = self._has_begun = False
+        self._apart_until = 0.0
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> Outcome:
@@ -81,6 +85,8 @@ class Transactional(PipelinedLaps):
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
         if not self._open and self._failure is None:
             self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), Committed)
+        if boot_seconds() < self._apart_until and not isinstance(landed := self._land(may_send), Committed):
+            return self._outcome(landed)
         if self._failure is None and checkpoint is not None:
             place, report = self._place, partial(self._report_own, "the checkpoint")
             self._attempt(
@@ -103,6 +109,11 @@ class Transactional(PipelinedLaps):
                 self._producer.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed
             except KafkaException as error:
                 self._failure = error.args[0]
+
+    def _report_own(self, what: str, error: KafkaError | None, message: object) -> None:
+        if error is not None:
+            self._apart_until = boot_seconds() + _APART_SECONDS
+        super()._report_own(what, error, message)
 
     def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
         return self._outcome(super()._attempt(call))

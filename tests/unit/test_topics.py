@@ -232,3 +232,83 @@ def test_the_client_s_own_limit_is_said_to_be_its_own(clock):
     topics._admin = FakeAdmin(well=Told(config={"max.message.bytes": "9000000"}))
     (reason,) = topics.refused([row(1, "a", "v" * 2_100_000, "well")]).values()
     assert "the client's message.max.bytes, 2000000" in reason
+
+
+def test_a_topic_that_takes_records_again_is_not_refused(clock):
+    topics, _ = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    assert keep_failing(topics, clock, 20) == {}
+    assert topics.in_trouble
+    topics.well({"bad"})
+    assert not topics.in_trouble
+    clock.now += 15
+    assert topics.refused(ROWS) == {}
+    topics.blame("bad", "too few replicas")
+    assert topics.refused(ROWS) == {}, "it is another trouble"
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["delivered", "nothing sent"])
+def test_two_short_troubles_are_not_one_long_one(clock, takes):
+    topics, _ = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    for _ in range(2):
+        topics.blame("bad", "too few replicas")
+        assert topics.refused(ROWS) == {}
+        if takes:
+            topics.well({"bad", "well"})
+        clock.now += 19
+    for _ in range(30):
+        assert topics.refused(ROWS) == {}
+        clock.now += 1
+    if takes:
+        topics.blame("bad", "too few replicas")
+        assert topics.refused(ROWS) == {}
+
+
+def test_a_record_that_is_taken_does_not_end_what_the_brokers_name(clock):
+    """It may be of one partition; the others' records would have it waited for without end."""
+    topics, _ = known(bad=Told(partitions=[WELL, LEADERLESS]), well=Told())
+    topics.refused(ROWS)
+    clock.now += 5
+    for _ in range(int(_PATIENCE_SECONDS // 5)):
+        topics.blame("bad", "timed out")
+        assert topics.refused(ROWS) == {}
+        topics.well({"bad"})
+        clock.now += 5
+    assert "has no leader" in keep_failing(topics, clock, 0)[1]
+
+
+def test_a_trouble_that_the_brokers_name_no_more_is_over(clock):
+    topics, admin = known(bad=Told(partitions=[LEADERLESS]), well=Told())
+    topics.refused(ROWS)
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS - 1) == {}
+    admin.told["bad"] = Told()
+    clock.now += 6
+    assert topics.refused(ROWS) == {}
+    assert not topics.in_trouble
+
+
+def test_after_a_time_without_brokers_a_topic_is_waited_for_anew(clock):
+    """Else what comes first after an outage would be parked."""
+    topics, admin = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    admin.silent = True
+    assert keep_failing(topics, clock, 2 * _PATIENCE_SECONDS) == {}
+    admin.silent = False
+    clock.now += 5
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS - 5) == {}
+    clock.now += 5
+    assert set(keep_failing(topics, clock, 0)) == {1}
+
+
+@pytest.mark.parametrize(("partition", "most"), [(WELL, 1), (LEADERLESS, 11)], ids=["well", "in trouble"])
+def test_many_pages_ask_once_a_second_at_most(clock, partition, most):
+    topics, admin = known(bad=Told(), well=Told())
+    topics.refused(ROWS)
+    admin.told["bad"] = Told(partitions=[partition])
+    topics.blame("bad", "timed out")
+    admin.asked = 0
+    for _ in range(1_000):
+        clock.now += 0.01
+        topics.refused(ROWS)
+    assert 1 <= admin.asked <= most

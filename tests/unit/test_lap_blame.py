@@ -1,0 +1,122 @@
+"""Whom a delivery by laps blames for a failure: a topic of the lap only where a record of the lap failed."""
+
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from support.rows import row
+
+from harvest_lib.delivery import Failed, LapSettings, PipelinedLaps, Topics
+from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
+
+PLACE = CheckpointPlace(topic="checkpoints", partition=0, key="shard 0")
+PURGED = KafkaError._PURGE_QUEUE
+DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+class FakeProducer:
+    """A producer that reports what it was given when it is flushed; what fails is written at `made`."""
+
+    def __init__(self, settings, made):
+        self._on_delivery, self._made = settings["on_delivery"], made
+        self._queue = []
+
+    def produce(self, topic, _value, _key, _partition, report=None, *_):
+        self._queue.append((topic, report or self._on_delivery))
+
+    def flush(self, _timeout):
+        queue, self._queue = self._queue, []
+        for topic, report in queue:
+            error = KafkaError(self._made.fails[topic]) if topic in self._made.fails else None
+            report(error, SimpleNamespace(topic=lambda topic=topic: topic, partition=lambda: 0))
+        return 0
+
+    def commit_transaction(self, _timeout):
+        if self._made.why is not None:
+            raise KafkaException(KafkaError(self._made.why))
+
+    def init_transactions(self, _timeout):
+        pass
+
+    begin_transaction = close = lambda self: None
+
+    def poll(self, _timeout):
+        return 0
+
+    def purge(self, **_):
+        pass
+
+    def __len__(self):
+        return 0
+
+
+class Made:
+    """A delivery whose producers fail records by `fails`, topic -> code, and commits with `why`, if it is set."""
+
+    def __init__(self, *, is_transactional=True):
+        self.fails, self.why = {}, None
+        self.topics = Topics({})
+        settings = LapSettings(
+            kafka={}, delivery_timeout_seconds=1, producer_provider=lambda own: FakeProducer(own, self)
+        )
+        transactional = (settings, self.topics, "id", PLACE)
+        self.delivery = Transactional(*transactional) if is_transactional else PipelinedLaps(settings, self.topics)
+
+    def lap(self):
+        self.delivery.begin(uuid.uuid4())
+        self.delivery.send([row(1, "k", topic="theirs")], lambda: True)
+        return self.delivery.commit(b"checkpoint", lambda: True)
+
+
+@pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._FAIL])
+def test_no_record_is_blamed_for_a_checkpoint_that_failed(code):
+    made = Made()
+    made.fails = {"checkpoints": code}
+    outcome = made.lap()
+    assert isinstance(outcome, Failed)
+    assert not outcome.unnamed
+    assert not outcome.refused
+    assert not made.topics.in_trouble
+
+
+def test_no_record_is_blamed_for_a_commit_that_failed():
+    made = Made()
+    made.why = KafkaError._TIMED_OUT
+    outcome = made.lap()
+    assert isinstance(outcome, Failed)
+    assert not outcome.unnamed
+
+
+def test_no_record_is_blamed_for_a_checkpoint_topic_that_has_the_transaction_purged():
+    """Where both are purged it is not known whose fault it is; the next time they go one after the other."""
+    made = Made()
+    made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
+    first = made.lap()
+    made.fails = {"checkpoints": PURGED}
+    second = made.lap()
+    assert isinstance(first, Failed)
+    assert isinstance(second, Failed)
+    assert not first.unnamed
+    assert not second.unnamed
+
+
+def test_a_record_that_has_the_transaction_purged_is_found_out():
+    made = Made()
+    made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
+    made.lap()
+    outcome = made.lap()
+    assert isinstance(outcome, Failed)
+    assert outcome.unnamed
+
+
+def test_what_failed_by_name_is_over_once_a_record_is_taken():
+    made = Made(is_transactional=False)
+    made.fails = {"theirs": KafkaError.NOT_ENOUGH_REPLICAS}
+    outcome = made.lap()
+    assert isinstance(outcome, Failed)
+    assert not outcome.unnamed
+    assert made.topics.in_trouble
+    made.fails = {}
+    made.lap()
+    assert not made.topics.in_trouble
