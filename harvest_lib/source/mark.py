@@ -51,9 +51,9 @@ RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_head
   (SELECT count(*) FROM head)
 """  # noqa: S608 - it is above
 
-# What has no mark was not delivered: another row has the id, after TRUNCATE … RESTART IDENTITY or on a server that lost
-# ours.
-_PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[]) AND leader_id IS NOT NULL"
+_PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
+
+_PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
@@ -139,6 +139,7 @@ class MarkSource:
         self._tables = [table] if parked is None else [table, parked]
         self._unguarded_mark = self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
         self._purge = sql.SQL(_PURGE).format(**names)
+        self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
         self._reset = sql.SQL(_RESET).format(**names)
         self._any_parked = sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked or table)
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked or table)
@@ -150,6 +151,7 @@ class MarkSource:
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id = UUID(int=0)
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
+        self._reconnected = False
         self._timeline: str | None = None
         self._careful = False  # something is parked, or was at the last look
         self._most: int | None = None  # so many rows may be looked at: not many times what there is room for
@@ -168,6 +170,7 @@ class MarkSource:
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = guarded(self._unguarded_mark, guard)
             self._warn_of_failover(self._connection)
+            self._reconnected = True
         self._own_ids.append(leader_id)
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
@@ -180,6 +183,7 @@ class MarkSource:
         least = min(limit, self._most or limit)
         batch = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
         if limit:
+            self._reconnected = False
             count = len(batch.rows)
             self._most = max(_LEAST_LIMIT, 2 * count) if batch.more and count < limit else None
         batch.rows.sort(key=_id)
@@ -221,7 +225,10 @@ class MarkSource:
         return Batch(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
-        self._connected().execute(self._purge, {"ids": _array(ids)}, prepare=True)
+        # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
+        # row without a mark is one that a deposed leader of another kind has unmarked: it was delivered all the same.
+        purge = self._purge_marked if self._reconnected else self._purge
+        self._connected().execute(purge, {"ids": _array(ids)}, prepare=True)
 
     def _execute_mark(self, limit: int) -> psycopg.Cursor[Any]:
         values = {"leader": self._leader_id, "limit": limit, "bytes": PAGE_BYTES}

@@ -1,7 +1,5 @@
 """Records that Kafka can never take, among good ones, through real servers: each costs its own key and no other."""
 
-import uuid
-from contextlib import closing
 from itertools import count
 
 import pytest
@@ -13,7 +11,6 @@ from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester import Harvest
 from harvest_lib.outbox import ParkedRecords
 from harvest_lib.outbox.parked_record import Selection
-from harvest_lib.source import MarkSource
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -207,17 +204,3 @@ def test_a_new_row_with_a_parked_id_is_parked_too(outbox, insert, config, bootst
     ids = "SELECT count(*), count(*) FILTER (WHERE id = (record ->> 'id')::bigint) FROM outbox_parked"
     assert outbox.connection.execute(ids).fetchone() == (6, 6)
     assert ParkedRecords(outbox.name).retry(outbox.connection, Selection()).held == 3
-
-
-def test_a_new_row_with_the_id_of_one_in_flight_is_not_purged(outbox, insert):
-    """The old row was read, and the table truncated before its delivery was noted."""
-    source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
-    insert("a", "old")
-    source.open(uuid.uuid4())
-    with closing(source):
-        (row,) = source.fetch(10).rows
-        outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
-        assert insert("a", "new") == row[0]
-        assert [each[3] for each in source.fetch(10, [row[0]]).rows] == ["new"]
-        assert source.fetch(10, [row[0]]).rows == []
-    assert outbox.connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,), "it was delivered by then"

@@ -113,14 +113,17 @@ class Statements:
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
 
-    def purge(self, values, transaction):
+    def purge(self, values, transaction, *, marked=False):
         visible = {each.row[0]: each for each in self._database.visible()}
-        ids = [each for each in _ids(values) if each in visible and visible[each].leader_id is not None]
+        ids = [each for each in _ids(values) if each in visible and not (marked and visible[each].leader_id is None)]
         events = [visible[each].row[3] for each in ids]
         for each in ids:
             self._database.change(transaction, self._database.rows, each)
         self._told("purge", ids=_ids(values), count=len(ids), _events=events)
         return []
+
+    def purge_marked(self, values, transaction):
+        return self.purge(values, transaction, marked=True)
 
     def reset(self, values, transaction, *, whoever=False):
         ids = set(_ids(values))
@@ -313,7 +316,7 @@ def _known():
         SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh fresh_all late some foreign",
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
-        MarkSource("", OUTBOX, PARKED): "mark purge reset any_parked parked_keys park hold",
+        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
         checkpoints: "first lead save stands",
         SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)): "matching load add moved due release",
     }
