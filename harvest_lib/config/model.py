@@ -202,14 +202,13 @@ class HarvestConfig(BaseSettings):
         return self.delivery in {"transactional", "sequenced"}
 
     def is_own_topic(self, topic: str) -> bool:
-        """Tell whether a topic is of the election, or of checkpoints: the configured one and, where the group has such
-        topics (`delivery: transactional`), those of its other subscriptions."""
+        """Tell whether a topic is of the election, or of checkpoints: the configured one, and those of other
+        subscriptions of the group, which may be delivered otherwise than this one."""
         if topic == self.checkpoint_topic or (self.leadership == "neli" and topic == self.leader_topic):
             return True
         group, ending = self.leader_group_id, ".checkpoint"
         subscription = topic.removeprefix(f"{group}.").removesuffix(ending)
-        is_checkpoint = bool(group and subscription) and topic == f"{group}.{subscription}{ending}"
-        return is_checkpoint and self.delivery == "transactional"
+        return bool(group and subscription) and topic == f"{group}.{subscription}{ending}"
 
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
         """Return the raw Kafka settings of a client, secrets in clear.

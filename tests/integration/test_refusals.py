@@ -94,15 +94,14 @@ def delivered(bootstrap_servers, topic):
     return list(dict.fromkeys(record.outbox_id for record in records))
 
 
-def refusals(make_topic, group_id, topic, delivery):
+def refusals(make_topic, group_id, topic):
     """Return topic, value, header names and contents of each, and what its reason has to have in it."""
     small = make_topic(partitions=1, **{"max.message.bytes": 3_000})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
     internal = {name: ((name,), "Kafka's own") for name in INTERNAL_TOPICS}
-    others = "the harvester's own" if delivery == "transactional" else "does not exist"
     own = {
-        name: ((f"{group_id}.{name}", "garbage"), reason)
-        for name, reason in (("default.checkpoint", "the harvester's own"), ("other.checkpoint", others))
+        name: ((f"{group_id}.{name}", "garbage"), "the harvester's own")
+        for name in ("default.checkpoint", "other.checkpoint")
     }
     return {
         **internal,
@@ -130,7 +129,7 @@ def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_i
     delivered to another."""
     topic, compacted = make_topic(partitions=3), make_topic(partitions=1, **{"cleanup.policy": "compact,delete"})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
-    bad = refusals(make_topic, group_id, topic, delivery)
+    bad = refusals(make_topic, group_id, topic)
     if delivery == "sequenced":
         bad["compacted"] = ((compacted,), "cleanup.policy")
     order = [*bad, *["good"] * 3 * len(bad)]

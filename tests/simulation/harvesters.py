@@ -56,6 +56,8 @@ class Topics:
 
     smallest_limit = 1_000_000
 
+    in_trouble = False
+
     def blame(self, _topic, _reason):
         pass
 
