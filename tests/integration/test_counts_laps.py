@@ -78,7 +78,7 @@ def outbox(dsn, make_topic):
 
 @pytest.mark.parametrize(
     ("delivery", "most"),
-    [("transactional", (120, 20, 700_000)), ("pipelined", (120, 20, 700_000)), ("barrier", (180, 40, 1_200_000))],
+    [("transactional", (160, 20, 700_000)), ("pipelined", (150, 20, 700_000)), ("barrier", (180, 40, 1_200_000))],
 )
 def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, delivery, most):
     transactions, written, wal_bytes = most

@@ -286,7 +286,7 @@ def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
         sizes.update({row[0]: len(laps.delivery._lap) for row in laps.delivery._lap}),
         committed(*given),
     )[1]
-    loop._size.page, loop._size.measured = page, lambda _: 0
+    loop._size.page, loop._size.measured = page, lambda *_: 0
     while not loop.idle:
         loop.turn()
     assert sorted(laps.kafka.ids) == list(range(1, 41))
