@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from airflow.sdk import Param, PokeReturnValue, dag, task
 
-from airflow_dags.dagster_trigger import DagsterJobOperator
+from airflow_dags.dagster.operator import DagsterJobOperator
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
-from harvest_lib.outlook import Outlook
+from harvest_lib.harvester.status import Outlook
 
 _DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
 

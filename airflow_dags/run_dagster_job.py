@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from airflow.sdk import Param, dag
 
-from airflow_dags.dagster_trigger import DagsterJobOperator
+from airflow_dags.dagster.operator import DagsterJobOperator
 
 
 @dag(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
+from dagster_harvest.audit_results import TABLES
 from dagster_harvest.daemon import DAEMON_TAG
 from dagster_harvest.settings import OutboxSettings
-from dagster_harvest.summary import TABLES
 
 Tell = Callable[[str], None]
 

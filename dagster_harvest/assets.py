@@ -20,12 +20,12 @@ from dagster import AssetExecutionContext
 from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dagster_harvest.audit_results import TABLES, AuditMissing, details, last_summary, require_compared
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
-from dagster_harvest.piped import SAID_VARIABLE, WELL_VARIABLE
+from dagster_harvest.pipes_main import SAID_VARIABLE, WELL_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
-from dagster_harvest.summary import TABLES, AuditMissing, details, last_summary, require_compared
 from harvest_lib.errors import HarvestError
 from spark_jobs.audit_summary import AuditSummary
 
@@ -228,7 +228,7 @@ def run_piped(
         **({CONFIG_VARIABLE: resource.config_file} if resource.config_file else {}),
         **({"PGPASSWORD": password} if password else {}),
     }
-    command = [sys.executable, "-m", "dagster_harvest.piped", module, *arguments]
+    command = [sys.executable, "-m", "dagster_harvest.pipes_main", module, *arguments]
     if outbox_option is not None:
         command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
     client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)

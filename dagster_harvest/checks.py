@@ -15,11 +15,11 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_harvest.audit_results import last_summary, require_compared
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
-from dagster_harvest.summary import last_summary, require_compared
 from harvest_lib.errors import HarvestError
-from harvest_lib.outlook import Outlook, Waiting
+from harvest_lib.harvester.status import Outlook, Waiting
 from spark_jobs.audit_summary import AuditSummary
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")

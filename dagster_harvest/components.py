@@ -6,12 +6,12 @@ import dagster as dg
 
 from dagster_harvest.alerts import alert_sensors
 from dagster_harvest.assets import PIPES_KEY, VERIFIED, audit_assets, outside_specs, verified_asset, written_assets
+from dagster_harvest.audit_results import TABLES
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from dagster_harvest.summary import TABLES
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()

@@ -18,17 +18,17 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_harvest.beating import Beating
 from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
+from dagster_harvest.heartbeat_thread import Beating
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
-from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest
+from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
+from harvest_lib.harvester.interpreter import tune_interpreter
+from harvest_lib.harvester.status import Outlook, Waiting
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outlook import Outlook, Waiting
-from harvest_lib.tuning import tune_interpreter
 
 _log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ class _Ear(logging.Handler):
 def _overheard(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
     """Put what the library and the beats complain of into the queue."""
     ear = _Ear(told)
-    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.beating")]
+    loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
     for logger in loggers:
         logger.addHandler(ear)
     try:

@@ -11,10 +11,10 @@ import dagster as dg
 import psycopg
 from psycopg import sql
 
+from dagster_harvest.audit_results import last_summary
 from dagster_harvest.checks import Verdict, named, unreadable
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from dagster_harvest.summary import last_summary
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
@@ -64,7 +64,7 @@ def _contract_check(
         required_resource_keys={settings.resource_key},
     )
     def schema(context: dg.AssetCheckExecutionContext) -> Verdict:
-        from spark_jobs import contracts  # noqa: PLC0415 - pandas and pyspark come with it
+        from spark_jobs.quality import contracts  # noqa: PLC0415 - pandas and pyspark come with it
 
         resource = _resource(context, settings)
         try:
@@ -94,7 +94,7 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         required_resource_keys={settings.resource_key},
     )
     def expectations(context: dg.AssetCheckExecutionContext) -> Verdict:
-        from spark_jobs.expectations import expect_audit  # noqa: PLC0415 - ten seconds
+        from spark_jobs.quality.expectations import expect_audit  # noqa: PLC0415 - ten seconds
 
         docs = Path(settings.audit.docs_folder or Path(context.instance.storage_directory()) / "data_docs")
         try:

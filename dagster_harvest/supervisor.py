@@ -20,8 +20,8 @@ from dagster_harvest.heartbeat import Beat, Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
+from harvest_lib.harvester.status import Outlook, Waiting
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outlook import Outlook, Waiting
 
 _RUNS_LOOKED_AT = 25
 _TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}

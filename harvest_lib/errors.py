@@ -116,7 +116,7 @@ class PoolConflict(HarvestError):
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, theirs: Mapping[str, str]) -> None:
         self.theirs = theirs
-        """What the other pool says of itself, as `harvest_lib.pool.Pool` spells it."""
+        """What the other pool says of itself, as `harvest_lib.leadership.pool.Pool` spells it."""
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 

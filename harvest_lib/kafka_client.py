@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import (
     ConfigError,
     KafkaAccessDenied,

@@ -8,8 +8,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harvest_lib import record_header
 from harvest_lib.errors import RecordError
-from harvest_lib.reserved import INTERNAL_TOPICS, misleading_header
+
+INTERNAL_TOPICS = frozenset(
+    {
+        "__cluster_metadata",
+        "__consumer_offsets",
+        "__remote_log_metadata",
+        "__share_group_state",
+        "__transaction_state",
+    }
+)
+
+MESSAGE_ID = "message-id"
+"""The header of `harvest_lib.sequencing.message_id`."""
+_ID_BYTES, _VERSION_1, _VARIANT = 16, 0x10, 0x80
+
+HEADERS = frozenset({record_header.HEADER_NAME, MESSAGE_ID})
+
 
 TOPIC_MAX_CHARS = 249
 """Kafka's limit, and the width of `kafka_topic`."""
@@ -126,3 +143,27 @@ class OutboxRecord:
                 evidence=f"at position {text.index(chr(0))}",
                 next_step="Postgres text cannot hold NUL: encode the payload (base64, JSON escapes)",
             )
+
+
+def misleading_header(names: Sequence[str], contents: Sequence[str | bytes | None]) -> str:
+    """Return the name of a header whose value would be read as one of ours, or an empty string."""
+    for name, content in zip(names, contents, strict=False):
+        if content is None or name not in HEADERS:
+            continue
+        value = content if isinstance(content, bytes) else content.encode()
+        if _is_message_id(value) if name == MESSAGE_ID else _is_origin(value):
+            return name
+    return ""
+
+
+def _is_message_id(value: bytes) -> bool:
+    """Tell whether a value is a UUID of version 1 and of the variant of RFC 4122."""
+    return len(value) == _ID_BYTES and value[6] & 0xF0 == _VERSION_1 and value[8] & 0xC0 == _VARIANT
+
+
+def _is_origin(value: bytes) -> bool:
+    try:
+        record_header.split(value)
+    except ValueError:
+        return False
+    return True

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from infra.local.log_lines import JsonLines
-from infra.local.process import ServerProcess
+from harvest_lib.local_stack.log_lines import JsonLines
+from harvest_lib.local_stack.process import ServerProcess
 from infra.waiting import until
 
 SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.local.state import default_state
+from harvest_lib.local_stack.state import default_state
 
 ROOT = Path(__file__).parents[1]
 REVIEWED = Path(__file__).with_name("reviewed-vulnerabilities.txt")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from harvest_lib.errors import StackError
 
 Found = TypeVar("Found")

@@ -13,9 +13,9 @@ from datetime import date, timedelta
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.batches import BatchReport
 from spark_jobs.command import Parser, run, tell
-from spark_jobs.flights import INTERRUPTED, Job, add_options, follow, opened
+from spark_jobs.example_flights.job import INTERRUPTED, Job, add_options, follow, opened
+from spark_jobs.sink.batches import BatchReport
 
 
 def load_days(job: Job, *, first: date, last: date) -> Iterator[BatchReport]:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.batches import BatchReport
 from spark_jobs.command import Parser, run, tell
-from spark_jobs.flights import INTERRUPTED, Job, Summary, add_options, follow, opened
-from spark_jobs.source import batches_of, flights_of
+from spark_jobs.example_flights.job import INTERRUPTED, Job, Summary, add_options, follow, opened
+from spark_jobs.example_flights.source import batches_of, flights_of
+from spark_jobs.sink.batches import BatchReport
 
 _ALL_MONTHS = range(1, 13)
 

@@ -19,14 +19,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.batches import BatchReport, load_batch
 from spark_jobs.command import Parser, run, tell
-from spark_jobs.database import Tables, connect, jdbc_target
 from spark_jobs.errors import EmptyBatch, SourceError
-from spark_jobs.plan import prepare
-from spark_jobs.records import BatchId, Fixed, HeaderSource, Records
 from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
-from spark_jobs.staging import sentence_of
+from spark_jobs.sink.batches import BatchReport, load_batch
+from spark_jobs.sink.database import Tables, connect, jdbc_target
+from spark_jobs.sink.plan import prepare
+from spark_jobs.sink.records import BatchId, Fixed, HeaderSource, Records
+from spark_jobs.sink.staging import sentence_of
 
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "foreach_batch", "sink"]
 

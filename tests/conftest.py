@@ -18,8 +18,8 @@ from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's ho
 from support.outbox import Outbox
 from support.waiting import eventually
 
-from infra.local import Stack
-from infra.local.state import default_state, locked
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.state import default_state, locked
 
 if least.LIMITED:
 

@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError as ClientError
 
 from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.records import ObservedRecord
-from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
-from harvest_lib.provenance import HEADER_NAME, split
+from harvest_lib.record_header import HEADER_NAME, split
+from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 

@@ -21,9 +21,9 @@ from harvest_lib.cli.tables import print_table
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement
 from harvest_lib.errors import NothingChecked
+from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_selection
-from harvest_lib.row_security import all_rows_guard
+from harvest_lib.outbox.row_security import all_rows_guard
 
 _ROWS = {
     "committed": "committed",

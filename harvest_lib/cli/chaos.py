@@ -107,7 +107,7 @@ def chaos(
         raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
     # A run in which none of the faults can strike would prove nothing.
     ways = [each for each in ways if any(known[name].fits(each) for name in names or known)]
-    turns = _part("infra.chaos.turns").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
+    turns = _part("infra.chaos.schedule").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # writers' connections are cut on purpose
     outcomes: list[Any] = []
     for number, each in enumerate(ways):
@@ -149,7 +149,7 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
 
 def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> Any:
     way = f"{plan.way.source}/{plan.way.delivery}"
-    state = _part("infra.local.state")
+    state = _part("harvest_lib.local_stack.state")
     parts = state.default_state()
     folder = (histories or parts / "chaos") / f"{way.replace('/', '-')}-{plan.seed}-{time.strftime('%H%M%S')}"
     state.make_folder(folder)

@@ -5,14 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from harvest_lib.acls import commands, harvester_acls, reader_acls
 from harvest_lib.cli.grants_consumer import app as consumer
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.outbox import Grants, OutboxTable, Way
+from harvest_lib.grants import Grants, Way
+from harvest_lib.grants.kafka import commands, harvester_acls, reader_acls
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(

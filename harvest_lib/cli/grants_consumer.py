@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.acls import commands, consumer_acls
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.consume import consumer_grants
 from harvest_lib.errors import ConfigError
+from harvest_lib.grants.kafka import commands, consumer_acls
 from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(

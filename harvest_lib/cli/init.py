@@ -13,7 +13,7 @@ from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_mapped
 from harvest_lib.outbox.checks import check_statements
-from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE, ColumnType, beside_statements, create_beside
+from harvest_lib.outbox.native_table import DEFAULT_SEGMENT_SIZE, ColumnType, beside_statements, create_beside
 
 
 def init(

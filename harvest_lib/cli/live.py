@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from harvest_lib.harvester import State
+from harvest_lib.harvester.harvest import State
 
 _LOOKS_PER_SECOND = 4
 _RATE_SECONDS = 3.0

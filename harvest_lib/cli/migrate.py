@@ -7,7 +7,7 @@ import typer
 from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
 from harvest_lib.database import connect
 from harvest_lib.outbox import Migration, OutboxTable, Restamping
-from harvest_lib.outbox.native import DEFAULT_SEGMENT_SIZE
+from harvest_lib.outbox.native_table import DEFAULT_SEGMENT_SIZE
 
 
 def migrate(

@@ -20,7 +20,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.database import connect
 from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
-from harvest_lib.row_security import check_all_rows
+from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
 

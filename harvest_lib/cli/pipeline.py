@@ -15,13 +15,13 @@ from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import Json
 from harvest_lib.cli.tables import print_table
 from harvest_lib.cli.terminal import printable
-from harvest_lib.pipeline import extended_json, operator
+from harvest_lib.harvester.interpreter import tune_collector
+from harvest_lib.pipeline import extended_json, operations
 from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.diagram import drawn, explained
+from harvest_lib.pipeline.folder import offsets_folder
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.opened import offsets_folder
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.tuning import tune_collector
 
 app = typer.Typer(
     name="pipeline",
@@ -74,7 +74,7 @@ def status(file: _File, as_json: Json = False) -> None:
     Example:  harvest pipeline status -f flights.yaml --json
     """
     declaration = load(file)
-    standing = operator.standing(declaration)
+    standing = operations.standing(declaration)
     writers = [
         {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
         | {"parked": each.parked}
@@ -124,7 +124,7 @@ def resume(
     if not step:
         _run(Pipeline(load(file)), resume_only=True)
         return
-    for done in operator.step(load(file), writer):
+    for done in operations.step(load(file), writer):
         what = "nothing to send" if done.sent is None else f"sent {_line(done.sent)}"
         typer.echo(f"{done.writer}: {what}; next is offset {done.position:,}, {done.behind:,} behind")
 
@@ -150,7 +150,7 @@ def show(
     if last < first:
         raise typer.BadParameter(f"the first offset comes first: {last}..{first}", param_hint="X..Y")
     shown = 0
-    for message in operator.messages(load(file), first, last):
+    for message in operations.messages(load(file), first, last):
         typer.echo(json.dumps(_as_json(message)) if as_json else _line(message, with_data=True))
         shown += 1
     if not shown:
@@ -172,7 +172,7 @@ def ack(
     """
     if not without_sending:
         raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
-    writing = operator.acknowledge(load(file), offset, writer)
+    writing = operations.acknowledge(load(file), offset, writer)
     typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
 
 
@@ -184,7 +184,7 @@ def skip(
 
     Example:  harvest pipeline skip 4711 -f flights.yaml
     """
-    skipped = operator.skip_damage(load(file), offset)
+    skipped = operations.skip_damage(load(file), offset)
     for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
         if offsets:
             typer.echo(f"offsets {offsets.start:,} to {offsets.stop - 1:,}: {what}")
@@ -198,7 +198,7 @@ def compact(file: _File) -> None:
 
     Example:  harvest pipeline compact -f flights.yaml
     """
-    compacted = operator.compact(load(file))
+    compacted = operations.compact(load(file))
     segments = f"{compacted.segments:,} segment{'' if compacted.segments == 1 else 's'}"
     typer.echo(f"{segments} of the commit log compacted, {compacted.freed_bytes:,} bytes freed; offsets compacted")
 

@@ -10,8 +10,8 @@ from harvest_lib.cli.live import status_line
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.cli.options import ConfigFile, configuration
 from harvest_lib.cli.terminal import watched
-from harvest_lib.harvester import Harvest, State
-from harvest_lib.tuning import tune_interpreter
+from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.harvester.interpreter import tune_interpreter
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 

@@ -16,7 +16,7 @@ from harvest_lib.cli.terminal import printable
 from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.database import connect
 from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments, detached_segments, drop_passed, ensure_ahead
-from harvest_lib.outbox.native import DEFAULT_AHEAD
+from harvest_lib.outbox.native_table import DEFAULT_AHEAD
 
 app = typer.Typer(
     name="segments",

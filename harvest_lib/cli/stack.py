@@ -19,7 +19,7 @@ from harvest_lib.cli.tables import print_table
 from harvest_lib.errors import StackError
 
 if TYPE_CHECKING:
-    from infra.local.description import Description
+    from harvest_lib.local_stack.description import Description
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -215,7 +215,7 @@ def _state() -> Path:
 def _part(name: str) -> Any:
     """Return a module of the local stack, whose requirements are not those of the library."""
     try:
-        return importlib.import_module(f"infra.local.{name}")
+        return importlib.import_module(f"harvest_lib.local_stack.{name}")
     except ModuleNotFoundError as error:
         raise StackError(
             "the local stack is not installed",

@@ -20,8 +20,8 @@ from harvest_lib.cli.tables import Fitting, print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
+from harvest_lib.harvester.status import Outlook, Waiting
 from harvest_lib.outbox import OutboxTable, check_mapped
-from harvest_lib.outlook import Outlook, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.lag import Lag
-from harvest_lib.moving import Moving, kafka_checkpoints
+from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import OutboxTable, create_beside, subscribers_sql
-from harvest_lib.parts import make_selection
-from harvest_lib.resharding import Resharding
-from harvest_lib.subscriptions import Moved, Subscriptions, SubscriptionShard, system_of
+from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, system_of
+from harvest_lib.subscriptions.lag import Lag
+from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
+from harvest_lib.subscriptions.resharding import Resharding
 
 app = typer.Typer(
     name="subscriptions",

@@ -1,7 +1,7 @@
 """goharvest's limits: how long, how many, how often. Checked one by one and against each other."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -154,3 +154,6 @@ class Limits(BaseModel):
             )
         raise_in_validator(type(self).__name__, problems)
         return self
+
+
+Policy = Literal["hold_key", "skip", "stop"]

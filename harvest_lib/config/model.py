@@ -30,11 +30,11 @@ from harvest_lib.config.kafka_settings import (
     KafkaSettings,
     canonical,
 )
-from harvest_lib.config.limits import Count, Limits, Seconds
+from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
-from harvest_lib.reserved import INTERNAL_TOPICS
+from harvest_lib.record import INTERNAL_TOPICS
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"
@@ -113,7 +113,7 @@ class HarvestConfig(BaseSettings):
     Default `default`."""
     start_from: Literal["beginning", "now"] = "beginning"
     """`startFrom`: where a subscription begins that is new. Default beginning."""
-    parking: Literal["hold_key", "skip", "stop"] = "hold_key"
+    parking: Policy = "hold_key"
     """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key in that
     topic behind it; `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""

@@ -7,22 +7,22 @@ writes such messages, `read_committed` reads them, and a `Consumer` makes state 
 once, whatever crashes.
 """
 
-from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.consumer import Consumer
-from harvest_lib.consume.grants import consumer_grants
 from harvest_lib.consume.key_values import KeyValues, KeyValueStore, create_key_values
 from harvest_lib.consume.limits import ShardLimits
-from harvest_lib.consume.message_id import Clock, Flag, MalformedId, MessageId, new_producer_id, pack, unpack
 from harvest_lib.consume.postgres_store import PostgresStore, create_tables
-from harvest_lib.consume.publisher import Intent, Publisher
 from harvest_lib.consume.reader import read_committed, read_uncommitted
 from harvest_lib.consume.recovery_log import create_recovery_log
-from harvest_lib.consume.sequencer import Committed, ProducerState, Replay, Sequencer
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.sqlite_store import SqliteStore
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
+from harvest_lib.grants.consumer import consumer_grants
+from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.sequencing.message_id import Clock, Flag, MalformedId, MessageId, new_producer_id, pack, unpack
+from harvest_lib.sequencing.publisher import Intent, Publisher
+from harvest_lib.sequencing.sequencer import Committed, ProducerState, Replay, Sequencer
 
 __all__ = [
     "Application",

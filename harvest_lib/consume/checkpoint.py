@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING
 
-from harvest_lib.consume.publisher import Intent
-from harvest_lib.consume.sequencer import ProducerState
 from harvest_lib.errors import CheckpointError
+from harvest_lib.sequencing.publisher import Intent
+from harvest_lib.sequencing.sequencer import ProducerState
 
 
 class ShardId(NamedTuple):

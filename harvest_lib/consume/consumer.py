@@ -20,17 +20,17 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollect
 from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka.admin import AdminClient
 
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.limits import ShardLimits
-from harvest_lib.consume.message_id import Clock, new_producer_id
-from harvest_lib.consume.publisher import Publisher
 from harvest_lib.consume.reader import Isolation, read_committed
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.deadline import Deadline, boot_seconds
 from harvest_lib.errors import HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, is_refusal, refused_settings, translate
+from harvest_lib.sequencing.message_id import Clock, new_producer_id
+from harvest_lib.sequencing.publisher import Publisher
 
 _log = logging.getLogger(__name__)
 

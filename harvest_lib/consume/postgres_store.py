@@ -10,11 +10,11 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from harvest_lib.consume.batch import Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import headers_as_json
 from harvest_lib.database import connect, translate, translated
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.sequencing.batch import Message
 
 IDLE_SECONDS = 120
 """How long a transaction may ask Postgres nothing: a function that is called for a message may take no longer."""

@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from harvest_lib.consume.batch import Batch, Message
-from harvest_lib.consume.message_id import HEADER_NAME
-from harvest_lib.consume.sequencer import Replay, Sequencer
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
+from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.sequencing.message_id import HEADER_NAME
+from harvest_lib.sequencing.sequencer import Replay, Sequencer
 
 _BATCH_MESSAGES = 2_000
 _ANSWER_SECONDS = 10.0

@@ -20,18 +20,18 @@ from contextlib import closing
 from itertools import chain, islice
 from typing import Any
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.attempts import Attempts, Refused
-from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.intake import Intake, OpenTransaction
+from harvest_lib.consume.dispatch import Intake, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
-from harvest_lib.consume.message_id import CLOCKS_PER_SECOND, clock_at
-from harvest_lib.consume.publisher import Publisher, PublishRefused
 from harvest_lib.consume.reader import NOTHING_READY
-from harvest_lib.consume.sequencer import Sequencer
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application, Transaction
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
+from harvest_lib.sequencing.publisher import Publisher, PublishRefused
+from harvest_lib.sequencing.sequencer import Sequencer
 
 _log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 
 from confluent_kafka import Producer
 
-from harvest_lib.consume.batch import Message
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.recorder import Recorder
 from harvest_lib.consume.recovery_log import LogPlace
+from harvest_lib.consume.recovery_log_writer import Recorder
 from harvest_lib.consume.sqlite_wal import Appended, End, appended
 from harvest_lib.consume.store import headers_as_json
 from harvest_lib.kafka_client import KafkaProducerProvider
+from harvest_lib.sequencing.batch import Message
 
 _SETTINGS = (
     "locking_mode = EXCLUSIVE",

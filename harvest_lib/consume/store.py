@@ -9,8 +9,8 @@ commit arrives.
 
 from typing import Any, Protocol
 
-from harvest_lib.consume.batch import Message
 from harvest_lib.consume.checkpoint import Checkpoint
+from harvest_lib.sequencing.batch import Message
 
 
 class Store(Protocol):

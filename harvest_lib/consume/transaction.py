@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from harvest_lib.consume.batch import Batch, Message
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.sequencing.batch import Batch, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,10 @@
 """Where records go."""
 
+from harvest_lib.delivery.alternating import InTurn, exactly_once
 from harvest_lib.delivery.at_least_once import AtLeastOnce, LaneSettings
-from harvest_lib.delivery.in_turn import InTurn, exactly_once
+from harvest_lib.delivery.batch_protocol import Committed, Deposed, Failed, LapDelivery, LapSettings, Offer, Outcome
+from harvest_lib.delivery.batches import PipelinedLaps
 from harvest_lib.delivery.lanes import Lanes
-from harvest_lib.delivery.laps import (
-    Committed,
-    Deposed,
-    Failed,
-    LapDelivery,
-    LapSettings,
-    Offer,
-    Outcome,
-    PipelinedLaps,
-)
 from harvest_lib.delivery.pipelined import Pipelined
 from harvest_lib.delivery.protocol import Delivery, Failure, Reports
 from harvest_lib.delivery.sequenced import Sequenced, acknowledge_again

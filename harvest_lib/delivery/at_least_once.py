@@ -27,10 +27,10 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.delivery.errors import DEFAULTS, NEVER_TAKEN, NO_TOPIC, RAISED, is_fatal, may_pass, raised
 from harvest_lib.delivery.headers import header_maker
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import DEFAULTS, NEVER_TAKEN, NO_TOPIC, RAISED, is_fatal, may_pass, raised
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings

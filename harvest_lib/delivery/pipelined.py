@@ -24,10 +24,10 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.at_least_once import ANY_PARTITION, AtLeastOnce, LaneSettings, Went
+from harvest_lib.delivery.errors import ONE_AT_A_TIME, may_pass
 from harvest_lib.delivery.protocol import Failure, Reports
-from harvest_lib.delivery.refusals import ONE_AT_A_TIME, may_pass
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row

@@ -26,13 +26,14 @@ from uuid import UUID
 from confluent_kafka import KafkaError, Producer
 
 from harvest_lib import errors
-from harvest_lib.consume.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
-from harvest_lib.consume.publisher import Intent, Publisher
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.delivery.batch_protocol import Committed, Failed, Keep, LapSettings, Offer, Outcome
+from harvest_lib.delivery.batches import PipelinedLaps
 from harvest_lib.delivery.headers import HeaderMaker
-from harvest_lib.delivery.laps import Committed, Failed, Keep, LapSettings, Offer, Outcome, PipelinedLaps
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
+from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
+from harvest_lib.sequencing.publisher import Intent, Publisher
 
 _AGAIN_SECONDS = 5.0
 """Whoever stops waits for this; what takes longer is tried again."""

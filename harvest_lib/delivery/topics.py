@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.deadline import boot_seconds
-from harvest_lib.delivery.refusals import compresses, largest_message
+from harvest_lib.clock import boot_seconds
+from harvest_lib.delivery.errors import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.record import Row, Unreadable, is_legal_topic
-from harvest_lib.reserved import HEADERS, INTERNAL_TOPICS, misleading_header
+from harvest_lib.record import HEADERS, INTERNAL_TOPICS, Row, Unreadable, is_legal_topic, misleading_header
 
 _log = logging.getLogger(__name__)
 

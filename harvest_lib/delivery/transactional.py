@@ -19,9 +19,10 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.delivery.laps import Committed, Deposed, Failed, LapSettings, Offer, Outcome, PipelinedLaps
-from harvest_lib.delivery.refusals import PURGED
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.delivery.batch_protocol import Committed, Deposed, Failed, LapSettings, Offer, Outcome
+from harvest_lib.delivery.batches import PipelinedLaps
+from harvest_lib.delivery.errors import PURGED
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.record import Row

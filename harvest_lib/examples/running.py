@@ -13,7 +13,7 @@ from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimit
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
-from harvest_lib.tuning import tune_collector
+from harvest_lib.harvester.interpreter import tune_collector
 
 Dsn = Annotated[
     str, typer.Option(envvar="HARVEST_DSN", help="Postgres; by the variable, as others can read a command line.")

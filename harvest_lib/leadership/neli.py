@@ -19,7 +19,7 @@ a shard that stays where it was pauses too. Partitions beyond the number of shar
 
 The leader topic is polled every `min_poll_interval_seconds`, and each time until what is there has been heard.
 
-With its commits a member tells who it is, and what keeps it from leading (`harvest_lib.election`). Whoever cannot prove
+With its commits a member tells who it is, and what keeps it from leading (`election`). Whoever cannot prove
 itself asks Kafka what is the matter with the leader topic, on a thread of its own; so does whoever has to wait, about
 members that are of another pool (`other_pools`).
 """
@@ -42,8 +42,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from harvest_lib.deadline import Deadline, boot_seconds
-from harvest_lib.election import spoken
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import KafkaUnavailable, PoolConflict
 from harvest_lib.kafka_client import (
     KafkaConsumer,
@@ -60,11 +59,12 @@ from harvest_lib.kafka_client import (
     topic_too_small,
 )
 from harvest_lib.leadership.candidacy import NEVER, Candidacy
+from harvest_lib.leadership.election import spoken
 from harvest_lib.leadership.other_pools import Notices, other_pool, tell
+from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.seats import Seats
+from harvest_lib.leadership.term_board import Seats
 from harvest_lib.leadership.trouble import Trouble, topic_trouble
-from harvest_lib.pool import Pool
 
 _log = logging.getLogger(__name__)
 

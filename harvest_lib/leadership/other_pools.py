@@ -11,10 +11,10 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaException
 
-from harvest_lib.election import members
 from harvest_lib.errors import PoolConflict
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings
-from harvest_lib.pool import Pool, log_fields, one_group
+from harvest_lib.leadership.election import members
+from harvest_lib.leadership.pool import Pool, log_fields, one_group
 
 _log = logging.getLogger(__name__)
 

@@ -36,11 +36,11 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.seats import Seats
+from harvest_lib.leadership.term_board import Seats
 
 _log = logging.getLogger(__name__)
 

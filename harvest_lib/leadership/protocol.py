@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 from uuid import UUID
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 
 
 class TermEnd(enum.Enum):

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Collection
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.seats import Seats
+from harvest_lib.leadership.term_board import Seats
 
 
 class Solo:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.kafka_client import client_settings
 
 _log = logging.getLogger(__name__)

@@ -1,32 +1,30 @@
 """The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
 
-from harvest_lib.outbox.ahead import Ensured, ensure_ahead
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.checks import add_checks
+from harvest_lib.outbox.column_mapping import check_mapped
 from harvest_lib.outbox.detached import Detached, detached_segments
-from harvest_lib.outbox.grants import Grants, Way
-from harvest_lib.outbox.mapped import check_mapped
+from harvest_lib.outbox.load_generator import Load, pump
 from harvest_lib.outbox.migration import Migration
 from harvest_lib.outbox.moved_rows import MovedRows
 from harvest_lib.outbox.moves import Moves
-from harvest_lib.outbox.native import NativeTable, create_beside
+from harvest_lib.outbox.native_table import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
+from harvest_lib.outbox.parked_ids import SetAsideRecords
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
-from harvest_lib.outbox.pump import Load, pump
 from harvest_lib.outbox.restamp import Restamping
-from harvest_lib.outbox.retention import Dropping, drop_passed
+from harvest_lib.outbox.segment_creation import Ensured, ensure_ahead
+from harvest_lib.outbox.segment_retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
-from harvest_lib.outbox.set_aside import SetAsideRecords
-from harvest_lib.outbox.sight import Sight
-from harvest_lib.outbox.subscribers import subscribers_sql
+from harvest_lib.outbox.subscriber_sql import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.table_visibility import Sight
 
 __all__ = [
     "Detached",
     "Dropped",
     "Dropping",
     "Ensured",
-    "Grants",
     "Load",
     "Migration",
     "MovedRows",
@@ -44,7 +42,6 @@ __all__ = [
     "Selection",
     "SetAsideRecords",
     "Sight",
-    "Way",
     "add_checks",
     "append",
     "append_async",

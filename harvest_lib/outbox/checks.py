@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
-from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import TOPIC_MAX_CHARS
 

@@ -28,9 +28,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
 from harvest_lib.outbox import segment_queries
-from harvest_lib.outbox.ahead import FAR_IDS, ensure_ahead
-from harvest_lib.outbox.brief import PATIENCE_SECONDS, alone, briefly
-from harvest_lib.outbox.native import (
+from harvest_lib.outbox.native_table import (
     DEFAULT_AHEAD,
     DEFAULT_SEGMENT_SIZE,
     beside_statements,
@@ -39,9 +37,11 @@ from harvest_lib.outbox.native import (
     segment_statements,
     shortened,
 )
+from harvest_lib.outbox.segment_creation import FAR_IDS, ensure_ahead
 from harvest_lib.outbox.segments import Segments
-from harvest_lib.outbox.succession import Statement, Succession
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.table_swap import Statement, Succession
 
 Locking = Literal["brief", "none", "concurrent"]
 

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox.native import lacks_column
+from harvest_lib.outbox.native_table import lacks_column
 from harvest_lib.outbox.table import OutboxTable
 
 FIRST_RANK = 3

@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.native import shortened
+from harvest_lib.outbox.native_table import shortened
 from harvest_lib.outbox.table import OutboxTable
 
 _CREATE = """

@@ -18,8 +18,8 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
-from harvest_lib.outbox.brief import alone
-from harvest_lib.outbox.native import lacks_column, shortened
+from harvest_lib.outbox.native_table import lacks_column, shortened
+from harvest_lib.outbox.short_locks import alone
 from harvest_lib.outbox.table import OutboxTable
 
 BATCH_RECORDS = 10_000

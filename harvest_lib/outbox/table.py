@@ -8,7 +8,7 @@ from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
-from harvest_lib.outbox import native_queries as queries
+from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
 
 Kind = Literal["goharvest", "native"]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
+from harvest_lib.pipeline.folder import offsets_folder
 from harvest_lib.pipeline.offset_log import flushed_position
-from harvest_lib.pipeline.opened import offsets_folder
 from harvest_lib.pipeline.settings import name_complaint
-from harvest_lib.pipeline.stopped import in_a_line
+from harvest_lib.pipeline.stop_reason import in_a_line
 
 _log = logging.getLogger(__name__)
 

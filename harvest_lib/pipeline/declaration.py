@@ -27,12 +27,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harvest_lib.config.positioned_yaml import Place, read, spelled
 from harvest_lib.config.problems import Origins, Problem, problems_of
 from harvest_lib.config.report import config_error
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.adaptors import Reader, Side, Writer
-from harvest_lib.pipeline.declared_yaml import Place, read, spelled
 from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings, by_their_names_in_files, name_complaint
 from harvest_lib.pipeline.transforms import Transform, loading
 

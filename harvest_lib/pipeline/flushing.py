@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stopped import in_a_line, stopped_by
-from harvest_lib.pipeline.writing import Writing
+from harvest_lib.pipeline.stop_reason import in_a_line, stopped_by
+from harvest_lib.pipeline.writer_progress import Writing
 
 _log = logging.getLogger(__name__)
 

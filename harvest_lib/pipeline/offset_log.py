@@ -16,7 +16,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Self
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log.log import CommitLog
 from harvest_lib.pipeline.commit_log.opening import Cut

@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.compacting import Compactor
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.flushing import Flusher
-from harvest_lib.pipeline.opened import OpenLogs, opened
+from harvest_lib.pipeline.folder import OpenLogs, opened
+from harvest_lib.pipeline.reader_progress import Reading
 from harvest_lib.pipeline.reader_thread import ReaderThread
-from harvest_lib.pipeline.reading import Reading
 from harvest_lib.pipeline.writer_thread import WriterThread
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Reader
-from harvest_lib.pipeline.reading import Reading
-from harvest_lib.pipeline.stopped import in_a_line, stopped_by
+from harvest_lib.pipeline.reader_progress import Reading
+from harvest_lib.pipeline.stop_reason import in_a_line, stopped_by
 
 _log = logging.getLogger(__name__)
 

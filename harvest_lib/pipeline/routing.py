@@ -8,10 +8,10 @@ Promises
 from collections.abc import Callable, Sequence
 
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.entries import is_noop, message_of
+from harvest_lib.pipeline.log_entries import is_noop, message_of
 from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message_cache import Recent
 from harvest_lib.pipeline.namespace import NamespaceFilter
-from harvest_lib.pipeline.recent import Recent
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
 

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stopped import in_a_line, stopped_by
-from harvest_lib.pipeline.writing import Writing
+from harvest_lib.pipeline.stop_reason import in_a_line, stopped_by
+from harvest_lib.pipeline.writer_progress import Writing
 
 _log = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Where records come from."""
 
+from harvest_lib.source.batch_protocol import Page, PagedSource, Position
+from harvest_lib.source.claim_protocol import Batch, Source
 from harvest_lib.source.mark import MarkSource
-from harvest_lib.source.mark_pages import MarkPages
-from harvest_lib.source.paged import Page, PagedSource, Position
-from harvest_lib.source.protocol import Batch, Source
+from harvest_lib.source.mark_batches import MarkPages
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 from harvest_lib.source.thread import SourceThread

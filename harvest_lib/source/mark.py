@@ -24,12 +24,12 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.outbox.row_security import guarded, require_all_rows
 from harvest_lib.record import PAGE_BYTES, Row
-from harvest_lib.row_security import guarded, require_all_rows
 from harvest_lib.source.by_bytes import RECORD_BYTES
-from harvest_lib.source.protocol import Batch
+from harvest_lib.source.claim_protocol import Batch
 from harvest_lib.source.readable import readable
-from harvest_lib.source.server import timeline
+from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
 

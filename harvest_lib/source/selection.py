@@ -8,8 +8,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement
-from harvest_lib.row_security import guarded
-from harvest_lib.source.visibility import Snapshot
+from harvest_lib.outbox.row_security import guarded
+from harvest_lib.source.pg_snapshot import Snapshot
 
 COLUMNS: Mapping[str, sql.Composable] = {
     "id": sql.Identifier("id"),
@@ -38,7 +38,7 @@ class Selection:
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
     guard: sql.Composable | None = None
-    """What fails a statement that would miss rows, where it takes one: see `harvest_lib.row_security`."""
+    """What fails a statement that would miss rows, where it takes one: see `harvest_lib.outbox.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
         """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, {parts} that say which and

@@ -25,18 +25,18 @@ from typing import Any, cast
 
 import psycopg
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.database import translated
-from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import PAGE_BYTES, Row
-from harvest_lib.source import server
+from harvest_lib.source import server_identity
 from harvest_lib.source import snapshot_queries as queries
+from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.batch_source import ConnectedSource, Plans
 from harvest_lib.source.by_bytes import take_next
-from harvest_lib.source.connected import ConnectedSource, Plans
-from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source.prefetch import Stream, merged
 from harvest_lib.source.readable import readable
-from harvest_lib.source.reading import Stream, merged
 from harvest_lib.source.selection import Scoping, Selection, everything
-from harvest_lib.source.visibility import NOTHING, Snapshot
 
 NAME = "snapshot"
 
@@ -106,7 +106,7 @@ class SnapshotSource(ConnectedSource):
         found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
         text, in_recovery, *first = found[0]
         if in_recovery:
-            raise server.standby()
+            raise server_identity.standby()
         cur = Snapshot.parse(text)
         if first[0] is None:
             if not self._should_advance(cur.xmax - self._prev.xmax, began):
@@ -127,7 +127,7 @@ class SnapshotSource(ConnectedSource):
         if self._is_over:
             return None
         if not self._prev.covers(until):
-            server.require_primary(self._connected())
+            server_identity.require_primary(self._connected())
             self._barrier(self._connected())
             self._begin_batch(until, _BEFORE_ALL_IDS)
             return self._page(limit)

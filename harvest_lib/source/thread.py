@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from harvest_lib.source.protocol import Source
+from harvest_lib.source.claim_protocol import Source
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked")

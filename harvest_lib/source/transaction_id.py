@@ -14,15 +14,15 @@ Promises
 from collections.abc import Mapping
 from typing import Any, cast
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.database import translated
-from harvest_lib.deadline import boot_seconds
 from harvest_lib.record import PAGE_BYTES, Row
-from harvest_lib.source import server
+from harvest_lib.source import server_identity
+from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.batch_source import ConnectedSource, Plans
 from harvest_lib.source.by_bytes import take_next, within
-from harvest_lib.source.connected import ConnectedSource, Plans
-from harvest_lib.source.paged import Page, Position
+from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.readable import readable
-from harvest_lib.source.visibility import Snapshot
 
 NAME = "transaction_id"
 
@@ -79,7 +79,7 @@ class TransactionIdSource(ConnectedSource):
             self._plan(Plans.KEPT)
             found = connection.cursor(binary=True).execute(self._read, values, prepare=True).fetchall()
         if found[0][1]:
-            raise server.standby()
+            raise server_identity.standby()
         if found[0][_SEEN_COLUMNS] is None:
             return self._nothing_before(int(found[0][0]), began)
         self._barrier(connection)

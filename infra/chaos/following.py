@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from infra.chaos.reading import Reader
 from infra.waiting import until
 

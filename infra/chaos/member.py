@@ -4,10 +4,10 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from harvest_lib.local_stack.harvester import Harvester, Lead
 from infra.chaos.clock import OffClock, clock_of
 from infra.chaos.link import Link, Links
-from infra.chaos.road import NEAR, Road
-from infra.local.harvester import Harvester, Lead
+from infra.chaos.network_path import NEAR, Road
 
 
 class Member:
@@ -70,7 +70,7 @@ class Member:
         self._config.chmod(0o600)
         number = int(f"{self.name[-1]}{self._started:02}")
         self.history = self._folder / "history" / f"harvester-{number}.jsonl"
-        recorded = (sys.executable, "-m", "infra.chaos.recorded", self.history, "run")
+        recorded = (sys.executable, "-m", "infra.chaos.recording_clients", self.history, "run")
         self.clock = clock_of(self.history)
         self.harvester = Harvester(number, self._config, self._folder, command=recorded)
         with self.network.at_harvester() if self.network else nullcontext():

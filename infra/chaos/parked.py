@@ -5,10 +5,10 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL
 
+from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
 from infra.chaos.member import Member
 from infra.chaos.system import System, Way
-from infra.local.process import tail
 
 _PARKED = SQL("SELECT count(*) FROM outbox_parked WHERE NOT held")
 _SET_ASIDE = SQL("SELECT count(*) FROM outbox_set_aside WHERE NOT held AND NOT retry")

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.history import Assign, HistoryWriter, Isolation, Poll, PolledRecord, Position
-from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
-from harvest_lib.provenance import HEADER_NAME, unpack
+from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 from infra.chaos.writing import hash_of
 
 _AT_A_TIME = 500

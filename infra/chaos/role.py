@@ -10,7 +10,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.outbox import Grants, OutboxTable, Way
+from harvest_lib.grants import Grants, Way
+from harvest_lib.outbox import OutboxTable
 
 NAME = "harvester"
 _ROLE = sql.Identifier(NAME)

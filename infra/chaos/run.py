@@ -25,14 +25,14 @@ from harvest_lib.audit.history import (
     read_history,
 )
 from harvest_lib.audit.history import Fault as FaultEvent
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken
 from infra.chaos.faults import FAULTS
 from infra.chaos.following import Following
 from infra.chaos.reading import Reader
+from infra.chaos.schedule import Turns
 from infra.chaos.system import PARTITIONS, TOPIC, System, Way, running
-from infra.chaos.turns import Turns
 from infra.chaos.writing import Writers, Writing, make_tables
 
 _QUIET_SECONDS = (1.5, 4.0)

@@ -14,19 +14,19 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.audit.history import Park, Regress, Remake
-from harvest_lib.deadline import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import StackError
+from harvest_lib.grants import Way as Grant
 from harvest_lib.kafka_client import create_topic
+from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.local_stack.process import tail
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
-from harvest_lib.outbox import Way as Grant
 from infra.chaos.following import Following
 from infra.chaos.link import Links
 from infra.chaos.member import Member
-from infra.chaos.road import Road
+from infra.chaos.network_path import Road
 from infra.chaos.role import Role
-from infra.local.kafka import KafkaCluster
-from infra.local.postgres import PostgresServer
-from infra.local.process import tail
 from infra.waiting import until
 
 TOPIC = "chaos"

@@ -18,12 +18,12 @@ from typing import Any
 from rich.console import Console
 
 from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack.state import default_state
 from infra.demo.page import write
 from infra.demo.progress import Progress, summary, verdicts
 from infra.demo.proof import proof
 from infra.demo.run import run
 from infra.interruption import Interrupted, interrupt_on_signals, show_error
-from infra.local.state import default_state
 
 
 def main() -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.log_lines import JsonLines
+from harvest_lib.local_stack.process import ServerProcess, tail
+from harvest_lib.local_stack.state import make_folder
 from infra.demo.place import Place
-from infra.local.jars import POSTGRES_JDBC, resolve
-from infra.local.java import find_java
-from infra.local.log_lines import JsonLines
-from infra.local.process import ServerProcess, tail
-from infra.local.state import make_folder
 
 FLIGHTS = 336_776
 """Rows of the real data set: for progress and for choosing the moments; what was committed is asked of Postgres."""

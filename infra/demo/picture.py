@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from infra.local.state import default_state
+from harvest_lib.local_stack.state import default_state
 
 # Its font cache belongs to us, not into the home of whoever runs the demo.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))

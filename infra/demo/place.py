@@ -17,8 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import create_topic
+from harvest_lib.local_stack import Stack
 from harvest_lib.outbox import OutboxTable
-from infra.local import Stack
 
 PARTITIONS = 8
 

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from harvest_lib.errors import StackError
-from infra.local.harvester import Harvester, Lead
-from infra.local.process import tail
+from harvest_lib.local_stack.harvester import Harvester, Lead
+from harvest_lib.local_stack.process import tail
 
 SIZE = 3
 

@@ -15,11 +15,11 @@ from typing import Any
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
-from harvest_lib.outlook import Outlook
+from harvest_lib.harvester.status import Outlook
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.platform import Platform
 from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
 from infra.demo.progress import DAY, Progress
-from infra.local import Stack
-from infra.local.platform import Platform
 
 _DAEMON, _LOAD, _AUDIT = "flights_harvester_daemon", "flights_load", "flights_audit"
 _DAEMON_SECONDS, _JOB_SECONDS, _DELIVERY_SECONDS = 180.0, 600.0, 120.0

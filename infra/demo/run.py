@@ -26,6 +26,9 @@ from confluent_kafka import libversion
 from harvest_lib.audit import AuditReport, audit, read_query, read_topics
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.java import find_java, java_major
+from harvest_lib.local_stack.state import make_folder, write_private
 from harvest_lib.outbox import OutboxTable
 from infra.demo.counting import Counting
 from infra.demo.loading import FLIGHTS, Loading
@@ -33,9 +36,6 @@ from infra.demo.place import Place, made
 from infra.demo.pool import SIZE, Pool
 from infra.demo.progress import Progress, View
 from infra.demo.report import KILLS, Kill, Sample, Seen, document
-from infra.local import Stack
-from infra.local.java import find_java, java_major
-from infra.local.state import make_folder, write_private
 
 COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
 

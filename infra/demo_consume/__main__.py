@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack.state import default_state
 from infra.demo.progress import Progress
 from infra.demo_consume.run import run
 from infra.interruption import Interrupted, interrupt_on_signals, show_error
-from infra.local.state import default_state
 
 _NOTES = {
     "messages": "flights that were committed to the outbox",

@@ -11,7 +11,7 @@ from itertools import islice
 
 from harvest_lib.database import connect, translated
 from infra.demo.place import Place
-from spark_jobs.source import published_source
+from spark_jobs.example_flights.source import published_source
 
 _BATCH = 1_000
 _COPY = """

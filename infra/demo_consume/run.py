@@ -15,13 +15,13 @@ import psycopg
 
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.harvester import Harvester
+from harvest_lib.local_stack.state import make_folder, write_private
 from infra.consumers import SHORT_SESSION, ConsumerPool
 from infra.demo.place import Place, made
 from infra.demo.progress import Progress
 from infra.demo_consume.flights import Flights
-from infra.local import Stack
-from infra.local.harvester import Harvester
-from infra.local.state import make_folder, write_private
 from infra.waiting import until
 
 KILLS = 6

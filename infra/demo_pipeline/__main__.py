@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.place import made
 from infra.demo.progress import Progress
 from infra.demo_pipeline.run import Plan, run
 from infra.interruption import Interrupted, interrupt_on_signals, show_error
-from infra.local import Stack
-from infra.local.state import default_state, make_folder
 
 _NAMES = {
     "events": "Kafka",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harvest_lib.errors import StackError
-from harvest_lib.pipeline import operator
+from harvest_lib.local_stack.process import ServerProcess
+from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.declaration import Declaration
-from infra.local.process import ServerProcess
 from infra.waiting import until
 
 _RUN = (sys.executable, "-m", "harvest_lib.cli", "pipeline", "run")
@@ -46,24 +46,24 @@ class PipelineProcess:
 
     def kill(self, *, within_seconds: float) -> Kill:
         """Kill it at some moment after its reader has sent something more down."""
-        before = operator.standing(self._declaration).end
+        before = operations.standing(self._declaration).end
         self.await_standing(lambda standing: standing.end > before, "the pipeline reads nothing")
         time.sleep(self._dice.random() * within_seconds)
         self.require_alive()
         self._process.kill()
-        standing = operator.standing(self._declaration)
+        standing = operations.standing(self._declaration)
         killed = Kill(resumes_at={each.name: each.position for each in standing.writers}, end=standing.end)
         self.kills.append(killed)
         return killed
 
     def await_standing(
-        self, reached: Callable[[operator.Standing], bool], otherwise: str, seconds: float = _WAIT_SECONDS
+        self, reached: Callable[[operations.Standing], bool], otherwise: str, seconds: float = _WAIT_SECONDS
     ) -> None:
         """Wait until the logs stand so. Raises StackError, at once if the process has ended."""
 
         def looked() -> bool:
             self.require_alive()
-            return reached(operator.standing(self._declaration))
+            return reached(operations.standing(self._declaration))
 
         until(looked, seconds, otherwise, next_step=self._advice, tick_seconds=_TICK_SECONDS)
 

@@ -21,18 +21,18 @@ from typing import Any
 import yaml
 
 from harvest_lib.database import connect
+from harvest_lib.local_stack.state import write_private
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import load
-from harvest_lib.pipeline.entries import message_of
+from harvest_lib.pipeline.folder import commit_folder
+from harvest_lib.pipeline.log_entries import message_of
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.pipeline.opened import commit_folder
 from infra.demo.place import Place
 from infra.demo.progress import Progress
 from infra.demo_pipeline.destinations import Arrived, Row, differences, in_kafka, in_parquet, in_postgres
 from infra.demo_pipeline.process import Kill, PipelineProcess
 from infra.demo_pipeline.source import Changes, rows_of
 from infra.demo_pipeline.source import load as load_flights
-from infra.local.state import write_private
 from infra.waiting import until
 
 ONLY_FLIGHTS = r"^public\.flights$"

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from harvest_lib.database import connect, translated
-from spark_jobs.source import published_source
+from spark_jobs.example_flights.source import published_source
 
 TABLES = """
 CREATE TABLE flights (

@@ -24,13 +24,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from harvest_lib.database import translated
 from harvest_lib.errors import CheckpointError, ConfigError, DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import OutboxTable, Segments
-from harvest_lib.row_security import check_all_rows
-from harvest_lib.scope import filter_conditions, shard_conditions
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.source.filters import filter_conditions, shard_conditions
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from spark_jobs.audit import queries
 from spark_jobs.audit.comparison import MUST_COME, SET_ASIDE, WAITS
-from spark_jobs.database import JdbcTarget
+from spark_jobs.sink.database import JdbcTarget
 
 _PART_ROWS = 1_000_000
 _MOST_PARTS = 10_000

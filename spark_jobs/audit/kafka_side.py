@@ -1,6 +1,6 @@
 """The side of Kafka: where its logs begin and end, and its records with what their headers say.
 
-A record is ours if it has a `harvest` header (see `harvest_lib.provenance`); everything else is foreign and is only
+A record is ours if it has a `harvest` header (see `harvest_lib.record_header`); everything else is foreign and is only
 counted. Headers are read by SQL functions: no Python runs for a record.
 """
 
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
-from harvest_lib.provenance import HEADER_NAME, VERSION
+from harvest_lib.record_header import HEADER_NAME, VERSION
 
 _REACH_SECONDS = 10.0
 _HEADER_BYTES = 25

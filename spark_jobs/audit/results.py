@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from harvest_lib.database import translated
 from spark_jobs.audit import queries
 from spark_jobs.audit_summary import AuditSummary
-from spark_jobs.database import JdbcTarget
+from spark_jobs.sink.database import JdbcTarget
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:

@@ -29,8 +29,8 @@ from spark_jobs.audit import comparison, results
 from spark_jobs.audit.committed import Business, Committed, Taken, known_from, taken_from_ledger, taken_from_outbox
 from spark_jobs.audit.kafka_side import Logs, Topics, translated
 from spark_jobs.audit_summary import AuditSummary
-from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.session import jdbc_jars, spark_session
+from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
 
 MOST_FINDINGS = 10_000
 """Findings of each kind that the tables keep; the summary counts all of them."""

@@ -7,9 +7,9 @@ from uuid import uuid4
 from rich.console import Console
 
 from harvest_lib.errors import NothingChecked
-from harvest_lib.tuning import tune_interpreter
-from infra.local import Stack
-from infra.local.state import default_state
+from harvest_lib.harvester.interpreter import tune_interpreter
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain, drain_laps
 from tests.benchmarks.report import Result, show, write

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from harvest_lib.local_stack.state import default_state
 from harvest_lib.pipeline.commit_log import CommitLog, Entry, pack
-from infra.local.state import default_state
 from tests.benchmarks.backlog import VALUE_BYTES, Servers
 from tests.benchmarks.report import Result, at_least, at_most
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 
-from infra.local.state import default_state
+from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.large import drain_rate
 from tests.benchmarks.report import Result

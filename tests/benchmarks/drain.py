@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.events import Event, LeaderAcquired
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.factory import make_source
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_source
 from tests.benchmarks.backlog import Servers
 from tests.support.counting import CountingSource
 

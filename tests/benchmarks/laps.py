@@ -10,9 +10,9 @@ from uuid import uuid4
 import psycopg
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.factory import make_paged_source
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_paged_source
 from tests.benchmarks import floors
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain_laps

@@ -12,7 +12,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from harvest_lib.shards import shard_expression
+from harvest_lib.source.sharding import shard_expression
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.latency import harvester
 from tests.benchmarks.report import Result, at_least, at_most

@@ -15,10 +15,10 @@ from uuid import uuid4
 
 import yaml
 
+from harvest_lib.local_stack.state import default_state, make_folder, write_private
 from harvest_lib.pipeline.declaration import load
-from harvest_lib.pipeline.operator import standing
+from harvest_lib.pipeline.operations import standing
 from harvest_lib.pipeline.pipeline import Pipeline
-from infra.local.state import default_state, make_folder, write_private
 from tests.benchmarks.backlog import PARTITIONS, Servers
 from tests.benchmarks.report import Result, at_least
 

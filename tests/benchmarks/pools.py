@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import psycopg
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
+from harvest_lib.local_stack.harvester import Lead
 from infra.demo.pool import Pool
-from infra.local.harvester import Lead
 from tests.benchmarks.backlog import PARTITIONS, Servers
 
 SESSION_SECONDS = 10.0

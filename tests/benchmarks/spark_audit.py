@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import psutil
 
-from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
-from infra.local.java import find_java
-from infra.local.state import default_state
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain_laps
 from tests.benchmarks.report import Result, at_most

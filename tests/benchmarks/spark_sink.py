@@ -21,13 +21,13 @@ from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
-from infra.local.jars import POSTGRES_JDBC, resolve
-from infra.local.java import find_java
-from infra.local.state import default_state
-from spark_jobs.database import Tables, connect, jdbc_target
 from spark_jobs.outbox_sink import Records, sink
 from spark_jobs.session import spark_session
+from spark_jobs.sink.database import Tables, connect, jdbc_target
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.report import Result, at_least
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from harvest_lib.audit.history import read_history
 from harvest_lib.cli import app
+from harvest_lib.local_stack.state import default_state
 from infra.chaos.namespaces import mounts_lacking, networks_lacking
-from infra.local.state import default_state
 
 RUNS = [
     ("snapshot/transactional", 11, "leader-frozen,kafka-unheard,postgres-killed,leader-killed,prepared-left-open"),

@@ -17,7 +17,7 @@ from support.outbox import Outbox, check_runs, harvest_config, read_topic, steps
 from support.pool import Member
 from support.sequenced import read_acknowledged
 
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 
 long = pytest.mark.long
 

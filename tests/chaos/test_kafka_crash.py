@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 from harvest_lib.delivery import CheckpointPlace, Committed, LapSettings, Topics, exactly_once
 from harvest_lib.errors import CheckpointError
-from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest, State
+from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 
 RECORDS = 20_000
 

@@ -16,8 +16,8 @@ from support.outbox import Outbox, read_topic
 from support.waiting import eventually
 from support.writers import Writers
 
-from infra.local import Stack
-from infra.local.state import default_state
+from harvest_lib.local_stack import Stack
+from harvest_lib.local_stack.state import default_state
 
 pytestmark = [
     pytest.mark.long,

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from infra.chaos.faults import FAULTS, missing
+from infra.chaos.schedule import Turns
 from infra.chaos.system import Way
-from infra.chaos.turns import Turns
 
 LACKS = "there is no rain; install it"
 

@@ -15,10 +15,10 @@ from support.servers import await_replicated, crash, either, freeze_wal_writer, 
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable, HarvestError, ServerRegressed
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, server
-from infra.local.postgres import PostgresServer
+from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, server_identity
 
 long = pytest.mark.long
 
@@ -111,7 +111,7 @@ def source(postgres, topic, kind):
 def test_what_was_read_is_there_after_a_crash(postgres, source, topic, monkeypatch, has_barrier):
     """Without the barrier it would not be: this test sees what it is for."""
     if not has_barrier:
-        monkeypatch.setattr(server, "barrier", no_barrier)
+        monkeypatch.setattr(server_identity, "barrier", no_barrier)
     with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
         writer.commit()
         found, _ = read_all(source)
@@ -125,7 +125,7 @@ def test_what_was_read_is_there_after_a_crash(postgres, source, topic, monkeypat
 def test_transactions_that_come_again_are_read(postgres, source, topic, monkeypatch, has_barrier):
     """Ids of transactions that rolled back, of which nothing reached the disk, are given to others after a crash."""
     if not has_barrier:
-        monkeypatch.setattr(server, "barrier", no_barrier)
+        monkeypatch.setattr(server_identity, "barrier", no_barrier)
     with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
         writer.roll_back(20)
         writer.commit()
@@ -245,11 +245,11 @@ def test_killed_under_writers_that_do_not_wait_for_the_disk(
 
 def test_a_connection_that_is_lost_while_the_server_is_compared_says_nothing_of_the_server(dsn, monkeypatch):
     """Halting would be for good; this passes by itself."""
-    monkeypatch.setattr(server, "_HISTORY", "SELECT pg_terminate_backend(pg_backend_pid()), %s")
+    monkeypatch.setattr(server_identity, "_HISTORY", "SELECT pg_terminate_backend(pg_backend_pid()), %s")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        before = {**server.place(connection).as_json(), "timeline": "000000FF"}
+        before = {**server_identity.place(connection).as_json(), "timeline": "000000FF"}
         with pytest.raises(DatabaseUnavailable):
-            server.check(connection, before, "default")
+            server_identity.check(connection, before, "default")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.waiting import eventually
 from infra.chaos.faults import FAULTS
 from infra.chaos.link import Way
 from infra.chaos.namespaces import networks_lacking, run
-from infra.chaos.road import FAR, NEAR, roads
+from infra.chaos.network_path import FAR, NEAR, roads
 
 SHORT = 0.3
 LONG = 10  # what was lost is sent again, at intervals that double

@@ -22,7 +22,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError, ServerRegressed
 from harvest_lib.record import PAGE_BYTES
-from harvest_lib.source.visibility import NOTHING, Snapshot
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 
 REAL = ["snapshot", "transaction_id"]
 

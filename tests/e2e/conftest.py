@@ -12,9 +12,9 @@ import pytest
 from support.platform_api import AirflowApi, DagsterApi
 from support.waiting import eventually
 
-from infra.local.description import running
-from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, kafka_jars, resolve
-from infra.local.java import find_java
+from harvest_lib.local_stack.description import running
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, kafka_jars, resolve
+from harvest_lib.local_stack.java import find_java
 
 HARVEST = Path(sys.executable).parent / "harvest"
 _DAG = "harvest_flights_day"

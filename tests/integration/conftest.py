@@ -18,11 +18,11 @@ from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
 from support.subscribed import Subscribed
 
-from harvest_lib.harvester import Harvest
-from infra.local.jars import POSTGRES_JDBC, resolve
-from infra.local.java import find_java
-from infra.local.stack import Stack
-from infra.local.state import default_state, locked
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.stack import Stack
+from harvest_lib.local_stack.state import default_state, locked
 
 REAPER = """\
 harvest:

@@ -9,7 +9,7 @@ from support.rows import row
 from support.waiting import eventually
 
 from harvest_lib.delivery import LaneSettings, LapSettings, Pipelined, PipelinedLaps, Topics
-from harvest_lib.delivery.refusals import raised
+from harvest_lib.delivery.errors import raised
 
 
 @pytest.fixture

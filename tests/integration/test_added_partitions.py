@@ -6,10 +6,10 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib import partitions
 from harvest_lib.database import connect
-from harvest_lib.harvester import Harvest
-from harvest_lib.outlook import Outlook
+from harvest_lib.harvester import added_partitions
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import Outlook
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def native(dsn, make_topic, bootstrap_servers, group_id):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(partitions, "_EVERY_SECONDS", 0.3)
-    monkeypatch.setattr(partitions, "_FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(added_partitions, "_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(added_partitions, "_FIRST_SECONDS", 0.3)
 
 
 def add(admin, topic, number):

@@ -17,8 +17,8 @@ from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
 from support.waiting import eventually
 
-from infra.local.airflow import Airflow, kafka_connections
-from infra.local.databases import own_database
+from harvest_lib.local_stack.airflow import Airflow, kafka_connections
+from harvest_lib.local_stack.databases import own_database
 
 pytestmark = pytest.mark.timeout(600)
 

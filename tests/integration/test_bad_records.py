@@ -8,7 +8,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import ParkedRecords
 from harvest_lib.outbox.parked_record import Selection
 

@@ -10,9 +10,9 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError
+from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
-from infra.local.postgres import PostgresServer
 
 EXACTLY_ONCE = {"delivery": "transactional"}
 
@@ -142,13 +142,13 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     write(outbox, "1")
     drain(outbox)
     _, before = last(outbox)
-    monkeypatch.setattr("harvest_lib.tail_loop.TailLoop._save", lambda _self: True)
+    monkeypatch.setattr("harvest_lib.batching.loop.TailLoop._save", lambda _self: True)
     write(outbox, "2")
     drain(outbox)
     monkeypatch.undo()
     _, record = last(outbox)
     assert record["epoch"] > before["epoch"]
-    monkeypatch.setattr("harvest_lib.stores.KafkaStore.stands", lambda _self: 1 / 0)
+    monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.stands", lambda _self: 1 / 0)
     for _ in range(3):  # these lead and die
         with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
             harvest.await_stopped(30)
@@ -173,7 +173,7 @@ def change(outbox, expression, **values):
 
 def lead_and_die(outbox, monkeypatch, times=1):
     with monkeypatch.context() as patch:
-        patch.setattr("harvest_lib.stores.KafkaStore.stands", lambda _self: 1 / 0)
+        patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.stands", lambda _self: 1 / 0)
         for _ in range(times):
             with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
                 harvest.await_stopped(30)
@@ -241,7 +241,7 @@ def test_the_list_of_leaders_stays_short(outbox, monkeypatch):
     assert list(row(outbox)["checkpoint"]["leaders"]) == [author, str(saved["epoch"] + 1), str(saved["epoch"] + 2)]
     for _ in range(3):
         drain(outbox)
-    monkeypatch.setattr("harvest_lib.checkpoint._RECENT_LEADERS", 2)
+    monkeypatch.setattr("harvest_lib.checkpoints.table._RECENT_LEADERS", 2)
     drain(outbox)
     last_two = [str(row(outbox)["epoch"] - 1), str(row(outbox)["epoch"])]
     assert sorted(row(outbox)["checkpoint"]["leaders"], key=int) == [author, *last_two]

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from harvest_lib.checkpoint_topic import ensure_checkpoint_topic
+from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.kafka_client import topic_partitions
 
 

@@ -8,7 +8,7 @@ from support.outbox import harvest_config
 from typer.testing import CliRunner
 
 from harvest_lib.cli import app
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, add_checks, ensure_ahead
 
 OUTBOX = OutboxTable.parse("outbox")

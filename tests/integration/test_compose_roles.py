@@ -12,7 +12,7 @@ import yaml
 from psycopg.conninfo import make_conninfo
 from support.psql import psql
 
-from infra.local.postgres import PostgresServer
+from harvest_lib.local_stack.postgres import PostgresServer
 
 COMPOSE = Path(__file__).parents[2] / "infra" / "compose.yaml"
 INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('orders', 'k', 'v')"

@@ -14,7 +14,7 @@ from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
 from harvest_lib.audit import audit, read_query, read_topics
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable
 from tests.benchmarks.approaches.judge import Poll, judge
 from tests.benchmarks.approaches.writers import Writers

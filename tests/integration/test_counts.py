@@ -4,7 +4,7 @@ import pytest
 from support.counting import CountingSource
 from support.outbox import harvest_config
 
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.source import MarkSource
 
 _STATEMENTS_PER_1000 = 12

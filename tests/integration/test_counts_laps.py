@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from support.native import Native
 from support.outbox import harvest_config
 
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 
 RECORDS = 10_000
 WARM_UP = 10

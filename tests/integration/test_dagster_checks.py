@@ -7,14 +7,14 @@ from support.audit_stand_in import insert as put_audit
 from support.native import Native
 from support.outbox import harvest_config
 
+from dagster_harvest.audit_results import AuditMissing, details, last_summary
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
-from dagster_harvest.summary import AuditMissing, details, last_summary
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import Outlook
 from harvest_lib.outbox import append
-from harvest_lib.outlook import Outlook
 from harvest_lib.record import OutboxRecord
 
 

@@ -12,9 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 from support.outbox import read_topic
 from support.waiting import eventually
 
-from dagster_harvest.beating import Beating
 from dagster_harvest.daemon import GENERATION_TAG, WORKED_TAG, daemon_job
 from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.heartbeat_thread import Beating
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
 from harvest_lib.errors import LifecycleError

@@ -14,10 +14,10 @@ from dagster_harvest.components import outbox_definitions
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
-from infra.local import jars
-from infra.local.java import find_java
-from infra.local.state import default_state
-from spark_jobs.source import published_source
+from harvest_lib.local_stack import jars
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
+from spark_jobs.example_flights.source import published_source
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from dagster_harvest.heartbeat import Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 
 PLACE = Place(name="shop", location="in-process")

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 from support.native import Native
 
-from harvest_lib.housekeeping import Housekeeping
+from harvest_lib.harvester.maintenance import Housekeeping
 from harvest_lib.outbox import detached_segments
 
 

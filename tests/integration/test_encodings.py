@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from harvest_lib.audit.committed import read_query
 from harvest_lib.cli import app
 from harvest_lib.database import connect
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable, ParkedRecords, SetAsideRecords
 
 ENGINES = [("mark", "barrier"), ("mark", "pipelined"), ("snapshot", "barrier"), ("transaction_id", "transactional")]

@@ -126,9 +126,9 @@ def test_custom_logger(run, outbox, bootstrap_servers, with_structlog):
         assert acquired == {"event": "leader_acquired", "level": "info", "leader_id": str(record.leader_id)}
         assert [line["delivered"] for line in lines if line["event"] == "harvester_stopped"] == [1]
     else:
-        expected = f"INFO [harvest_lib.harvester] leader_acquired leader_id={record.leader_id}"
+        expected = f"INFO [harvest_lib.harvester.harvest] leader_acquired leader_id={record.leader_id}"
         assert [line for line in example.log.splitlines() if line.endswith(expected)]
-        assert "[harvest_lib.harvester] harvester_stopped delivered=1" in example.log
+        assert "[harvest_lib.harvester.harvest] harvester_stopped delivered=1" in example.log
 
 
 def test_every_event_is_shown(run, outbox, bootstrap_servers):

@@ -16,13 +16,13 @@ from support.refusing import RefusingProxy
 
 from harvest_lib.config.kafka_settings import IN_FLIGHT
 from harvest_lib.errors import KafkaUnavailable
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.outbox import append
 from harvest_lib.pipeline.adaptors import writing
-from harvest_lib.pipeline.adaptors.kafka_writer import KafkaWriter
+from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import OutboxRecord
-from infra.local.kafka import KafkaCluster
 
 RECORDS = 120
 PATIENCE_SECONDS = 10.0

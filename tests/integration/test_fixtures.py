@@ -5,7 +5,7 @@ import pytest
 from confluent_kafka import Producer
 from psycopg.conninfo import conninfo_to_dict
 
-from infra.local import Stack
+from harvest_lib.local_stack import Stack
 
 
 def test_the_database_is_empty_and_as_in_production(dsn, stack: Stack):

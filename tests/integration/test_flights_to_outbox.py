@@ -24,16 +24,16 @@ from pyspark.sql import DataFrame, SparkSession
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable, OutboxTableError
-from spark_jobs import queries
-from spark_jobs.batches import BatchReport, load_batch
-from spark_jobs.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.errors import BatchConflict, PromotionRefused, SourceError
-from spark_jobs.flights import flight_records, prepare_flights
+from spark_jobs.example_flights.job import flight_records, prepare_flights
+from spark_jobs.example_flights.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
 from spark_jobs.flights_to_outbox import main
-from spark_jobs.plan import Plan
-from spark_jobs.promotion import promote
-from spark_jobs.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
-from spark_jobs.staging import stage
+from spark_jobs.sink import queries
+from spark_jobs.sink.batches import BatchReport, load_batch
+from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
+from spark_jobs.sink.plan import Plan
+from spark_jobs.sink.promotion import promote
+from spark_jobs.sink.staging import stage
 
 pytestmark = pytest.mark.spark
 

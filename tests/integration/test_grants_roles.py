@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
-from harvest_lib.outbox import Grants, NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.grants import Grants
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
 OUTBOX = OutboxTable.parse("outbox")
 

@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import LifecycleError
 from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource

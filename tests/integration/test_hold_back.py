@@ -6,10 +6,10 @@ from support.outbox import harvest_config
 from support.rows import row
 from support.waiting import eventually
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.events import LeaderAcquired
-from harvest_lib.harvester import Harvest
-from harvest_lib.parts import make_leadership
+from harvest_lib.harvester.factory import make_leadership
+from harvest_lib.harvester.harvest import Harvest
 
 
 @pytest.mark.parametrize("abandons", [True, False])

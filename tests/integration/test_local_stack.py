@@ -19,13 +19,13 @@ from typer.testing import CliRunner, Result
 
 from harvest_lib.cli.stack import app
 from harvest_lib.errors import StackError
-from infra.local import Stack, postgres
-from infra.local.description import running
-from infra.local.jars import kafka_jars, resolve
-from infra.local.java import find_java
-from infra.local.kafka import KafkaCluster
-from infra.local.postgres import PostgresServer
-from infra.local.supervisor import _launch
+from harvest_lib.local_stack import Stack, postgres
+from harvest_lib.local_stack.description import running
+from harvest_lib.local_stack.jars import kafka_jars, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.local_stack.supervisor import _launch
 
 HARVEST = Path(sys.executable).parent / "harvest"
 

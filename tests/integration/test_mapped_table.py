@@ -19,9 +19,9 @@ from dagster_harvest.settings import OutboxSettings
 from harvest_lib.cli import app
 from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import Outlook
 from harvest_lib.outbox import NativeTable, OutboxTable, append, check_mapped, subscribers_sql
-from harvest_lib.outlook import Outlook
 from harvest_lib.record import OutboxRecord
 
 ARTICLE = """

@@ -15,6 +15,7 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
+from harvest_lib.harvester.engines import TailWork
 from harvest_lib.outbox import (
     Migration,
     OutboxTable,
@@ -25,10 +26,9 @@ from harvest_lib.outbox import (
     drop_passed,
     ensure_ahead,
 )
-from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS
+from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
-from harvest_lib.work import TailWork
 
 STEPS = ["column", "index", "bound", "validate", "swap", "moved"]
 KEYS = 8

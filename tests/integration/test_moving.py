@@ -14,12 +14,12 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
-from harvest_lib.harvester import Harvest
-from harvest_lib.moving import Moving, kafka_checkpoints
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable, Restamping, SetAsideRecords, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
 
 KINDS = ["snapshot", "transaction_id"]
 

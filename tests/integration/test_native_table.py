@@ -13,17 +13,9 @@ from support.parking import Parking
 from support.psql import psql
 
 from harvest_lib.errors import OutboxTableError, RecordError
-from harvest_lib.harvester import Harvest
-from harvest_lib.outbox import (
-    Load,
-    NativeTable,
-    OutboxTable,
-    ParkedRecords,
-    Selection,
-    append,
-    pump,
-)
-from harvest_lib.outbox.native import create_beside
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox import Load, NativeTable, OutboxTable, ParkedRecords, Selection, append, pump
+from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 

@@ -10,11 +10,11 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from support.waiting import eventually
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.local_stack.kafka import KafkaCluster
 from infra.chaos.link import Links
-from infra.local.kafka import KafkaCluster
 
 HEARTBEAT_TIMEOUT = 1.5
 SLACK = 1.0  # for a machine that is busy

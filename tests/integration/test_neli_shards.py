@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import TopicMissing, TopicTooSmall
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings

@@ -8,7 +8,7 @@ import pytest
 from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
-from harvest_lib.harvester import STOP_TIMEOUT_SECONDS, Harvest, State
+from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 from harvest_lib.outbox import ParkedRecords
 
 

@@ -11,13 +11,14 @@ from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoint import Checkpoints, Subscription
+from harvest_lib.checkpoints.table import Checkpoints
 from harvest_lib.errors import CheckpointError, ServerRegressed
-from harvest_lib.harvester import Harvest, State
-from harvest_lib.identity import identity_of
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import Migration, OutboxTable, append
-from harvest_lib.outbox.native import create_beside
+from harvest_lib.outbox.identity import identity_of
+from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
+from harvest_lib.source.filters import Subscription
 
 EXACTLY_ONCE = {"delivery": "transactional"}
 

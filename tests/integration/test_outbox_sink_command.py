@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from support.waiting import eventually
 
-from spark_jobs import queries
 from spark_jobs.outbox_sink import main
+from spark_jobs.sink import queries
 
 pytestmark = pytest.mark.spark
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from support.faulty_spark import ROWS
 
+from harvest_lib.local_stack import jars
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
-from infra.local import jars
-from infra.local.java import find_java
-from infra.local.state import default_state
 
 pytestmark = pytest.mark.spark
 

@@ -6,11 +6,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.sink import RECORDS, left_behind
 
 from harvest_lib.errors import OutboxTableError
-from spark_jobs import queries
-from spark_jobs.database import connect
 from spark_jobs.errors import PromotionRefused
 from spark_jobs.outbox_sink import sink
-from spark_jobs.promotion import writer_name
+from spark_jobs.sink import queries
+from spark_jobs.sink.database import connect
+from spark_jobs.sink.staging_tables import writer_name
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from psycopg._queries import PostgresQuery
 from support.paged import RealPagedTable, read_rows
 
 from harvest_lib.record import PAGE_BYTES
-from harvest_lib.source.connected import Plans
-from harvest_lib.source.visibility import Snapshot
+from harvest_lib.source.batch_source import Plans
+from harvest_lib.source.pg_snapshot import Snapshot
 
 KEPT = 20_000
 SEGMENTS = 13

@@ -18,9 +18,9 @@ from harvest_lib.errors import (
     PositionLost,
     TopicMissing,
 )
-from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
+from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.message import Message, Op
-from infra.local.kafka import KafkaCluster
 
 
 def message(op=Op.INSERT, namespace="public.t", offset=7, **data):

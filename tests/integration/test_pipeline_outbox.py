@@ -12,7 +12,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.subscriptions.admin import Subscriptions
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.adaptors import writing
-from harvest_lib.pipeline.adaptors.replication import Replication
+from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.pipeline.message import Message, Mode, Op
 
 WIDE = """

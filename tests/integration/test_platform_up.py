@@ -13,11 +13,11 @@ from psycopg.conninfo import conninfo_to_dict
 from support.platform_api import AirflowApi
 from support.waiting import eventually
 
-from infra.local import sessions
-from infra.local.description import running
-from infra.local.jars import kafka_jars, resolve
-from infra.local.java import find_java
-from infra.local.service import ask
+from harvest_lib.local_stack import sessions
+from harvest_lib.local_stack.description import running
+from harvest_lib.local_stack.jars import kafka_jars, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.service import ask
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

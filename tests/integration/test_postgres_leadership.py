@@ -12,10 +12,10 @@ from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect
-from harvest_lib.deadline import boot_seconds
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import PostgresLeadership, TermEnd, lock_holder
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings

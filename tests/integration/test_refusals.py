@@ -18,9 +18,9 @@ from support.waiting import eventually
 from harvest_lib.audit import read_topics
 from harvest_lib.delivery import topic_facts
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
-from harvest_lib.reserved import INTERNAL_TOPICS
+from harvest_lib.record import INTERNAL_TOPICS
 
 OUTBOX = OutboxTable(("outbox",))
 SOURCES = ["mark", "snapshot", "transaction_id"]

@@ -12,9 +12,9 @@ from support.waiting import eventually
 from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
-from harvest_lib.resharding import Resharding
-from harvest_lib.shards import shard_of
 from harvest_lib.source import SnapshotSource
+from harvest_lib.source.sharding import shard_of
+from harvest_lib.subscriptions.resharding import Resharding
 
 KEYS = 30
 

@@ -9,8 +9,8 @@ from support.secured import MARK, MARK_LAPS, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
-from harvest_lib.harvester import Harvest, State
-from infra.local.databases import scram_verifier
+from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.local_stack.databases import scram_verifier
 
 SLOW = pytest.mark.long
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'harvester'"
@@ -145,7 +145,7 @@ def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
 
 def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
     for name in ("_FIRST_ASK_SECONDS", "_ASK_SECONDS"):
-        monkeypatch.setattr(f"harvest_lib.work.{name}", 0.1)
+        monkeypatch.setattr(f"harvest_lib.harvester.engines.{name}", 0.1)
     way = {**MARK_LAPS, "leadership": "postgres"}
     secured.prepare(way)
     secured.write(5)

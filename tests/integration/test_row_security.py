@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.errors import DatabaseAccessDenied
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import Segments, drop_passed
 from harvest_lib.source import SnapshotSource, TransactionIdSource
 from harvest_lib.source.selection import Selection

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from harvest_lib.config import load
-from harvest_lib.harvester import Harvest
-from infra.local.secure import settings_text
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.local_stack.secure import settings_text
 
 
 @pytest.mark.parametrize(

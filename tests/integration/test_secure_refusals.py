@@ -21,11 +21,11 @@ from harvest_lib.errors import (
     KafkaUnavailable,
     TopicMissing,
 )
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import Outlook
+from harvest_lib.local_stack.certificates import Authority
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.outlook import Outlook
-from harvest_lib.subscriptions import Subscriptions
-from infra.local.certificates import Authority
+from harvest_lib.subscriptions.admin import Subscriptions
 
 CANARY = "canary-8d1e-never-elsewhere"
 

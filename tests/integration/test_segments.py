@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.outbox import Selection, append, drop_passed, ensure_ahead
-from harvest_lib.outbox.brief import LOCK_TIMEOUT_SECONDS, alone
+from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, alone
 from harvest_lib.record import OutboxRecord
 
 NOTHING_SEEN = "1:1:"

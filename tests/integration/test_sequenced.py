@@ -11,16 +11,17 @@ from support.sequenced import check_ids, read_acknowledged, read_ids
 from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
-from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing, Subscription
+from harvest_lib.checkpoints.stores import IntentStore
+from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
 from harvest_lib.consume import Intent, Sequencer, unpack
 from harvest_lib.delivery import Committed, Failed, LapSettings, Sequenced, Topics, acknowledge_again
 from harvest_lib.errors import KafkaUnavailable, TopicCompacted
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.resharding import Resharding
 from harvest_lib.source import Selection
-from harvest_lib.stores import IntentStore
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.source.filters import Subscription
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.resharding import Resharding
 
 
 def always():
@@ -354,7 +355,7 @@ def test_a_topic_that_is_not_there_holds_up_nobody_and_is_acknowledged_once_it_i
 
 
 def test_a_leader_acknowledges_what_it_owed_once_the_topic_is_there(leader, read, monkeypatch):
-    monkeypatch.setattr("harvest_lib.stores._ASK_SECONDS", 0.0)
+    monkeypatch.setattr("harvest_lib.checkpoints.stores._ASK_SECONDS", 0.0)
     old = leader().lead()
     old.crash_once_kept(*range(10))
     with monkeypatch.context() as patched:

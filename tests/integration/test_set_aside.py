@@ -10,15 +10,16 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
-from harvest_lib.checkpoint import Checkpoints, Subscription
+from harvest_lib.batching.parked_ids import Entry, SetAside
+from harvest_lib.checkpoints.table import Checkpoints
 from harvest_lib.errors import ParkedRecordMissing, RecordError
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, Restamping, SetAsideRecords, create_beside, drop_passed
 from harvest_lib.outbox.parked_record import Selection as Parked
-from harvest_lib.resharding import Resharding
-from harvest_lib.set_aside import Entry, SetAside
 from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.source.filters import Subscription
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.resharding import Resharding
 
 INSERT = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)

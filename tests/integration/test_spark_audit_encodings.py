@@ -7,7 +7,7 @@ from support.encoded import prepared, write
 from support.outbox import harvest_config
 from support.spark import jars_named
 
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from spark_jobs.audit import audit
 
 pytestmark = pytest.mark.spark

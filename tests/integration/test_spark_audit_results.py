@@ -9,8 +9,8 @@ import pytest
 from support.audited import KEYS, RECORDS
 
 from spark_jobs.audit.__main__ import main
-from spark_jobs.contracts import AUDIT_SUMMARY
-from spark_jobs.expectations import Limits, expect_audit, read_audit
+from spark_jobs.quality.contracts import AUDIT_SUMMARY
+from spark_jobs.quality.expectations import Limits, expect_audit, read_audit
 
 pytestmark = pytest.mark.spark
 

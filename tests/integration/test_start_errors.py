@@ -17,7 +17,7 @@ from harvest_lib.errors import (
     OutboxTableError,
     TopicMissing,
 )
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 
 CANARY = "canary-3f9a"
 

@@ -9,11 +9,11 @@ from support.outbox import harvest_config
 from support.waiting import eventually
 
 from harvest_lib.database import connect
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import Outlook
+from harvest_lib.local_stack.stack import Stack
+from harvest_lib.local_stack.state import locked
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outlook import Outlook
-from infra.local.stack import Stack
-from infra.local.state import locked
 
 
 @pytest.fixture

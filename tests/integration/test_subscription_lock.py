@@ -8,12 +8,13 @@ import pytest
 from support.native_outbox import NativeOutbox
 from support.waiting import eventually
 
-from harvest_lib.checkpoint import Checkpoints, Subscription
+from harvest_lib.checkpoints.table import Checkpoints
 from harvest_lib.errors import CheckpointError, DatabaseError
 from harvest_lib.outbox import NativeTable, ParkedRecords, create_beside, ddl_lock
-from harvest_lib.resharding import Resharding
 from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.source.filters import Subscription
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.resharding import Resharding
 
 SQUAT = """
 SELECT pg_advisory_lock(hashtextextended('harvest subscription ' || name, 0)),

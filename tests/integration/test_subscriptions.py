@@ -8,10 +8,11 @@ from support.outbox import read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoint import Checkpoint, Checkpoints, Standing, Subscription
+from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
+from harvest_lib.source.filters import Subscription
 
 KINDS = ["snapshot", "transaction_id"]
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
@@ -335,7 +336,7 @@ def test_the_lag_is_what_is_still_to_come(outbox, source):
 
 
 def test_a_long_lag_is_a_lower_bound(outbox, monkeypatch):
-    monkeypatch.setattr("harvest_lib.lag.MOST", 10)
+    monkeypatch.setattr("harvest_lib.subscriptions.lag.MOST", 10)
     outbox.subscriptions.add("s")
     outbox.fill(50)
     lag = outbox.subscriptions.lag(outbox.shard("s"))

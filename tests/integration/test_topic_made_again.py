@@ -11,7 +11,7 @@ from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import ParkedRecords, Selection, SetAsideRecords
 
 WAYS = ["mark/barrier", "mark/pipelined", "snapshot/barrier", "snapshot/pipelined", "snapshot/transactional"]

@@ -7,12 +7,12 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.election import members
 from harvest_lib.errors import PoolConflict
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.leadership import Solo
+from harvest_lib.leadership.election import members
+from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
-from harvest_lib.rivals import Rivals
 
 
 @pytest.fixture

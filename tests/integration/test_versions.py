@@ -7,8 +7,8 @@ from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.secured import MARK, MARK_LAPS, SNAPSHOT, Secured
 from support.waiting import eventually
 
-from harvest_lib.harvester import Harvest
-from infra.local import Stack
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.local_stack import Stack
 
 
 @pytest.mark.timeout(600)  # brings the older Kafka at the first time

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.rows import row
 
-from harvest_lib.inflight import KeyBarrier
+from harvest_lib.marking.window import KeyBarrier
 
 KEYS = ["a", "b", "c"]
 

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import clusters
 
-from harvest_lib.checkpoint import Checkpoint, Checkpoints, Subscription
+from harvest_lib.checkpoints.table import Checkpoint, Checkpoints
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.moving import Moving
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.source.filters import Subscription
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.moving import Moving
 
 OUTBOX = OutboxTable(("public", "outbox"))
 NAMES = ("one", "two")

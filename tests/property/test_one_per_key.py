@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvest_lib.one_per_key import OnePerKey
+from harvest_lib.batching.key_barrier import OnePerKey
 from harvest_lib.record import row_bytes
 
 PLENTY = 100_000

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config, read_topic
 
 from harvest_lib.errors import CheckpointError
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, append
 from harvest_lib.record import OutboxRecord
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvest_lib.consume import Batch, Flag, MalformedId, Message, Sequencer, pack, unpack
-from harvest_lib.consume.runs import runs
+from harvest_lib.sequencing.pending_runs import runs
 
 UPPER_TIME = 1 << 36
 """From here on a clock is in another half of the time."""

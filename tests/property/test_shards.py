@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from psycopg import sql
 
-from harvest_lib.shards import shard_expression, shard_of
+from harvest_lib.source.sharding import shard_expression, shard_of
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=100)
 numbers = st.integers(1, 1000)

@@ -11,11 +11,11 @@ from support.histories import History, histories
 from support.paged import FakePagedTable, RealPagedTable
 from support.rows import row
 
-from harvest_lib import row_security
+from harvest_lib.outbox import row_security
 from harvest_lib.record import PAGE_BYTES
-from harvest_lib.source import Selection, SnapshotSource, connected, server
-from harvest_lib.source.reading import Stream, merged
-from harvest_lib.source.visibility import NOTHING, Snapshot
+from harvest_lib.source import Selection, SnapshotSource, batch_source, server_identity
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source.prefetch import Stream, merged
 
 # -- snapshots
 
@@ -141,10 +141,10 @@ class MemoryConnection:
     def __init__(self, table, source):
         answers = [
             (row_security._LOOK, lambda _: []),
-            (connected._NOW, lambda _: [(str(table.snapshot()), False)]),
-            (server._IN_RECOVERY, lambda _: [(False,)]),
-            (server._WHERE, lambda _: [("1", "00000001", "0/1")]),
-            (server._BARRIER, lambda _: [("0/1",)]),
+            (batch_source._NOW, lambda _: [(str(table.snapshot()), False)]),
+            (server_identity._IN_RECOVERY, lambda _: [(False,)]),
+            (server_identity._WHERE, lambda _: [("1", "00000001", "0/1")]),
+            (server_identity._BARRIER, lambda _: [("0/1",)]),
             (source._foreign, lambda _: []),
             (source._look, self.look),
             (source._extent, self.extent),

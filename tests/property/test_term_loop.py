@@ -24,9 +24,10 @@ from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.parking import Parking
-from harvest_lib.term_loop import TermLoop
-from harvest_lib.wiring import Enquiry, Wiring
+from harvest_lib.marking.loop import TermLoop
+from harvest_lib.marking.ports import Wiring
+from harvest_lib.marking.requests import Enquiry
+from harvest_lib.outbox.parking_rules import Parking
 
 KEYS = ["a", "b", "c"]
 TURN_SECONDS = 0.002

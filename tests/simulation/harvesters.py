@@ -2,7 +2,13 @@
 
 from functools import partial
 
-from harvest_lib.checkpoint import Checkpoints
+from harvest_lib.batching.loop import TailLoop
+from harvest_lib.batching.marked_parking import MarkShelf
+from harvest_lib.batching.parked_ids import SetAside
+from harvest_lib.batching.parking import Shelf
+from harvest_lib.batching.ports import TailWiring
+from harvest_lib.checkpoints.stores import KafkaStore, PostgresStore
+from harvest_lib.checkpoints.table import Checkpoints
 from harvest_lib.config import Limits
 from harvest_lib.delivery import (
     AtLeastOnce,
@@ -16,16 +22,10 @@ from harvest_lib.delivery import (
 )
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.mark_shelf import MarkShelf
-from harvest_lib.parking import Parking
-from harvest_lib.set_aside import SetAside
-from harvest_lib.shelf import Shelf
+from harvest_lib.marking.loop import TermLoop
+from harvest_lib.marking.ports import Wiring
+from harvest_lib.outbox.parking_rules import Parking
 from harvest_lib.source import MarkPages, MarkSource, Selection, SnapshotSource, TransactionIdSource
-from harvest_lib.stores import KafkaStore, PostgresStore
-from harvest_lib.tail_loop import TailLoop
-from harvest_lib.tail_wiring import TailWiring
-from harvest_lib.term_loop import TermLoop
-from harvest_lib.wiring import Wiring
 from tests.simulation.election import SESSION_SECONDS
 from tests.simulation.kafka import CHECKPOINTS, Consumer
 from tests.simulation.producer import Producer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
 
-from harvest_lib.provenance import HEADER_NAME, unpack
+from harvest_lib.record_header import HEADER_NAME, unpack
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS = "checkpoints"

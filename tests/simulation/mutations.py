@@ -9,10 +9,13 @@ from unittest.mock import patch
 
 from psycopg import sql
 
-from harvest_lib import checkpoint, stores
+from harvest_lib.batching.loop import TailLoop
+from harvest_lib.checkpoints import stores
+from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.database import in_statement
 from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedLaps, Transactional
 from harvest_lib.leadership import Term
+from harvest_lib.marking.loop import TermLoop
 from harvest_lib.source import (
     MarkPages,
     MarkSource,
@@ -20,12 +23,10 @@ from harvest_lib.source import (
     SnapshotSource,
     TransactionIdSource,
     mark,
-    mark_pages,
-    server,
+    mark_batches,
+    server_identity,
     transaction_id,
 )
-from harvest_lib.tail_loop import TailLoop
-from harvest_lib.term_loop import TermLoop
 from tests.simulation import harvesters
 from tests.simulation.plan import MODES
 from tests.simulation.statements import KNOWN, OUTBOX, SUBSCRIPTIONS
@@ -282,7 +283,9 @@ MUTATIONS = (
     _mutation(
         "no durability barrier",
         _LAPS,
-        _edit(server, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'),
+        _edit(
+            server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
+        ),
     ),
     _mutation(
         "the lower bound of a snapshot is off by one",
@@ -339,6 +342,6 @@ MUTATIONS = (
     _mutation(
         "ids are not spelled as they are read",
         _PAGES,
-        _edit(mark_pages, "_sums", "total += each", "total = each"),
+        _edit(mark_batches, "_sums", "total += each", "total = each"),
     ),
 )

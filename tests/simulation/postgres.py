@@ -7,7 +7,7 @@ on disk later; a crash takes back what was not, and the ids are given out again.
 
 from dataclasses import dataclass, field
 
-from harvest_lib.source.visibility import Snapshot
+from harvest_lib.source.pg_snapshot import Snapshot
 
 _FIRST_TRANSACTION = 10
 

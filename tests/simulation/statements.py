@@ -4,12 +4,14 @@ import json
 
 from psycopg import sql
 
-from harvest_lib import row_security, set_aside
-from harvest_lib.checkpoint import _ANNOUNCE, _KINDS, _LOCK, Checkpoints, Subscription
+from harvest_lib.batching import parked_ids
+from harvest_lib.batching.parked_ids import SetAside
+from harvest_lib.checkpoints.table import _ANNOUNCE, _KINDS, _LOCK, Checkpoints
 from harvest_lib.database import in_statement
-from harvest_lib.set_aside import SetAside
-from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, connected, server
-from harvest_lib.source.visibility import Snapshot
+from harvest_lib.outbox import row_security
+from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, batch_source, server_identity
+from harvest_lib.source.filters import Subscription
+from harvest_lib.source.pg_snapshot import Snapshot
 from tests.simulation.postgres import Record
 
 OUTBOX, PARKED, SUBSCRIPTIONS, SET_ASIDE = (
@@ -331,13 +333,13 @@ def _known():
     for statement, name in ((_KINDS, "kinds"), (_LOCK, "lock")):
         found[sql.SQL(statement).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = name
     return found | {
-        connected._NOW: "now",
-        server._WHERE: "where",
-        server._IN_RECOVERY: "in_recovery",
-        server._BARRIER: "barrier",
-        server._TIMELINE: "timeline",
+        batch_source._NOW: "now",
+        server_identity._WHERE: "where",
+        server_identity._IN_RECOVERY: "in_recovery",
+        server_identity._BARRIER: "barrier",
+        server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
-        set_aside._MAY_MATCH: "yes",
+        parked_ids._MAY_MATCH: "yes",
         SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
         _ANNOUNCE: "",
     }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 from zlib import crc32
 
-from harvest_lib.source.visibility import NOTHING
+from harvest_lib.source.pg_snapshot import NOTHING
 from tests.simulation.election import Election
 from tests.simulation.faults import Faults
 from tests.simulation.harvesters import Harvester
@@ -169,23 +169,23 @@ def seams(world):
     ids = SimpleNamespace(uuid4=world.uuid)
     threads = SimpleNamespace(Thread=_ThreadAtOnce)
     instead = {
-        "harvest_lib.deadline.time": clock,
+        "harvest_lib.clock.time": clock,
         "harvest_lib.delivery.at_least_once.time": clock,
         "harvest_lib.delivery.lanes.hash": lambda key: crc32(key.encode()) >> 1,  # Python's own differs from run to run
         "harvest_lib.delivery.pipelined.time": clock,
-        "harvest_lib.tail_loop.uuid": ids,
-        "harvest_lib.term_loop.uuid": ids,
-        "harvest_lib.source.mark_pages.CallThread": lambda source, _name: Asked(scheduler, source),
-        "harvest_lib.source.mark_pages.uuid4": world.uuid,
-        "harvest_lib.source.reading.CallThread": CalledAtOnce,
+        "harvest_lib.batching.loop.uuid": ids,
+        "harvest_lib.marking.loop.uuid": ids,
+        "harvest_lib.source.mark_batches.CallThread": lambda source, _name: Asked(scheduler, source),
+        "harvest_lib.source.mark_batches.uuid4": world.uuid,
+        "harvest_lib.source.prefetch.CallThread": CalledAtOnce,
         "harvest_lib.delivery.transactional.threading": threads,
         "psycopg.connect": world.connect,
-        "harvest_lib.lap_size._FIRST_LAP": plan.lap,
-        "harvest_lib.lap_size._FIRST_PAGE": max(1, plan.lap // 2),
-        "harvest_lib.lap_size._LARGEST_PAGE": 8,
-        "harvest_lib.tail_loop._SLICE": 3,
-        "harvest_lib.delivery.laps.PipelinedLaps._wire_seconds": 0.2,
-        "harvest_lib.delivery.laps._ABANDON_SECONDS": 0.2,
+        "harvest_lib.batching.batch_size._FIRST_LAP": plan.lap,
+        "harvest_lib.batching.batch_size._FIRST_PAGE": max(1, plan.lap // 2),
+        "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
+        "harvest_lib.batching.loop._SLICE": 3,
+        "harvest_lib.delivery.batches.PipelinedLaps._wire_seconds": 0.2,
+        "harvest_lib.delivery.batches._ABANDON_SECONDS": 0.2,
     }
     with ExitStack() as stack:
         for name, value in instead.items():

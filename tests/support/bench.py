@@ -7,10 +7,10 @@ from support.fakes import FakeDelivery, FakeSource, FakeTable, Inline
 
 from harvest_lib.config import Limits
 from harvest_lib.leadership import Term
-from harvest_lib.parking import Parking
+from harvest_lib.marking.loop import TermLoop
+from harvest_lib.marking.ports import Wiring
+from harvest_lib.outbox.parking_rules import Parking
 from harvest_lib.source import SourceThread
-from harvest_lib.term_loop import TermLoop
-from harvest_lib.wiring import Wiring
 
 
 class Bench:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from infra.local.postgres import PostgresServer, _binary, _environment, _unprivileged
-from infra.local.process import through_child
+from harvest_lib.local_stack.postgres import PostgresServer, _binary, _environment, _unprivileged
+from harvest_lib.local_stack.process import through_child
 
 
 @contextmanager

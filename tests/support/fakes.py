@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.leadership.seats import Seats
+from harvest_lib.leadership.term_board import Seats
 from harvest_lib.source import Batch
 
 

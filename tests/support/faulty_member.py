@@ -7,7 +7,7 @@ from support.faulty import FaultyProducers
 
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.config import load
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester.harvest import Harvest, State
 
 
 def main():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.pool import Member, Pool
 
-from infra.local.state import locked, make_folder
+from harvest_lib.local_stack.state import locked, make_folder
 
 VERSION = "v0.3.1"
 _MODULE = "github.com/obsidiandynamics/goharvest"

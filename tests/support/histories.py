@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.paged import through_json
 from support.waiting import eventually
 
-from harvest_lib.source.visibility import Snapshot
+from harvest_lib.source.pg_snapshot import Snapshot
 
 _WRITERS, _KEYS = 4, 3
 _LIMITS = st.integers(1, 6)

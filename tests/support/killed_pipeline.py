@@ -21,7 +21,7 @@ from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, Declar
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
-from harvest_lib.pipeline.writing import Writing
+from harvest_lib.pipeline.writer_progress import Writing
 
 TOTAL = 500
 BATCH = 20

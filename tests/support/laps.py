@@ -6,13 +6,13 @@ from collections import Counter
 
 from support.paged import FakePagedTable
 
-from harvest_lib.checkpoint import Checkpoint, Standing
+from harvest_lib.batching.loop import TailLoop
+from harvest_lib.batching.parking import Shelf
+from harvest_lib.batching.ports import TailWiring
+from harvest_lib.checkpoints.table import Checkpoint, Standing
 from harvest_lib.config import Limits
 from harvest_lib.delivery import Committed, Failed
 from harvest_lib.leadership import Term
-from harvest_lib.shelf import Shelf
-from harvest_lib.tail_loop import TailLoop
-from harvest_lib.tail_wiring import TailWiring
 
 
 class FakeKafka:

@@ -18,12 +18,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.acls import bindings, filter_of
 from support.waiting import eventually
 
-from harvest_lib.acls import harvester_acls
 from harvest_lib.cli.grants import way_of
 from harvest_lib.cli.options import configuration
 from harvest_lib.errors import HarvestError, OutboxTableError
-from harvest_lib.outbox import Grants, OutboxTable, ParkedRecords, create_beside
-from infra.local.kafka import SASL_USER
+from harvest_lib.grants import Grants
+from harvest_lib.grants.kafka import harvester_acls
+from harvest_lib.local_stack.kafka import SASL_USER
+from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
 
 LIMITED = bool(os.environ.get("TEST_LEAST_PRIVILEGE"))
 HARVESTER, READER = "least_harvester", "least_reader"

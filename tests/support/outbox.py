@@ -14,9 +14,9 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Message, Sequencer
-from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.provenance import HEADER_NAME, unpack
+from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
 _FILL = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)

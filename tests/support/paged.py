@@ -15,7 +15,7 @@ from support.waiting import eventually
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Page, Selection, SnapshotSource, TransactionIdSource
-from harvest_lib.source.visibility import NOTHING, Snapshot
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 
 _INSERT = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)

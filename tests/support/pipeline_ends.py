@@ -15,7 +15,7 @@ from support.waiting import eventually
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.pipeline.adaptors import reading, writing
-from harvest_lib.pipeline.adaptors.postgres_reader import PostgresReader
+from harvest_lib.pipeline.adaptors.postgres.reader import PostgresReader
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.record import OutboxRecord
 

@@ -7,7 +7,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.waiting import eventually
 
-from infra.local.postgres import PostgresServer
+from harvest_lib.local_stack.postgres import PostgresServer
 
 
 def freeze_wal_writer(server):

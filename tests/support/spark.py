@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from infra.local.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
-from infra.local.java import find_java
-from infra.local.state import default_state
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
 from spark_jobs.session import JARS_VARIABLE, spark_session
 
 

@@ -22,15 +22,15 @@ import time
 
 from confluent_kafka import Producer
 
-from harvest_lib import work
+from harvest_lib.batching.parking import Shelf
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
-from harvest_lib.consume.message_id import HEADER_NAME as MESSAGE_ID
-from harvest_lib.harvester import Harvest, State
+from harvest_lib.harvester import engines
+from harvest_lib.harvester.factory import make_source
+from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.parts import make_source
-from harvest_lib.shelf import Shelf
+from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 from harvest_lib.source import MarkPages
 
 
@@ -170,8 +170,8 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_store, make_pages, make_shelf = work.make_store, work.make_paged_source, work.make_shelf
-    work.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
+    make_store, make_pages, make_shelf = engines.make_store, engines.make_paged_source, engines.make_shelf
+    engines.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
 
     def make_striking_pages(*args, **named):
         pages = make_pages(*args, **named)
@@ -179,7 +179,7 @@ def striking(config, strike):
             pages._source = StrikingMarks(pages._source, strike)
         return pages
 
-    work.make_paged_source = make_striking_pages
+    engines.make_paged_source = make_striking_pages
 
     def shelf(*args, **named):
         made = make_shelf(*args, **named)
@@ -187,7 +187,7 @@ def striking(config, strike):
             made._places = StrikingPlaces(made._places, strike)
         return made
 
-    work.make_shelf = shelf
+    engines.make_shelf = shelf
     marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import psycopg
 from support.outbox import Outbox, harvest_config, read_topic
 
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Selection
-from harvest_lib.subscriptions import Subscriptions
+from harvest_lib.subscriptions.admin import Subscriptions
 
 
 class Subscribed(Outbox):

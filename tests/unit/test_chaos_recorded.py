@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 from harvest_lib.audit.history import Checkpoint as Told
-from harvest_lib.checkpoint import Checkpoint
+from harvest_lib.checkpoints.stores import IntentStore
+from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.delivery import Committed
-from harvest_lib.stores import IntentStore
-from infra.chaos.recorded import RecordedLaps, RecordedStore
+from infra.chaos.recording_clients import RecordedLaps, RecordedStore
 
 
 class Recorder:

@@ -6,7 +6,7 @@ import pytest
 from support.written_history import Pen, written
 
 from harvest_lib.audit.history import HistoryWriter
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos import following
 from infra.chaos.faults.topics import acknowledged

@@ -3,8 +3,8 @@
 from contextlib import nullcontext
 
 from infra.chaos.faults import Fault
+from infra.chaos.schedule import Turns
 from infra.chaos.system import Way
-from infra.chaos.turns import Turns
 
 WAYS = [Way(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
 FIRST, SECOND, LAST = WAYS

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvest_lib.checkpoint import Checkpoint
-from harvest_lib.checkpoint_choice import Belonging, newest
+from harvest_lib.checkpoints.choice import Belonging, newest
+from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import CheckpointError
-from harvest_lib.source.mark_pages import MOST_IDS, decode_ids, encode_ids
+from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
 
 OURS = "5/shop/outbox"
 

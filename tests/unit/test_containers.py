@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft7Validator
 from psycopg.conninfo import conninfo_to_dict
 
-from infra.local import kafka, postgres
+from harvest_lib.local_stack import kafka, postgres
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = "^[a-zA-Z0-9._-]+$"

@@ -8,7 +8,8 @@ import pytest
 
 from spark_jobs.audit import AuditSummary
 from spark_jobs.audit.queries import CREATE_TABLES
-from spark_jobs.contracts import (
+from spark_jobs.example_flights.source import FLIGHT_COLUMNS
+from spark_jobs.quality.contracts import (
     AUDIT_SUMMARY,
     FLIGHTS,
     OUTBOX,
@@ -20,8 +21,7 @@ from spark_jobs.contracts import (
     OutboxModel,
     OutboxSparkModel,
 )
-from spark_jobs.expectations import expect_audit
-from spark_jobs.source import FLIGHT_COLUMNS
+from spark_jobs.quality.expectations import expect_audit
 
 FLIGHT = {
     **dict.fromkeys(FLIGHT_COLUMNS, 10),

@@ -7,7 +7,7 @@ import sys
 import dagster as dg
 import pytest
 
-from dagster_harvest.piped import Lines
+from dagster_harvest.pipes_main import Lines
 
 JOB = """
 import json, sys
@@ -28,7 +28,7 @@ def job(tmp_path, monkeypatch):
         @dg.asset
         def made(context: dg.AssetExecutionContext):
             environment = {"PYTHONPATH": path, "HARVEST_PIPED_SAID": str(said)}
-            command = [sys.executable, "-m", "dagster_harvest.piped", "a_job", "flights", str(code)]
+            command = [sys.executable, "-m", "dagster_harvest.pipes_main", "a_job", "flights", str(code)]
             done = dg.PipesSubprocessClient().run(context=context, command=command, env=environment)
             return dg.MaterializeResult(metadata=done.get_custom_messages()[0])
 
@@ -68,7 +68,7 @@ def test_outside_dagster_a_module_runs_all_the_same(tmp_path):
     (tmp_path / "a_job.py").write_text(JOB)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "dagster_harvest.piped", "a_job", "x", "4"],
+        [sys.executable, "-m", "dagster_harvest.pipes_main", "a_job", "x", "4"],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         timeout=60,

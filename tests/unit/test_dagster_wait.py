@@ -12,9 +12,9 @@ from dagster_graphql.schema import create_schema
 from support.dagster_stub import dagster_stub
 from support.waiting import eventually
 
-from airflow_dags import dagster_queries
-from airflow_dags.dagster_client import DagsterClient
-from airflow_dags.dagster_wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
+from airflow_dags.dagster import queries as dagster_queries
+from airflow_dags.dagster.client import DagsterClient
+from airflow_dags.dagster.wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
 
 TASK = "dag/run/task/0"
 

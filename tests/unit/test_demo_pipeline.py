@@ -43,7 +43,7 @@ def test_a_repeat_is_explained_by_kills_that_left_it_unflushed_once_each():
 
 
 def test_the_newest_row_of_each_key_counts_until_it_is_deleted(tmp_path):
-    from harvest_lib.pipeline.adaptors.parquet import ParquetWriter  # noqa: PLC0415 - half a second, for one test
+    from harvest_lib.pipeline.adaptors.file.parquet import ParquetWriter  # noqa: PLC0415 - half a second, for one test
 
     made = ParquetWriter(tmp_path)
     for offset, (op, key, note) in enumerate(

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from harvest_lib.audit import AuditReport, Explanation, LeaderStatistics
+from harvest_lib.local_stack.harvester import Lead
+from harvest_lib.local_stack.log_lines import JsonLines
 from infra.demo import picture
 from infra.demo.loading import Month
 from infra.demo.page import html, write
 from infra.demo.progress import Progress, View, summary
 from infra.demo.report import Kill, Sample, Seen, document
-from infra.local.harvester import Lead
-from infra.local.log_lines import JsonLines
 
 BEGAN = 1_000_000.0
 FIRST, SECOND, THIRD = (UUID(int=number << 96) for number in (1, 2, 3))

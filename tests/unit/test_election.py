@@ -5,8 +5,8 @@ import json
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib import election
-from harvest_lib.pool import Pool
+from harvest_lib.leadership import election
+from harvest_lib.leadership.pool import Pool
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 from typer.testing import CliRunner
 
-from harvest_lib.acls import commands, consumer_acls, harvester_acls, reader_acls
 from harvest_lib.cli import app
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import consumer_grants
 from harvest_lib.errors import ConfigError
-from harvest_lib.outbox.grants import Grants
+from harvest_lib.grants import Grants
+from harvest_lib.grants.kafka import commands, consumer_acls, harvester_acls, reader_acls
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.reserved import INTERNAL_TOPICS
+from harvest_lib.record import INTERNAL_TOPICS
 
 
 def resources(acls):

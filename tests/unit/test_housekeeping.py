@@ -8,10 +8,10 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.housekeeping import Housekeeping
+from harvest_lib.harvester.engines import Ears, TailWork
+from harvest_lib.harvester.maintenance import Housekeeping
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.work import Ears, TailWork
 
 
 def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
@@ -26,7 +26,7 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
     config = HarvestConfig(leadership="solo", source="snapshot", data_source="host=127.0.0.1 port=1 dbname=x")
     work = TailWork(config, OutboxTable.parse("outbox"), "snapshot")
     ears = Ears(emit=lambda _: None, delivered=lambda _: None)
-    with caplog.at_level(logging.WARNING, "harvest_lib.housekeeping"):
+    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         for number in range(1, 6):
             stopping = threading.Event()
             work.loop(Term(uuid.uuid4()), stopping, ears)

@@ -3,7 +3,7 @@
 import pytest
 from support.rows import row
 
-from harvest_lib.inflight import WINDOW_BYTES, KeyBarrier, Window
+from harvest_lib.marking.window import WINDOW_BYTES, KeyBarrier, Window
 
 
 def ids(rows):

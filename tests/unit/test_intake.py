@@ -8,9 +8,9 @@ from confluent_kafka import KafkaError
 
 from harvest_lib.consume import Batch, Message, ShardId, Transaction
 from harvest_lib.consume.attempts import Attempts, Refused
-from harvest_lib.consume.intake import Intake, OpenTransaction
-from harvest_lib.consume.publisher import PublishRefused
+from harvest_lib.consume.dispatch import Intake, OpenTransaction
 from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.sequencing.publisher import PublishRefused
 
 
 class Passing(Exception):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import StackError
-from infra.local import jars
-from infra.local.jars import JarSet, proxy_options, resolve
-from infra.local.java import find_java
-from infra.local.truststore import write_truststore
+from harvest_lib.local_stack import jars
+from harvest_lib.local_stack.jars import JarSet, proxy_options, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.truststore import write_truststore
 
 SOME = JarSet(name="some", coordinates=("org.example:some:1.0",), overrides=("org.example:other:2.0",))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import StackError
-from infra.local import java
-from infra.local.java import find_java, java_major
+from harvest_lib.local_stack import java
+from harvest_lib.local_stack.java import find_java, java_major
 
 
 def a_java(home: Path, version: str) -> Path:

@@ -7,7 +7,7 @@ from confluent_kafka import Message
 from support.brokers import begun, failed_ids, ids, send
 from support.rows import LANDED, row
 
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Topics
 
 

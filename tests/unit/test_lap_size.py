@@ -2,7 +2,7 @@
 
 from support.rows import row
 
-from harvest_lib.lap_size import LapSize
+from harvest_lib.batching.batch_size import LapSize
 
 
 def rows(count, value="v"):

@@ -11,13 +11,15 @@ from support.bench import Bench
 from support.fakes import FakeDelivery, FakeSource, FakeTable
 from support.rows import LANDED, row
 
-from harvest_lib import deadline, harvester, term_loop
+from harvest_lib import clock as clock_module
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import Topics
 from harvest_lib.events import MeterRead
-from harvest_lib.harvester import Harvest
+from harvest_lib.harvester import harvest as harvester
+from harvest_lib.harvester.factory import make_delivery, make_leadership
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Solo, TermEnd
-from harvest_lib.parts import make_delivery, make_leadership
+from harvest_lib.marking import loop as term_loop
 
 TESTS = Path(__file__).parents[1]
 HERE = set()
@@ -67,7 +69,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (deadline, term_loop, harvester):
+    for module in (clock_module, term_loop, harvester):
         monkeypatch.setattr(module, "boot_seconds", made)
     return made
 

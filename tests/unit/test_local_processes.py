@@ -11,11 +11,11 @@ import pytest
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from infra.local import child
-from infra.local.description import Description, hide_password, process_started, running
-from infra.local.ports import keep_ports
-from infra.local.process import Identity, ServerProcess, through_child
-from infra.local.state import default_state, locked, write_private
+from harvest_lib.local_stack import child
+from harvest_lib.local_stack.description import Description, hide_password, process_started, running
+from harvest_lib.local_stack.ports import keep_ports
+from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
+from harvest_lib.local_stack.state import default_state, locked, write_private
 
 NOBODY = 65534
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent on Linux only")
@@ -32,7 +32,7 @@ def test_a_child_ends_with_its_parent(user, tmp_path):
     sleep.chmod(0o755)
     parent = (
         "import os, subprocess, sys; from pathlib import Path\n"
-        "from infra.local.process import Identity, through_child\n"
+        "from harvest_lib.local_stack.process import Identity, through_child\n"
         f"user = {f'Identity({NOBODY}, {NOBODY})' if user else None}\n"
         f"child = subprocess.Popen(through_child([Path({str(sleep)!r})], user=user))\n"
         "print(child.pid, flush=True); sys.stdin.read()"
@@ -55,7 +55,7 @@ def test_a_child_ignores_no_signal_that_whoever_started_us_ignores():
     script = (
         "import signal, subprocess\n"
         "from pathlib import Path\n"
-        "from infra.local.process import through_child\n"
+        "from harvest_lib.local_stack.process import through_child\n"
         "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):\n"
         "    signal.signal(number, signal.SIG_IGN)\n"
         "command = through_child([Path('/bin/cat'), '/proc/self/status'])\n"

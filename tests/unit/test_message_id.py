@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.consume import Clock, Flag, MalformedId, new_producer_id, pack, unpack
-from harvest_lib.consume.message_id import clock_at
+from harvest_lib.sequencing.message_id import clock_at
 
 SECOND = 10**9
 NOON = 1_700_000_000 * SECOND

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.metrics import Meter, MeterStats
+from harvest_lib.events import Meter, MeterStats
 
 
 def test_a_reading_holds_the_whole_and_the_interval():

@@ -5,12 +5,12 @@ from psycopg import sql
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.database import TableColumn, Tables
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
-from spark_jobs.plan import Plan, staged_columns
-from spark_jobs.promotion import Attempt, writer_name
-from spark_jobs.staging import sentence_of
-from spark_jobs.statement import promotion
+from spark_jobs.sink.database import TableColumn, Tables
+from spark_jobs.sink.plan import Plan, staged_columns
+from spark_jobs.sink.staging import sentence_of
+from spark_jobs.sink.staging_tables import writer_name
+from spark_jobs.sink.statement import Attempt, promotion
 
 
 def frame(**types):

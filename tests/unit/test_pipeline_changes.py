@@ -3,7 +3,9 @@
 import pytest
 
 from harvest_lib.errors import AdaptorError, PositionLost
-from harvest_lib.pipeline.adaptors.pgoutput import (
+from harvest_lib.pipeline.adaptors.postgres.catalog import Table
+from harvest_lib.pipeline.adaptors.postgres.changes import Changes
+from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
     Column,
@@ -15,8 +17,6 @@ from harvest_lib.pipeline.adaptors.pgoutput import (
     Truncate,
     Update,
 )
-from harvest_lib.pipeline.adaptors.postgres_catalog import Table
-from harvest_lib.pipeline.adaptors.postgres_changes import Changes
 from harvest_lib.pipeline.message import Mode, Op
 
 FLIGHTS = Table(

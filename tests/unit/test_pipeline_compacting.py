@@ -9,10 +9,10 @@ from support.pipelines import Running, Script, Taking, declared, messages
 from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
-from harvest_lib.pipeline import operator
+from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import Compacted
 from harvest_lib.pipeline.compacting import Compactor, undeclared
-from harvest_lib.pipeline.opened import offsets_folder
+from harvest_lib.pipeline.folder import offsets_folder
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -41,8 +41,8 @@ def left_out(tmp_path):
 
 
 def test_what_a_writer_lacks_that_is_not_declared_just_now_stays_in_the_log(left_out, tmp_path):
-    assert operator.compact(left_out).freed_bytes > 0
-    left = [each.offset for each in operator.messages(left_out, 0, len(GIVEN))]
+    assert operations.compact(left_out).freed_bytes > 0
+    left = [each.offset for each in operations.messages(left_out, 0, len(GIVEN))]
     assert left == [0, *range(STUCK_AT, len(GIVEN))]
     again = Taking()
     Pipeline(declared(tmp_path, Script(), {"c0": Taking(), "stuck": again})).run()
@@ -51,8 +51,8 @@ def test_what_a_writer_lacks_that_is_not_declared_just_now_stays_in_the_log(left
 
 def test_who_removes_its_offsets_gives_up_what_it_lacks_and_a_new_writer_is_told(left_out, tmp_path, caplog):
     shutil.rmtree(offsets_folder(tmp_path, "stuck"))
-    operator.compact(left_out)
-    left = [each.offset for each in operator.messages(left_out, 0, len(GIVEN))]
+    operations.compact(left_out)
+    left = [each.offset for each in operations.messages(left_out, 0, len(GIVEN))]
     assert len(left) < 100
     again = Taking()
     with caplog.at_level(logging.WARNING):
@@ -66,11 +66,11 @@ def test_a_pipeline_that_runs_compacts_by_itself_up_to_what_a_writer_lacks_that_
     log = CommitLogSettings(segment_bytes=4096, compact_seconds=0.01)
     declaration = declared(tmp_path, Script(GIVEN, ends=False), {"c0": Taking()}, log=log)
     running = Running(declaration)
-    eventually(lambda: len(list(operator.messages(declaration, 0, len(GIVEN)))) < len(GIVEN))
+    eventually(lambda: len(list(operations.messages(declaration, 0, len(GIVEN)))) < len(GIVEN))
     running.stop()
     assert running.failure is None
     assert not {"compactor", "flusher"} & {each.name for each in threading.enumerate()}
-    left = [each.offset for each in operator.messages(declaration, 0, len(GIVEN))]
+    left = [each.offset for each in operations.messages(declaration, 0, len(GIVEN))]
     assert left == [0, *range(STUCK_AT, len(GIVEN))]
 
 

@@ -11,10 +11,10 @@ from support.pipelines import Running, Script, Taking, declared, message, messag
 from support.waiting import eventually
 
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew, LogUnwritable, OffsetBeyondLog, PipelineError
-from harvest_lib.pipeline import operator
+from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.entries import packed
-from harvest_lib.pipeline.opened import commit_folder, offsets_folder
+from harvest_lib.pipeline.folder import commit_folder, offsets_folder
+from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 from infra.chaos.disk import Disk
@@ -52,7 +52,7 @@ def test_a_full_disk_stops_the_pipeline_and_nothing_is_lost_when_there_is_room_a
     assert "No space left on device" in str(running.failure)
     with pytest.raises((LogUnwritable, PipelineError), match="No space left"):
         Pipeline(declared(folder, Script(large(10)), {"new": Taking()})).run()
-    standing = operator.standing(declaration)
+    standing = operations.standing(declaration)
     assert all(each.position <= len(c0.offsets) for each in standing.writers), "looking needs no room"
     disk.empty()
     total = standing.end + 100
@@ -72,7 +72,7 @@ def test_a_folder_that_may_only_be_read_is_told_before_anything_is_read_or_writt
     with pytest.raises((LogUnwritable, PipelineError), match=r"(?i)read-only"):
         Pipeline(declared(folder, reader, {"c0": c0})).run()
     assert not reader.last
-    assert [each.data["n"] for each in operator.messages(declared(folder, reader, {"c0": c0}), 2, 3)] == [2, 3]
+    assert [each.data["n"] for each in operations.messages(declared(folder, reader, {"c0": c0}), 2, 3)] == [2, 3]
     run("mount", "-o", "remount,rw", str(tmp_path / "disk"))
     Pipeline(declared(folder, reader, {"c0": c0})).run()
     assert c0.numbers == list(range(6))
@@ -85,12 +85,12 @@ def test_one_process_at_a_time_has_a_pipeline(tmp_path):
     declaration = declared(tmp_path, Script(), {"c0": Taking()})
     for call in (
         Pipeline(declaration).run,
-        lambda: list(operator.step(declaration)),
-        lambda: operator.compact(declaration),
+        lambda: list(operations.step(declaration)),
+        lambda: operations.compact(declaration),
     ):
         with pytest.raises(LogInUse):
             call()
-    assert operator.standing(declaration).end == 2
+    assert operations.standing(declaration).end == 2
     running.stop()
     assert running.failure is None
 
@@ -113,7 +113,7 @@ def test_damage_is_named_with_file_and_byte_and_an_operator_may_skip_it(tmp_path
     assert str(file) in told
     offset = int(re.search(r"harvest pipeline skip (\d+)", told)[1])
     assert offset == len(stuck.offsets)
-    skipped = operator.skip_damage(declaration, offset)
+    skipped = operations.skip_damage(declaration, offset)
     assert offset in skipped.given_up
     Pipeline(declaration).run()
     assert stuck.offsets == [each for each in range(total) if each not in skipped.given_up]
@@ -127,7 +127,7 @@ def test_a_pipeline_goes_on_where_the_newest_messages_were_given_up(tmp_path):
     file = next(commit_folder(tmp_path).glob("*.log"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     c0.refuses = lambda batch: False
-    given_up = operator.skip_damage(declared(tmp_path, Script(), {"c0": c0}), 3).given_up
+    given_up = operations.skip_damage(declared(tmp_path, Script(), {"c0": c0}), 3).given_up
     for given in ([], messages("AAAAA")):
         running = Running(declared(tmp_path, Script(given), {"c0": c0}))
         running.wait()
@@ -164,8 +164,8 @@ def test_an_entry_that_holds_no_message_is_told_and_may_be_acknowledged_unsent(t
     with pytest.raises(PipelineError, match=rf"(?s)offset 0: it holds no message.*{why}.*ack 0 --without-sending"):
         Pipeline(declaration).run()
     with pytest.raises(PipelineError, match=rf"(?s)offset 0 of the log holds no message.*{why}"):
-        list(operator.messages(declaration, 0, 1))
-    operator.acknowledge(declaration, 0)
+        list(operations.messages(declaration, 0, 1))
+    operations.acknowledge(declaration, 0)
     Pipeline(declaration).run()
     assert c0.offsets == [1, 2]
 

@@ -14,7 +14,7 @@ import pytest
 from support.pipeline_files import AT, everything, message, reader, writer
 
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
-from harvest_lib.pipeline.adaptors.files import file_name, namespace_of
+from harvest_lib.pipeline.adaptors.file.paths import file_name, namespace_of
 from harvest_lib.pipeline.adaptors.stdout import StdoutWriter, StdoutWriting
 from harvest_lib.pipeline.message import Message, Op
 

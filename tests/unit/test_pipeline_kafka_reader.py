@@ -5,9 +5,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.errors import AdaptorError, KafkaAccessDenied
-from harvest_lib.pipeline.adaptors import kafka_reader as kafka_reader_module
-from harvest_lib.pipeline.adaptors.kafka_options import KafkaReading
-from harvest_lib.pipeline.adaptors.kafka_reader import KafkaReader
+from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
+from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
+from harvest_lib.pipeline.adaptors.kafka.reader import KafkaReader
 
 
 class Metadata:

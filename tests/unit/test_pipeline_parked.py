@@ -9,9 +9,9 @@ import pytest
 from support.pipelines import Script, Taking, declared, message, messages
 from support.power import MEMORY, Power
 
-from harvest_lib.pipeline.entries import packed
-from harvest_lib.pipeline.opened import opened, parked
-from harvest_lib.pipeline.parked import Parked
+from harvest_lib.pipeline.folder import opened, parked
+from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.parked_messages import Parked
 
 SETTINGS = {
     "c0": {"on_transform_error": "park", "transforms": [("fails", lambda each: 1 // (each.data["n"] % 2) and each)]}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.errors import AdaptorError
-from harvest_lib.pipeline.adaptors.pgoutput import (
+from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
     Column,

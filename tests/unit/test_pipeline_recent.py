@@ -6,10 +6,10 @@ from decimal import Decimal
 import pytest
 from support.pipelines import Script, Taking, declared, message
 
-from harvest_lib.pipeline.entries import packed
 from harvest_lib.pipeline.extended_json import Encoded, dumps
+from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.message_cache import Recent
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.recent import Recent
 
 DATA = {"at": datetime(2013, 1, 1, tzinfo=UTC), "price": Decimal("1.10"), "raw": b"\0", "$odd": {"$x": [1, None]}}
 

@@ -6,9 +6,9 @@ from support.pipelines import Running, Script, Taking, declared, messages
 from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
-from harvest_lib.pipeline import operator
-from harvest_lib.pipeline.entries import packed
-from harvest_lib.pipeline.opened import offsets_folder, opened
+from harvest_lib.pipeline import operations
+from harvest_lib.pipeline.folder import offsets_folder, opened
+from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -49,7 +49,7 @@ def test_normal_operation_terminated_and_restarted(tmp_path):
             for step in steps:
                 logs.offsets[name].acknowledge(KEYS[step].encode(), step)
                 logs.offsets[name].flush()
-    standing = operator.standing(declaration)
+    standing = operations.standing(declaration)
     assert (standing.end, [each.position for each in standing.writers]) == (16, [13, 14])
     c1.gate.clear()
     running = Running(declaration)
@@ -112,25 +112,27 @@ def stuck_at_14(folder):
 
 def test_operators_choices_view_messages_from_one_offset_to_another(tmp_path):
     declaration, *_ = stuck_at_14(tmp_path)
-    shown = list(operator.messages(declaration, 13, 15))
+    shown = list(operations.messages(declaration, 13, 15))
     assert [each.offset for each in shown] == [13, 14, 15]
     assert shown[1]._replace(offset=-1) == messages("A" * 16)[14]
-    (standing,) = operator.standing(declaration).writers
+    (standing,) = operations.standing(declaration).writers
     assert (standing.position, standing.behind) == (14, 2)
 
 
 def test_operators_choices_process_one_at_a_time(tmp_path):
     declaration, reader, c0 = stuck_at_14(tmp_path)
     with pytest.raises(PipelineError, match="offset 14"):
-        list(operator.step(declaration))
+        list(operations.step(declaration))
     c0.refuses, c0.writes = (lambda batch: False), []
     for offset, behind in ((14, 1), (15, 0)):
-        steps = operator.step(declaration)
+        steps = operations.step(declaration)
         done = next(steps)
-        assert operator.standing(declaration).writers[0].position == done.position, "it is on the disk when it is told"
+        assert operations.standing(declaration).writers[0].position == done.position, (
+            "it is on the disk when it is told"
+        )
         assert next(steps, None) is None
         assert (done.sent.offset, done.position, done.behind) == (offset, offset + 1, behind)
-    (done,) = operator.step(declaration)
+    (done,) = operations.step(declaration)
     assert done.sent is None
     assert [[each.offset for each in write] for write in c0.writes] == [[14], [15]]
     assert not reader.last, "the reader is not started"
@@ -142,12 +144,12 @@ def test_operators_choices_mark_as_acknowledged_without_sending(tmp_path):
     declaration, reader, c0 = stuck_at_14(tmp_path)
     c0.refuses = lambda batch: any(each.offset == 14 for each in batch)
     with pytest.raises(PipelineError, match="not the one at offset 15"):
-        operator.acknowledge(declaration, 15)
+        operations.acknowledge(declaration, 15)
     with pytest.raises(PipelineError, match="waits for no message at offset 13"):
-        operator.acknowledge(declaration, 13)
+        operations.acknowledge(declaration, 13)
     with pytest.raises(PipelineError, match="waits for no message at offset 16"):
-        operator.acknowledge(declaration, 16)
-    assert operator.acknowledge(declaration, 14).position == 15
+        operations.acknowledge(declaration, 16)
+    assert operations.acknowledge(declaration, 14).position == 15
     c0.writes = []
     Pipeline(declaration).run()
     assert c0.offsets == [15, 16, 17, 18, 19]
@@ -161,12 +163,12 @@ def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(t
     c0, reader = Taking(), Script(given, batch=50)
     declaration = declared(tmp_path, reader, {"c0": c0}, log=log)
     Pipeline(declaration).run()
-    before = operator.standing(declaration)
-    assert operator.compact(declaration).segments > 0
-    left = list(operator.messages(declaration, 0, before.end))
+    before = operations.standing(declaration)
+    assert operations.compact(declaration).segments > 0
+    left = list(operations.messages(declaration, 0, before.end))
     assert left[0] == given[0]._replace(offset=0), "the newest of C, though it is the oldest of all"
     assert len(left) < len(given) / 4
-    assert operator.standing(declaration).end == before.end
+    assert operations.standing(declaration).end == before.end
     offsets = b"".join(file.read_bytes() for file in sorted(offsets_folder(tmp_path, "c0").glob("*.log")))
     assert sorted(entry["key"] for entry in decode(offsets)) == [b"A", b"B", b"C"], "an offset for each namespace"
     again, c0.writes = Script([*given, *messages("AB", first=401)]), []

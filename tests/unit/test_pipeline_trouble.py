@@ -7,8 +7,8 @@ import pytest
 from support.pipelines import Script, Taking, declared, messages
 
 from harvest_lib.errors import PipelineError
-from harvest_lib.pipeline import operator
-from harvest_lib.pipeline.opened import parked
+from harvest_lib.pipeline import operations
+from harvest_lib.pipeline.folder import parked
 from harvest_lib.pipeline.pipeline import Pipeline
 
 
@@ -48,7 +48,7 @@ def test_a_writer_that_exits_did_not_take_what_it_was_given(tmp_path):
     with pytest.raises(PipelineError, match=r"(?s)did not take.*SystemExit: no more"):
         Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
     with pytest.raises(PipelineError, match="did not take offset 0"):
-        list(operator.step(declared(tmp_path, Script(), {"c0": c0})))
+        list(operations.step(declared(tmp_path, Script(), {"c0": c0})))
 
 
 def test_a_reader_that_exits_has_failed_and_not_ended(tmp_path):
@@ -77,7 +77,7 @@ def test_by_policy_what_a_transform_fails_at_is_parked(tmp_path):
     (line,) = parked(tmp_path, "c0")
     assert (line["offset"], line["namespace"], line["data"]) == (2, "A", '{"n":2}')
     assert "KeyError" in line["reason"]
-    assert operator.standing(declaration).writers[0].parked == 1
+    assert operations.standing(declaration).writers[0].parked == 1
 
 
 def test_a_transform_that_drops_a_message_has_it_acknowledged(tmp_path):
@@ -86,4 +86,4 @@ def test_a_transform_that_drops_a_message_has_it_acknowledged(tmp_path):
     declaration = declared(tmp_path, Script(messages("A" * 9)), {"c0": c0}, settings=settings)
     Pipeline(declaration).run()
     assert c0.offsets == [1, 3, 5, 7]
-    assert operator.standing(declaration).writers[0].position == 9
+    assert operations.standing(declaration).writers[0].position == 9

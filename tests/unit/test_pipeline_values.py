@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from harvest_lib.pipeline.adaptors.postgres_values import reader_of, text_of
+from harvest_lib.pipeline.adaptors.postgres.values import reader_of, text_of
 
 
 @pytest.mark.parametrize(

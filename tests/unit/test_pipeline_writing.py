@@ -4,11 +4,11 @@ import pytest
 from support.pipelines import Taking, messages
 
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.entries import packed
+from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
-from harvest_lib.pipeline.writing import Writing
+from harvest_lib.pipeline.writer_progress import Writing
 
 
 class Overtaken(OffsetLog):

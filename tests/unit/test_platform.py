@@ -16,12 +16,12 @@ from psycopg.conninfo import make_conninfo
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from infra.local import sessions
-from infra.local.airflow import Airflow, kafka_connections
-from infra.local.dagster import Dagster
-from infra.local.databases import kept_secret, sqlalchemy_url
-from infra.local.platform import Platform
-from infra.local.service import Plan, Service, ask
+from harvest_lib.local_stack import sessions
+from harvest_lib.local_stack.airflow import Airflow, kafka_connections
+from harvest_lib.local_stack.dagster import Dagster
+from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
+from harvest_lib.local_stack.platform import Platform
+from harvest_lib.local_stack.service import Plan, Service, ask
 
 DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
@@ -177,7 +177,7 @@ def test_what_ignores_the_end_is_ended_by_force(tmp_path):
 def test_the_guard_ends_what_it_was_told_of_once_nobody_tells_it_more():
     started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
     ended, kept = started
-    guard = subprocess.Popen([sys.executable, "-m", "infra.local.guard"], stdin=subprocess.PIPE, text=True)
+    guard = subprocess.Popen([sys.executable, "-m", "harvest_lib.local_stack.guard"], stdin=subprocess.PIPE, text=True)
     guard.stdin.write(f"{ended.pid}\n{kept.pid}\n-{kept.pid}\n")
     guard.stdin.flush()
 

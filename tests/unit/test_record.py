@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from harvest_lib.consume import Flag, MalformedId, pack, unpack
 from harvest_lib.errors import RecordError
-from harvest_lib.record import OutboxRecord, RecordLimits
-from harvest_lib.reserved import INTERNAL_TOPICS, misleading_header
+from harvest_lib.record import INTERNAL_TOPICS, OutboxRecord, RecordLimits, misleading_header
 
 LIMITS = RecordLimits()
 

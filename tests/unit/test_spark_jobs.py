@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.batches import BatchReport
-from spark_jobs.database import Tables, connect
 from spark_jobs.errors import SourceError
-from spark_jobs.flights import summarize
+from spark_jobs.example_flights.job import summarize
+from spark_jobs.example_flights.source import HEADER, published_source, unpack
 from spark_jobs.flights_to_outbox import main, parse_months
-from spark_jobs.promotion import Attempt, choose_attempts
 from spark_jobs.session import jdbc_jars
-from spark_jobs.source import HEADER, published_source, unpack
+from spark_jobs.sink.batches import BatchReport
+from spark_jobs.sink.database import Tables, connect
+from spark_jobs.sink.promotion import choose_attempts
+from spark_jobs.sink.statement import Attempt
 
 
 def attempt(partition: int, number: str, rows: int = 1) -> Attempt:

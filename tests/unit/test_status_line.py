@@ -7,7 +7,7 @@ import pytest
 
 from harvest_lib.cli.live import StatusLine
 from harvest_lib.cli.terminal import age, printable, watched
-from harvest_lib.harvester import State
+from harvest_lib.harvester.harvest import State
 
 
 class Harvest:

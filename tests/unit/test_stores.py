@@ -2,9 +2,9 @@
 
 from uuid import uuid4
 
-from harvest_lib.checkpoint import Checkpoint
-from harvest_lib.checkpoint_choice import Belonging, newest
-from harvest_lib.stores import PostgresStore
+from harvest_lib.checkpoints.choice import Belonging, newest
+from harvest_lib.checkpoints.stores import PostgresStore
+from harvest_lib.checkpoints.table import Checkpoint
 
 
 class Mirror:

@@ -8,9 +8,9 @@ import pytest
 from support.laps import Laps
 from support.rows import row
 
+from harvest_lib.batching.loop import TailLoop
 from harvest_lib.delivery import Committed, Failed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.tail_loop import TailLoop
 
 
 def loop_of(term):

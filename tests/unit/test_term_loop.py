@@ -8,7 +8,7 @@ from support.bench import Bench
 from support.fakes import FakeSource
 from support.rows import row
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd

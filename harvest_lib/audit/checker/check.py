@@ -6,6 +6,7 @@ from typing import Any
 from harvest_lib.audit.checker.checkpoints import Checkpoints
 from harvest_lib.audit.checker.deliveries import Deliveries
 from harvest_lib.audit.checker.effects import Effects
+from harvest_lib.audit.checker.failover_losses import Regressions
 from harvest_lib.audit.checker.finding import Findings, Verdict
 from harvest_lib.audit.checker.log import Log
 from harvest_lib.audit.checker.losses import Losses
@@ -13,8 +14,7 @@ from harvest_lib.audit.checker.parkings import Parkings
 from harvest_lib.audit.checker.polls import Polls
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import Records, Sighting
-from harvest_lib.audit.checker.regressions import Regressions
-from harvest_lib.audit.checker.remakes import Remakes
+from harvest_lib.audit.checker.recreated_topics import Remakes
 from harvest_lib.audit.checker.sequences import Sequences
 from harvest_lib.audit.checker.terms import Terms
 from harvest_lib.audit.checker.transactions import Transactions

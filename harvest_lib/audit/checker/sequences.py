@@ -9,11 +9,11 @@ from any place on, but without a gap up to where the key was.
 
 from collections import defaultdict
 
+from harvest_lib.audit.checker.failover_losses import TOOK_OVER, Regressions
 from harvest_lib.audit.checker.finding import Anomaly, Findings
 from harvest_lib.audit.checker.log import Log
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import Record, Sighting, WriteStory
-from harvest_lib.audit.checker.regressions import TOOK_OVER, Regressions
 from harvest_lib.audit.checker.terms import Terms
 
 _Copy = tuple[Sighting, Sighting, Anomaly, str | None]

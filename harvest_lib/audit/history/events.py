@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 
 EventType = Literal["invoke", "ok", "fail", "info"]
 Step = Literal["begin", "commit", "abort"]

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from pydantic import Field
 
-from harvest_lib.checkpoint import Checkpoint, Checkpoints, Subscription
+from harvest_lib.checkpoints.table import Checkpoint, Checkpoints
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
@@ -33,7 +33,7 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import Row
-from harvest_lib.scope import scoping
+from harvest_lib.source.filters import Subscription, scoping
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 

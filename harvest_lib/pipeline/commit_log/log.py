@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import LogDamaged, LogError, LogUnwritable, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
 from harvest_lib.pipeline.commit_log.compaction import Compacted

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import psycopg
 
+from harvest_lib.local_stack.process import tail
 from infra.chaos.disk import Disk
 from infra.chaos.faults.fault import Fault
 from infra.chaos.namespaces import mounts_lacking, own_mounts
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
-from infra.local.process import tail
 from infra.waiting import until
 
 _NO_ROOM = b"No space left on device"

@@ -14,14 +14,14 @@ import psutil
 import psycopg
 
 from harvest_lib.audit.history import Regress, Write, read_history
-from harvest_lib.deadline import boot_seconds
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault, Strike
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
-from infra.local.postgres import PostgresServer
-from infra.local.process import tail
 from infra.waiting import until
 
 _NAME = "chaos_standby"

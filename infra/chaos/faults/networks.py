@@ -10,7 +10,7 @@ from functools import partial
 from infra.chaos.faults.fault import REPLACED, Fault, Strike
 from infra.chaos.link import Way
 from infra.chaos.namespaces import networks_lacking
-from infra.chaos.road import Road, roads
+from infra.chaos.network_path import Road, roads
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
 

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.audit.history import Acknowledge, Event, Produce, Remake, from_line
-from harvest_lib.deadline import Deadline
+from harvest_lib.clock import Deadline
 from infra.chaos.faults.fault import Fault
 from infra.chaos.parked import count, has_stopped, is_stopping, retry_all, sets_aside
 from infra.chaos.system import TOPIC, System

@@ -1,0 +1,1 @@
+"""Starts Dagster jobs from Airflow, and waits for them."""

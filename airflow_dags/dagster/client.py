@@ -1,0 +1,305 @@
+"""Dagster's GraphQL as far as starting a run and following it needs it, for code that must not block.
+
+Answers are values; what went wrong is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable`
+may pass by itself: whoever gets it may ask again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from airflow_dags.dagster import queries
+from harvest_lib.errors import HarvestError
+
+FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
+
+_REQUEST_SECONDS = 30
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_EVIDENCE = 500
+
+
+class DagsterError(HarvestError):
+    """Dagster could not do what it was asked: the run, the job or the server named in the message is where to look."""
+
+
+class DagsterUnreachable(DagsterError):
+    """Dagster does not answer, for now: check DAGSTER_URL and whether the webserver runs."""
+
+
+class DagsterRefused(DagsterError):
+    """Dagster answers and says no: check credentials, versions and what was asked for."""
+
+
+class JobMissing(DagsterError):
+    """No code location has the job, or more than one has: name job and location as Dagster's UI shows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Where a job is found."""
+
+    name: str
+    repository: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as it was when asked for."""
+
+    run_id: str
+    status: str
+    tags: Mapping[str, str]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run will not change any more."""
+        return self.status in FINISHED
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended without success."""
+        return self.finished and self.status != "SUCCESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a run has done: steps that succeeded, checks as `asset:check`."""
+
+    steps: int
+    planned: frozenset[str]
+    passed: frozenset[str]
+    failed: frozenset[str]
+
+    @property
+    def not_evaluated(self) -> Sequence[str]:
+        """The checks that were planned and said nothing."""
+        return sorted(self.planned - self.passed - self.failed)
+
+
+class DagsterClient:
+    """Talk to one Dagster webserver. `url` may hold user and password; they are sent, and never shown."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare; nothing is sent yet, and an address that is none is found out by the first question."""
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL()
+        authentication = httpx.BasicAuth(parsed.username, parsed.password) if parsed.userinfo else None
+        usable = parsed.scheme in {"http", "https"} and bool(parsed.host)
+        self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/") if usable else ""
+        # Without TLS no certificates are read: that would hold up whoever shares the event loop.
+        encrypted = parsed.scheme == "https"
+        self._http = httpx.AsyncClient(auth=authentication, timeout=_REQUEST_SECONDS, verify=encrypted)
+
+    def run_url(self, run_id: str) -> str:
+        """Return where a person looks at the run."""
+        return f"{self.url}/runs/{run_id}"
+
+    async def find_job(self, name: str, location: str = "") -> Job:
+        """Return where the job is.
+
+        Raises JobMissing when it is nowhere, or in several locations and none was named; DagsterUnreachable when it may
+        be in one that does not load.
+        """
+        answer = _expect(await self._ask(queries.JOBS), "workspaceOrError", "Workspace")
+        entries = [entry for entry in answer["locationEntries"] if location in {"", entry["name"]}]
+        loaded = [(entry["name"], entry["locationOrLoadError"] or {}) for entry in entries]
+        jobs = [
+            Job(name=job["name"], repository=repository["name"], location=place)
+            for place, content in loaded
+            for repository in content.get("repositories", ())
+            for job in repository["jobs"]
+        ]
+        found = [job for job in jobs if job.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise JobMissing(
+                f"more than one code location has a job {name!r}",
+                evidence=", ".join(job.location for job in found),
+                next_step="name the location as well",
+            )
+        loading = [
+            f"{place}: {content.get('message', 'it is loading')}" for place, content in loaded if not _loads(content)
+        ]
+        if loading:
+            raise DagsterUnreachable(
+                f"Dagster cannot say whether it has a job {name!r}: a code location does not load",
+                evidence=_short("; ".join(loading)),
+                next_step=f"look at {self.url}/locations",
+            )
+        known = sorted({job.name for job in jobs if not job.name.startswith("__")})
+        raise JobMissing(
+            f"Dagster has no job {name!r}" + (f" in the code location {location!r}" if location else ""),
+            evidence=_short(f"its jobs: {', '.join(known) or 'none'}"),
+            next_step=f"look at {self.url}/jobs, then correct the name or the code location",
+        )
+
+    async def runs_with(self, tags: Mapping[str, str]) -> list[Run]:
+        """Return the runs that carry all the tags, the oldest first."""
+        variables = {"filter": {"tags": _tag_list(tags)}}
+        answer = _expect(await self._ask(queries.RUNS, variables), "runsOrError", "Runs")
+        found = sorted(answer["results"], key=lambda run: (run["creationTime"], run["runId"]))
+        return [_run(each) for each in found]
+
+    async def launch(self, job: Job, *, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+        """Start a run. When the connection breaks it may have been started nevertheless: look for its tags."""
+        parameters = {
+            "selector": {
+                "jobName": job.name,
+                "repositoryName": job.repository,
+                "repositoryLocationName": job.location,
+            },
+            "runConfigData": dict(run_config),
+            "executionMetadata": {"tags": _tag_list(tags)},
+        }
+        answer = await self._ask(queries.LAUNCH, {"executionParams": parameters})
+        return _run(_expect(answer, "launchRun", "LaunchRunSuccess")["run"])
+
+    async def run(self, run_id: str) -> Run | None:
+        """Return the run, None when Dagster no longer has it."""
+        answer = await self._ask(queries.RUN, {"runId": run_id})
+        if answer["runOrError"]["__typename"] == "RunNotFoundError":
+            return None
+        return _run(_expect(answer, "runOrError", "Run"))
+
+    async def failures(self, run_id: str) -> str:
+        """Say in one line what failed in a run: steps and their first messages."""
+        answer = _expect(await self._ask(queries.FAILURES, {"runId": run_id}), "runOrError", "Run")
+        steps = [each["stepKey"] for each in answer["stepStats"] if each["status"] == "FAILURE"]
+        said = [
+            f"{event.get('stepKey') or 'run'}: {_root(event['error'])}"
+            for event in answer["eventConnection"]["events"]
+            if event.get("error")
+        ]
+        return _short("; ".join(said) or (f"failed steps: {', '.join(steps)}" if steps else ""))
+
+    async def work(self, run_id: str) -> Work:
+        """Return what a run has done."""
+        planned, passed, failed = set[str](), set[str](), set[str]()
+        after: str | None = None
+        while True:
+            answer = _expect(await self._ask(queries.WORK, {"runId": run_id, "after": after}), "runOrError", "Run")
+            page = answer["eventConnection"]
+            for event in page["events"]:
+                if event["__typename"] == "AssetCheckEvaluationPlannedEvent":
+                    planned.add(_check(event))
+                elif event["__typename"] == "AssetCheckEvaluationEvent":
+                    (passed if event["evaluation"]["success"] else failed).add(_check(event["evaluation"]))
+            after = page["cursor"]
+            if not page["hasMore"]:
+                break
+        return Work(
+            steps=sum(each["status"] == "SUCCESS" for each in answer["stepStats"]),
+            planned=frozenset(planned),
+            passed=frozenset(passed),
+            failed=frozenset(failed),
+        )
+
+    async def terminate(self, run_id: str) -> None:
+        """Ask Dagster to end a run; one that has ended already is left alone."""
+        await self._ask(queries.TERMINATE, {"runId": run_id})
+
+    async def _ask(self, query: str, variables: Mapping[str, Any] | None = None) -> Any:
+        if not self.url:
+            # What was given is not shown: it may hold a password where we do not look for one.
+            raise DagsterRefused(
+                "it is not known where Dagster is",
+                evidence="DAGSTER_URL, where Airflow's triggerer runs, is not set or no web address",
+                next_step="set it to the webserver's, such as http://127.0.0.1:3000",
+            )
+        try:
+            response = await self._http.post(
+                f"{self.url}/graphql", json={"query": query, "variables": dict(variables or {})}
+            )
+        except httpx.TransportError as error:
+            raise DagsterUnreachable(
+                "Dagster does not answer",
+                evidence=f"{self.url}: {type(error).__name__} {error}".strip(),
+                next_step="check DAGSTER_URL, and that dagster-webserver runs there",
+            ) from error
+        if response.status_code in _TRANSIENT:
+            raise DagsterUnreachable(
+                "Dagster cannot answer",
+                evidence=f"{self.url}: HTTP {response.status_code}: {_short(response.text)}",
+                next_step="look at the log of dagster-webserver",
+            )
+        answer = _json(response)
+        if response.is_error or "data" not in answer or answer.get("errors"):
+            said = "; ".join(error["message"] for error in answer.get("errors") or ()) or response.text
+            raise DagsterRefused(
+                "Dagster refuses the request",
+                evidence=f"{self.url}: HTTP {response.status_code}: {_short(said)}",
+                next_step="check the credentials in DAGSTER_URL"
+                if response.status_code in {401, 403}
+                else "check that DAGSTER_URL is a dagster-webserver of version 1.13",
+            )
+        return answer["data"]
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    def __repr__(self) -> str:
+        """Show the address, without user and password."""
+        return f"DagsterClient({self.url!r})"
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        answer = response.json()
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _expect(answer: Any, field: str, kind: str) -> Any:
+    """Return the field's content when it is of the kind; else raise DagsterRefused with what Dagster said."""
+    content = answer[field]
+    if content["__typename"] == kind:
+        return content
+    said = content.get("message") or "; ".join(each["message"] for each in content.get("errors", ()))
+    raise DagsterRefused(
+        "Dagster refuses the run" if field == "launchRun" else "Dagster cannot answer the question",
+        evidence=_short(f"{content['__typename']}: {said}"),
+        next_step="correct the run's configuration" if "errors" in content else "look at the job in Dagster's UI",
+    )
+
+
+def _loads(location: Mapping[str, Any]) -> bool:
+    return "repositories" in location
+
+
+def _run(content: Mapping[str, Any]) -> Run:
+    tags = {tag["key"]: tag["value"] for tag in content["tags"]}
+    return Run(run_id=content["runId"], status=content["status"], tags=tags)
+
+
+def _check(content: Mapping[str, Any]) -> str:
+    return f"{'/'.join(content['assetKey']['path'])}:{content['checkName']}"
+
+
+def _root(error: Mapping[str, Any]) -> str:
+    """Return the first cause that has a message: the outer ones say only that a step failed."""
+    chain = [error, *error.get("causes", ())]
+    return " ".join(str(chain[-1]["message"]).split())
+
+
+def _tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in tags.items()]
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _EVIDENCE else f"{words[:_EVIDENCE]}…"

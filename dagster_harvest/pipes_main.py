@@ -1,0 +1,84 @@
+"""Run a module as a program under Dagster Pipes: `python -m dagster_harvest.pipes_main MODULE ARGUMENTS…`.
+
+What it writes to standard output comes back as the run's log, line by line, and a line that is a JSON object also as a
+message; what it writes to standard error comes back as errors. The module itself knows nothing of Dagster. Java writes
+past Python: that is in the run's captured output.
+"""
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dagster_pipes import PipesContext, open_dagster_pipes
+
+SAID_VARIABLE = "HARVEST_PIPED_SAID"
+"""Names a file that takes what was written to standard error, for whoever has to tell why a job failed."""
+
+WELL_VARIABLE = "HARVEST_PIPED_WELL"
+"""Exit codes, commas between them, that are no failure of the run: an audit that finds something has done its work."""
+
+
+class Lines(io.TextIOBase):
+    """A stream that hands on whole lines."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self._hear = hear
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._hear(line)
+        return len(text)
+
+    def close(self) -> None:
+        if self._rest.strip():
+            self._hear(self._rest)
+        self._rest = ""
+
+
+def main() -> int:
+    """Run the module that the command line names; return its exit code."""
+    module, *arguments = sys.argv[1:]
+    said = os.environ.get(SAID_VARIABLE)
+    with open_dagster_pipes() as pipes:
+        out, error = Lines(lambda line: _out(pipes, line)), Lines(lambda line: _error(pipes, line, said))
+        sys.argv = [module, *arguments]
+        code: object = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except SystemExit as exit_:
+                code = exit_.code
+        out.close()
+        error.close()
+        if code is None or isinstance(code, int):
+            is_well = str(code) in os.environ.get(WELL_VARIABLE, "").split(",")
+            return 0 if code is None or is_well else code
+        _error(pipes, str(code), said)
+        return 1
+
+
+def _out(pipes: PipesContext, line: str) -> None:
+    pipes.log.info(line)
+    with contextlib.suppress(json.JSONDecodeError):
+        message = json.loads(line)
+        if isinstance(message, dict):
+            pipes.report_custom_message(message)
+
+
+def _error(pipes: PipesContext, line: str, said: str | None) -> None:
+    pipes.log.error(line)
+    if said:
+        with Path(said).open("a") as file:
+            file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""What becomes of records that can never be sent, where a table that is marked is harvested in batches: they are moved
+out of the outbox into the table of parked records, as `TermLoop` does it (`harvest_lib.outbox.parking_rules`).
+
+Promises
+- What is parked is out of the outbox, durably, before the page that it came with is sent; its id is in no position
+  that is kept after that, so it is not purged if people put it back.
+- Under `hold_key` nothing of a key is sent that comes after a record of it that is parked. If people release a key
+  while more of it is being held, everything is marked anew (`is_stale`), so that what they put back goes first.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from harvest_lib.batching.parking import Knowledge
+from harvest_lib.config.limits import Policy
+from harvest_lib.outbox.parking_rules import Held, Parking
+from harvest_lib.record import Row
+from harvest_lib.source import MarkPages, Position
+
+
+class MarkShelf:
+    """What one term parks; in the place of `parking.Shelf`. Nothing is sent again from here: what people put
+    back is marked."""
+
+    is_empty = True
+    lowest: int | None = None
+
+    def __init__(self, policy: Policy, topics: Knowledge, pages: MarkPages) -> None:
+        self._parking = Parking(policy, self._refused)
+        self._topics = topics
+        self._pages = pages
+        self._largest: int | None = None
+        self._first: dict[Held, int] = {}  # of each key in its topic the lowest id parked since the source was opened
+        self._holds = policy == "hold_key"
+        self.is_full = False
+        """Never: what is found is written at once."""
+        self.is_stale = False
+        """True once a key was released whose records are held here: begin anew."""
+
+    def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
+        self._parking.begin()
+        self._first.clear()
+        self.is_stale = False
+        return True
+
+    def sieve(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
+        self._largest = largest
+        parked = self._pages.parked
+        if self._first:
+            parked = {**self._first, **parked}
+        good = self._parking.sieve(rows, parked)
+        self.write()
+        return good
+
+    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have what was parked since
+        return self._pages.position()
+
+    def suspects(self, rows: Sequence[Row], largest: int) -> set[int]:
+        return self._topics.oversized(rows, largest)
+
+    def blame(self, row: Row, reason: str) -> None:
+        self._topics.blame(row[1], reason)
+
+    def park(self, row: Row, reason: str) -> bool:
+        self._parking.refuse(row, reason)
+        return self.write()
+
+    def write(self) -> bool:
+        if not self._parking.has_work:
+            return True
+        refused, behind = self._parking.work()
+        released = self._pages.park(refused, behind)
+        if self._holds:
+            self._first.update(self._parking.refused_keys)
+        self.is_stale = self._parking.done(refused, behind, released) or self.is_stale
+        return True
+
+    def due(self, limit: int) -> list[int]:  # noqa: ARG002 - as above
+        return []
+
+    def ask_anew(self) -> None:
+        self._topics.forget()
+
+    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return rows
+
+    def release(self, ids: Sequence[int]) -> bool:  # noqa: ARG002 - as above
+        return True
+
+    def _refused(self, rows: Sequence[Row]) -> Mapping[int, str]:
+        return self._topics.refused(rows, self._largest)

@@ -1,0 +1,222 @@
+"""What one subscription's shard could not send, by id: the table `<outbox>_set_aside`. Records stay in the outbox.
+
+Promises
+- Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that whoever
+  raises it finds either all of a write, or none and none later.
+- A write is on disk when it returns.
+- An entry is of one row: that with its id and transaction id. Another row with the same id (`TRUNCATE … RESTART
+  IDENTITY`) is not parked, and an entry whose row is gone holds nobody. Entries of earlier versions have no transaction
+  id and go by the id alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox.parking_rules import Held
+from harvest_lib.source import Selection
+
+_MAY_MATCH = """
+SELECT has_column_privilege(attrelid, attnum, 'SELECT') AND has_column_privilege(attrelid, attnum, 'INSERT')
+FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attname = 'transaction_id' AND NOT attisdropped
+"""
+
+_MATCHES = """
+({entry}.transaction_id IS NULL OR EXISTS (
+  SELECT FROM {outbox} AS o WHERE o.{id} = {entry}.id AND o.{transaction_id} = {entry}.transaction_id
+))
+"""
+
+_ITS_TRANSACTION = ", coalesce((SELECT o.{transaction_id} FROM {outbox} AS o WHERE o.{id} = r.id LIMIT 1), '0'::xid8)"
+
+_MATCHING = """
+SELECT s.id FROM {set_aside} AS s
+WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND {s_matches}
+"""
+
+_LOAD = """
+SELECT kafka_topic, kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {set_aside} AS s
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND {s_matches} GROUP BY 1, 2, 3
+"""
+
+_LEADS = """
+leads AS (
+  SELECT FROM {subscriptions}
+  WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s FOR SHARE
+)
+"""
+
+# Entries of other rows with these ids, which make room. Not an update, for which another privilege would be needed.
+_REPLACE = f"""
+WITH {_LEADS}
+DELETE FROM {{set_aside}} AS s USING leads
+WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
+"""  # noqa: S608 - it is above
+
+# What is parked once more is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
+_ADD = f"""
+WITH {_LEADS}, added AS (
+  INSERT INTO {{set_aside}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held{{column}})
+  SELECT %(subscription)s, %(shard)s, r.*{{value}} FROM leads, unnest(
+    %(ids)s::bigint[], %(topics)s::text[], %(keys)s::text[], %(reasons)s::text[], %(helds)s::boolean[]
+  ) AS r (id, kafka_topic, kafka_key, reason, held)
+  ON CONFLICT (subscription, id) DO UPDATE SET reason = excluded.reason, held = false, retry = false
+  WHERE NOT excluded.held
+)
+SELECT count(*) FROM leads
+"""  # noqa: S608 - it is above
+
+
+# The lowest of a key in its topic is parked, and keeps the others, unless somebody has dropped it or wants it sent. One
+# that is held was so when keys were held whatever the topic.
+_MOVED = """
+SELECT known.topic, known.key
+FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
+LEFT JOIN {set_aside} AS s ON s.subscription = %(subscription)s AND s.id = known.id
+WHERE s.id IS NULL OR s.held OR s.retry OR NOT {s_matches}
+"""
+
+_DUE = """
+SELECT s.id FROM (
+  SELECT moved.topic, moved.key, (
+    SELECT min(p.id) FROM {set_aside} AS p
+    WHERE p.kafka_topic = moved.topic AND p.kafka_key = moved.key AND p.subscription = %(subscription)s
+      AND p.shard = %(shard)s AND NOT p.held AND NOT p.retry AND {p_matches}
+  ) AS stays
+  FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(keys)s::text[]) AS each (topic, key)) AS moved
+) AS first
+JOIN {set_aside} AS s
+  ON s.kafka_topic = first.topic AND s.kafka_key = first.key AND s.subscription = %(subscription)s
+  AND s.shard = %(shard)s
+WHERE (first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)) AND {s_matches}
+ORDER BY s.id LIMIT %(limit)s
+"""
+
+_RELEASE = f"""
+WITH {_LEADS}, released AS (
+  DELETE FROM {{set_aside}} AS s USING leads WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[])
+)
+SELECT count(*) FROM leads
+"""  # noqa: S608 - as above
+
+
+class Entry(NamedTuple):
+    """One record to be set aside."""
+
+    id: int
+    topic: str
+    key: str
+    reason: str
+    held: bool
+
+
+class SetAside:
+    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` says which rows
+    the outbox has, by which entries are told apart; without it, or the grants for it, entries go by their ids alone.
+
+    All calls raise DatabaseUnavailable when the database cannot be asked.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        table: sql.Identifier,
+        subscriptions: sql.Identifier,
+        rows: Selection | None = None,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._table = table
+        self._names = {"set_aside": in_statement(table), "subscriptions": in_statement(subscriptions)}
+        self._by_row = rows is not None
+        self._is_checked = rows is None
+        self._fill(rows)
+
+    def _fill(self, rows: Selection | None) -> None:
+        names: dict[str, sql.Composable] = {**self._names, "column": sql.SQL(""), "value": sql.SQL("")}
+        names |= {"s_matches": sql.SQL("true"), "p_matches": sql.SQL("true")}
+        if rows is not None:
+            its = {
+                "outbox": in_statement(rows.table),
+                **{each: _column(rows, each) for each in ("id", "transaction_id")},
+            }
+            names |= {"column": sql.SQL(", transaction_id"), "value": sql.SQL(_ITS_TRANSACTION).format(**its)}
+            names |= {f"{each}_matches": sql.SQL(_MATCHES).format(entry=sql.SQL(each), **its) for each in ("s", "p")}
+        self._matching, self._load, self._replace, self._add, self._moved, self._due, self._release = (
+            sql.SQL(each).format(**names) for each in (_MATCHING, _LOAD, _REPLACE, _ADD, _MOVED, _DUE, _RELEASE)
+        )
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        connection = self._checkpoints.connected()
+        if not self._is_checked:
+            row = connection.execute(_MAY_MATCH, {"table": self._table.as_string(None)}).fetchone()
+            self._is_checked = True
+            if row != (True,):
+                self._by_row = False
+                self._fill(None)
+        return connection
+
+    def matching(self, ids: Sequence[int]) -> set[int]:
+        """Return those of the ids that are listed, and of the rows that have them now."""
+        with translated():
+            rows = self._connected().execute(self._matching, {**self._checkpoints.holder, "ids": list(ids)}).fetchall()
+        return {record_id for (record_id,) in rows}
+
+    def load(self, *, each: bool) -> list[tuple[Held, int]]:
+        """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
+        values = {**self._checkpoints.holder, "each": each}
+        with translated():
+            rows = self._connected().execute(self._load, values).fetchall()
+        return [((topic, key), record_id) for topic, key, _, record_id in rows]
+
+    def add(self, entries: Sequence[Entry]) -> bool:
+        """Set records aside: one that is there already is parked if it was held, and never held if it was parked.
+        False if we were deposed."""
+        values: dict[str, Any] = {
+            **self._checkpoints.holder,
+            "ids": [entry.id for entry in entries],
+            "topics": [entry.topic for entry in entries],
+            "keys": [entry.key for entry in entries],
+            "reasons": [entry.reason for entry in entries],
+            "helds": [entry.held for entry in entries],
+        }
+        with translated():
+            connection = self._connected()
+            with connection.transaction():
+                if self._by_row:
+                    connection.execute(self._replace, values)
+                row = connection.execute(self._add, values).fetchone()
+        return row is not None and bool(row[0])
+
+    def moved(self, known: Sequence[tuple[Held, int]]) -> list[Held]:
+        """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
+        values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
+        with translated():
+            rows = self._connected().execute(self._moved, values).fetchall()
+        return [(topic, key) for topic, key in rows]
+
+    def due(self, keys: Sequence[Held], limit: int, *, keep_order: bool) -> list[int]:
+        """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
+        values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
+        with translated():
+            rows = self._connected().execute(self._due, values).fetchall()
+        return [record_id for (record_id,) in rows]
+
+    def release(self, ids: Sequence[int]) -> bool:
+        """Forget records, which are in Kafka by now or nowhere any more; False if we were deposed."""
+        values = {**self._checkpoints.holder, "ids": list(ids)}
+        with translated():
+            row = self._connected().execute(self._release, values).fetchone()
+        return row is not None and bool(row[0])
+
+
+def _apart(keys: Sequence[Held]) -> dict[str, list[str]]:
+    return {"topics": [topic for topic, _ in keys], "keys": [key for _, key in keys]}
+
+
+def _column(rows: Selection, name: str) -> sql.Composable:
+    column = rows.columns[name]
+    return in_statement(column) if isinstance(column, sql.Identifier) else column

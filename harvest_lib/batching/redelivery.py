@@ -1,0 +1,74 @@
+"""What is sent again in a lap: what people asked for, of what was set aside.
+
+Looked for about once a second, while anything is set aside. Only records that the source has passed since it was opened
+may be sent so, or it would bring them once more: whoever asks here makes sure of that.
+"""
+
+import logging
+from typing import NamedTuple
+
+from harvest_lib.batching.batch_size import LapSize
+from harvest_lib.batching.key_barrier import Gate
+from harvest_lib.batching.marked_parking import MarkShelf
+from harvest_lib.batching.parking import Shelf
+from harvest_lib.clock import boot_seconds
+from harvest_lib.record import Row
+from harvest_lib.source import PagedSource
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+"""What is set aside is looked at this often: somebody may want it sent again."""
+_LOOKING_SHARE = 0.1
+"""And looking takes no more of the time than this."""
+_BUSY_SECONDS = 0.01
+_SHOWN = 10
+
+
+class Again(NamedTuple):
+    """The rows to be sent, and all the ids to be forgotten then: theirs, and those that are nowhere any more."""
+
+    rows: list[Row]
+    ids: list[int]
+
+
+class Retries:
+    """What one term sends again. `size` bounds its laps, and hears what becomes of them."""
+
+    def __init__(self, source: PagedSource, shelf: Shelf | MarkShelf) -> None:
+        self.size = LapSize()
+        self._source = source
+        self._shelf = shelf
+        self._look_at = self._ask_at = 0.0
+
+    @property
+    def may_look(self) -> bool:
+        """Tell whether something is set aside, and it is time to look what people say to it."""
+        return not self._shelf.is_empty and boot_seconds() >= self._look_at
+
+    def next(self, gate: Gate) -> Again | None:
+        """Return what is to go in a lap of its own, or None. What cannot be sent even now is left to the shelf to write
+        down. Raises RecordError under `stop`."""
+        began = boot_seconds()
+        due = self._shelf.due(min(self.size.records, self.size.page))
+        now = boot_seconds()
+        if not due:
+            self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
+            return None
+        rows = self._source.load(due)
+        looked_for = due if not rows else due[: due.index(rows[-1][0]) + 1]
+        self.size.measured(rows, len(due))
+        if now >= self._ask_at:
+            self._shelf.ask_anew()
+            self._ask_at = now + _LOOK_SECONDS
+        sendable = self._shelf.sendable(rows)
+        alone = self._shelf.suspects(sendable, self.size.largest)
+        place = next((place for place, row in enumerate(sendable) if row[0] in alone), len(sendable))
+        picked = list(gate.pick(sendable[: place or 1]))
+        gone = sorted(set(looked_for).difference(row[0] for row in rows))
+        if gone:
+            _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
+        elif not picked and len(sendable) == len(rows):
+            self._look_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
+            return None
+        return Again(picked, [*gone, *(row[0] for row in picked)])

@@ -1,0 +1,218 @@
+"""Which checkpoint counts: Kafka's, or its mirror in Postgres. Pure, but for what it is told to ask.
+
+Promises
+- A checkpoint of another outbox never counts, whatever the names are. One that does not say of which it is, as older
+  versions wrote it, counts where it can be shown to be ours.
+- One that no leader of this subscription and shard can have written never counts: of an epoch that Postgres did not
+  give, of a leader that it has not recorded, of a generation that is still to come, or with a position that is none.
+- After a failover Postgres may have lost epochs that it gave: those of another timeline are not judged by it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.outbox.identity import OutboxIdentity
+from harvest_lib.source.mark_batches import decode_ids
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.server_identity import lsn_number
+
+_SETTINGS = {"group": "`leaderGroupID`", "topic": "`checkpointTopic`"}
+_GENERATION_SLACK_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belonging:
+    """What a checkpoint in Kafka is compared with. `outbox` is the older form of the identity, database and table;
+    `identity` is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
+
+    outbox: str
+    identity: OutboxIdentity | None = None
+    subscription: str = ""
+    shard: int = 0
+    source: str = ""
+    older_led: bool = False
+    """Whether a leader since the mirror's was of a version that does not say who it is."""
+    timeline: str | None = None
+    """The server's, now; None if it is not known."""
+    leaders: Mapping[str, str] = field(default_factory=dict)
+    is_same: Callable[[OutboxIdentity], bool] = lambda _identity: False
+    """Tells whether another identity is that of the same table."""
+    has_unique_name: Callable[[], bool] = lambda: False
+    """Tells whether no other table of the database has the name."""
+    written_under: Mapping[str, Any] = field(default_factory=dict)
+    """The group, and the topic's name and id, as they are now."""
+
+    def owns(self, record: Mapping[str, Any], mirror: Checkpoint) -> bool:
+        """Tell whether a checkpoint says that it is of our outbox, or of what that was before people said so."""
+        if self.identity is None or "identity" not in record:
+            return record.get("outbox") in {self.outbox, *mirror.origin.get("was", ())}
+        try:
+            theirs = OutboxIdentity.parse(str(record["identity"]))
+        except ValueError:
+            return False
+        return str(theirs) in mirror.origin.get("was", ()) or self.is_same(theirs)
+
+
+def judged(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> str:
+    """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
+
+    One of another outbox, or of another generation, is not judged: `newest` says what that means. Nor is one that does
+    not count, as the mirror's is later.
+    """
+    if not ours.owns(record, mirror) or record["generation"] < mirror.generation:
+        return ""
+    try:
+        _check_position(record["position"], ours.source)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        return f"its position is none of source {ours.source}: {error!r}"[:200]
+    if record["generation"] > time.time() + _GENERATION_SLACK_SECONDS:
+        return f"its generation is {record['generation']}: generations begin with the time that they are made at"
+    if ours.identity is None or record["generation"] != mirror.generation:
+        return ""
+    if mirror.kept_in != "kafka" and record["number"] <= mirror.number:
+        return ""
+    if "identity" not in record:
+        is_older = ours.older_led or "identity" not in mirror.origin
+        return "" if is_older else "it does not say who wrote it, and all leaders since the mirror's would have"
+    if (record.get("subscription"), record.get("shard")) != (ours.subscription, ours.shard):
+        return f"it is of subscription {record.get('subscription')!r}, shard {record.get('shard')!r}"
+    if is_of_another_timeline(record, ours, mirror):
+        return ""
+    epoch, leader_id = record.get("epoch"), record.get("leader_id")
+    if str(epoch) not in ours.leaders:
+        return f"it is of epoch {epoch!r}, which Postgres gave to nobody since the mirror was written"
+    if ours.leaders[str(epoch)] != leader_id:
+        return f"it is of leader {leader_id!r}, but epoch {epoch} was that of {ours.leaders[str(epoch)]}"
+    return ""
+
+
+def is_of_another_timeline(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> bool:
+    """Tell whether a standby was promoted since a checkpoint, or its mirror, was written."""
+    at_mirror = _timeline(mirror.origin, mirror.position) or ours.timeline
+    written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
+    return ours.timeline is not None and written != {ours.timeline}
+
+
+def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> str | None:
+    found = origin.get("timeline") or ((position or {}).get("server") or {}).get("timeline")
+    return None if found is None else str(found)
+
+
+def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belonging, place: str) -> Checkpoint:
+    """Return where a subscription stands, from its mirror in Postgres and what Kafka has.
+
+    Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile. Raises
+    CheckpointError when Kafka has lost what the mirror knows it had, or has the checkpoint of another outbox.
+    """
+    if record is not None:
+        check_outbox(mirror, record, ours, place)
+    theirs = Checkpoint.of_json(record) if record is not None else None
+    if theirs is not None and theirs.generation > mirror.generation:
+        raise CheckpointError(
+            f"{place} is ahead of the database",
+            evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
+            next_step="anchor the subscription anew: `harvest subscriptions rewind … --to beginning|now|SNAPSHOT`",
+        )
+    if mirror.kept_in != "kafka":
+        same = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
+        return _kept(theirs, ours) if theirs is not None and same else mirror
+    if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
+        raise _behind(mirror, theirs, ours, place)
+    return _kept(theirs, ours)
+
+
+def _kept(theirs: Checkpoint, ours: Belonging) -> Checkpoint:
+    """Return Kafka's checkpoint; one that does not say whose it is as one that is to be written there again."""
+    is_of_before = ours.identity is not None and "identity" not in theirs.origin
+    return replace(theirs, kept_in="postgres" if is_of_before else "kafka")
+
+
+def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, place: str) -> CheckpointError:
+    """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
+    numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
+    before, now = mirror.origin.get("kafka", {}), ours.written_under
+    anew = (
+        "going on could repeat records: anchor the subscription anew, from the mirror with "
+        "`harvest subscriptions rewind … --to mirror`"
+    )
+    if moved := [name for name in ("group", "topic") if name in before and name in now and before[name] != now[name]]:
+        changes = ", ".join(f"{_SETTINGS[each]} was {before[each]!r} and is {now[each]!r}" for each in moved)
+        return CheckpointError(
+            f"{place} is not the one that the subscription was delivered under: the configuration names another",
+            evidence=f"{changes}; {numbers}",
+            next_step=f"set it back to what it was; if it was changed on purpose, {anew}",
+        )
+    ids = before.get("topic_id"), now.get("topic_id")
+    cause, evidence = "the topic was made anew, or lost records", numbers
+    if all(ids):
+        evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
+        cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and made anew"
+    return CheckpointError(f"{place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=anew)
+
+
+def check_outbox(mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, place: str) -> None:
+    """Raise CheckpointError unless a checkpoint is of our outbox, or of what that was before people said so."""
+    if not ours.owns(record, mirror):
+        raise CheckpointError(
+            f"{place} belongs to another outbox: two configurations share one name",
+            evidence=f"it is of {_spelled(record.get('outbox'), record.get('identity'))}, this is "
+            f"{_spelled(ours.outbox, ours.identity)}",
+            next_step="give one of them another `leaderGroupID` or `subscription`; if the other outbox is gone for "
+            "good, delete the topic",
+        )
+    if "identity" not in record and ours.identity is not None and record["generation"] >= mirror.generation:
+        _check_older(mirror, record, ours, ours.identity, place)
+
+
+def _check_older(
+    mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, identity: OutboxIdentity, place: str
+) -> None:
+    """Raise unless one that has but the names of database and table can be shown to be of our outbox."""
+    system = ((record["position"] or {}).get("server") or {}).get("system", identity.system)
+    if system != identity.system:
+        raise ServerRegressed(
+            f"{place} did not come from this server",
+            evidence=f"its system identifier is {identity.system}, the checkpoint's {system}",
+            next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
+            "`harvest subscriptions move`",
+        )
+    is_mirrored = (record["number"], record["position"]) == (mirror.number, mirror.position)
+    if not is_mirrored and not ours.has_unique_name():
+        raise CheckpointError(
+            f"{place} cannot be shown to be of this outbox: it may belong to another outbox of the same name",
+            evidence=f"it is of {record['outbox']}, and the database has several tables of that name; "
+            f"its number is {record['number']}, the mirror's {mirror.number}",
+            next_step="if the other one uses this name, give one of them another `leaderGroupID` or `subscription`; "
+            f"else go on from the mirror: `harvest subscriptions rewind {ours.subscription} --to mirror`",
+        )
+
+
+def _check_position(position: Mapping[str, Any] | None, source: str) -> None:
+    """Raise if a position is not one that the source can go on from."""
+    if position is None or not source:
+        return
+    if position.get("source") != source:
+        raise ValueError(f"source {position.get('source')!r}")
+    match source:
+        case "snapshot":
+            Snapshot.parse(position["prev"])
+            if "cur" in position:
+                Snapshot.parse(position["cur"])
+                int(position["after"])
+        case "transaction_id":
+            int(position["transaction_id"]), int(position["id"])
+        case _:
+            decode_ids(position["ids"])
+    for each in (*position.get("deferred", ()), *position.get("retried", ())):
+        int(each)
+    if place := position.get("server"):
+        lsn_number(place["lsn"])
+        int(place["timeline"], 16), str(place["system"])
+
+
+def _spelled(name: object, identity: object) -> str:
+    return f"{name} ({identity})" if identity else str(name)

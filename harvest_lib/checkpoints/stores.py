@@ -1,0 +1,248 @@
+"""The stores of checkpoints: Postgres, with or without what is to be acknowledged, or Kafka with a mirror there."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaException
+
+from harvest_lib.checkpoints.choice import Belonging, check_outbox, is_of_another_timeline, judged, newest
+from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
+from harvest_lib.checkpoints.topic import (
+    Found,
+    ensure_checkpoint_topic,
+    hidden_by_a_transaction,
+    read_checkpoints,
+    topic_id,
+)
+from harvest_lib.clock import boot_seconds
+from harvest_lib.consume import Intent
+from harvest_lib.delivery import CheckpointPlace, Offer
+from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
+from harvest_lib.outbox.identity import has_unique_name, is_same_table
+from harvest_lib.source.server_identity import timeline
+
+Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
+"""Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
+there. Raises KafkaUnavailable."""
+
+_log = logging.getLogger(__name__)
+
+_ASK_SECONDS = 5.0
+"""Whether a topic is there again, to which acknowledgements are owed, is asked this often."""
+_LEAP = 1_000_000_000
+
+
+class PostgresStore:
+    """`Store` in the table of subscriptions."""
+
+    kept_in = "postgres"
+
+    def __init__(self, checkpoints: Checkpoints, acknowledge: Acknowledge) -> None:
+        """`acknowledge` writes what a leader may have died before it wrote it, whatever that delivered by."""
+        self._checkpoints = checkpoints
+        self._acknowledge = acknowledge
+        self._owed: Sequence[Sequence[Any]] = ()  # what could not be written: the topic may be there again some day
+        self._ask_at = 0.0
+        self._mirror = Checkpoint(generation=0)
+
+    def lead(self, leader_id: UUID) -> None:
+        self._mirror = self._checkpoints.lead(leader_id)
+
+    def standing(self) -> Standing:
+        standing, checkpoint = self._checkpoints.standing()
+        self._mirror = checkpoint or self._mirror
+        return standing
+
+    def stands(self) -> Checkpoint:
+        self._acknowledge_again()
+        if self._mirror.kept_in == "postgres":
+            return self._mirror
+        # Kafka's may be ahead of its mirror: numbers that go on from here are above those that it has given.
+        return replace(self._mirror, number=self._mirror.number + _LEAP)
+
+    def offer(self, _checkpoint: Checkpoint, /) -> Offer:
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        if self._owed and boot_seconds() >= self._ask_at:
+            with suppress(KafkaUnavailable):  # then it is asked again later
+                self._acknowledge_owed(self._owed)
+        if self._owed:
+            checkpoint = replace(checkpoint, intents=[*checkpoint.intents, *self._owed])
+        saved = self._checkpoints.save(checkpoint)
+        self._mirror = checkpoint if saved else self._mirror
+        return saved
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+    def _acknowledge_again(self) -> None:
+        self._acknowledge_owed(self._mirror.intents)
+
+    def _acknowledge_owed(self, kept: Sequence[Sequence[Any]]) -> None:
+        self._ask_at = boot_seconds() + _ASK_SECONDS
+        intents = [Intent.of_json(list(each)) for each in kept]
+        owed = self._acknowledge(intents) if intents else ()
+        if owed:
+            _log.warning("acknowledgements_owed", extra={"topics": sorted({each.topic for each in owed})})
+        self._owed = [each.to_json() for each in owed]
+
+
+class IntentStore(PostgresStore):
+    """`Store` in the table of subscriptions, each lap's together with the acknowledgements that make readers see it."""
+
+    def stands(self) -> Checkpoint:
+        checkpoint = self._checkpoints.renew()
+        if checkpoint is None:  # whoever leads now acknowledges; `standing` says so
+            return self._mirror
+        self._mirror = checkpoint
+        return super().stands()
+
+    def offer(self, checkpoint: Checkpoint, /) -> Offer:
+        return lambda intents: super(IntentStore, self).save(
+            replace(checkpoint, intents=[intent.to_json() for intent in intents])
+        )
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        is_kept = (checkpoint.generation, checkpoint.number) == (self._mirror.generation, self._mirror.number)
+        return is_kept or super().save(checkpoint)
+
+
+class KafkaStore(PostgresStore):
+    """`Store` in the checkpoint topic, inside the transactions. `outbox` names database and table, as checkpoints of
+    before did alone; `kafka` are the base settings of the user."""
+
+    kept_in = "kafka"
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        kafka: Mapping[str, object],
+        place: CheckpointPlace,
+        outbox: str,
+        *,
+        group: str = "",
+        acknowledge: Acknowledge,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+    ) -> None:
+        super().__init__(checkpoints, acknowledge)
+        self._group = group
+        self._kafka = kafka
+        self._place = place
+        self._outbox = outbox
+        self._consumer_provider = consumer_provider
+
+    def stands(self) -> Checkpoint:
+        self._acknowledge_again()
+        place = self._place
+        under = {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()}
+        self._checkpoints.sign(kafka={name: value for name, value in under.items() if value})
+        ours = self._belonging(under)
+        if ours.timeline is not None:
+            self._checkpoints.sign(timeline=ours.timeline)
+        try:
+            record = self._read(ours)
+        except TopicMissing:  # it was there when we started
+            record = self._read_anew(ours)
+        try:
+            return newest(self._mirror, record, ours=ours, place=self._where)
+        except CheckpointError as error:
+            hidden = hidden_by_a_transaction(self._kafka, place.topic, place.partition, self._consumer_provider)
+            if hidden is None:
+                raise
+            raise CheckpointError(
+                f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
+                evidence=f"partition {place.partition} has {hidden}; {error.cause}, {error.evidence}",
+                next_step="end it with `kafka-transactions.sh find-hanging` and `abort`, in the records' topics too; "
+                "that takes back what it sent, so go back to before it: `harvest subscriptions rewind … --to SNAPSHOT`",
+            ) from error
+
+    @property
+    def _where(self) -> str:
+        return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
+
+    def refuse_another(self) -> None:
+        """Raise CheckpointError if what is in Kafka says that it is of another outbox. Nobody is deposed by asking."""
+        mirror = self._checkpoints.look()
+        ours = self._belonging()
+        with suppress(TopicMissing):
+            for found in self._find(ours, mirror):
+                if "identity" in found.record:
+                    check_outbox(mirror, found.record, ours, self._where)
+
+    def _read_anew(self, ours: Belonging) -> Mapping[str, Any] | None:
+        """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,
+        and a topic that is not ours to see is said not to be there: both may pass."""
+        try:
+            ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
+            return self._read(ours)
+        except TopicMissing as error:
+            refused = isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0])
+            kind = KafkaAccessDenied if refused else KafkaUnavailable
+            raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
+
+    def _read(self, ours: Belonging) -> Mapping[str, Any] | None:
+        """Return what Kafka has of a leader of ours. What people have placed counts over what is no checkpoint."""
+        is_placed = self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
+        found = self._find(ours, self._mirror, to_sound=is_placed)
+        if not found:
+            return None
+        if is_placed or not found[0].trouble:
+            self._checkpoints.forget_leaders(found[-1].record)
+            if is_of_another_timeline(found[-1].record, ours, self._mirror):
+                _log.warning("standby_was_promoted", extra={"timeline": ours.timeline, "checkpoint": self._where})
+            return found[-1].record
+        name = self._checkpoints.holder["subscription"]
+        raise CheckpointError(
+            f"what is {self._where} was not written by a leader of this subscription",
+            evidence=f"topic {self._place.topic}, partition {self._place.partition}, offset {found[0].offset}: "
+            f"{found[0].trouble}",
+            next_step="see who may write to that topic, and whether Postgres was restored or failed over, and lacks "
+            "what was written last: then the checkpoint may be right, and `harvest audit` tells what is in Kafka; "
+            "go on from the mirror in Postgres, which may repeat what was delivered since: "
+            f"`harvest subscriptions rewind {name} --to mirror`",
+        )
+
+    def _find(self, ours: Belonging, mirror: Checkpoint, *, to_sound: bool = False) -> Sequence[Found]:
+        place = self._place
+        return read_checkpoints(
+            self._kafka,
+            place.topic,
+            place.partition,
+            place.key,
+            self._consumer_provider,
+            judge=lambda record: judged(record, ours, mirror),
+            to_sound=to_sound,
+        )
+
+    def _belonging(self, written_under: Mapping[str, Any] | None = None) -> Belonging:
+        checkpoints, identity = self._checkpoints, self._checkpoints.identity
+        if identity is None:
+            return Belonging(outbox=self._outbox)
+        connection = checkpoints.connected()
+        return Belonging(
+            outbox=self._outbox,
+            identity=identity,
+            subscription=checkpoints.holder["subscription"],
+            shard=checkpoints.holder["shard"],
+            source=checkpoints.source,
+            older_led=checkpoints.older_led,
+            timeline=timeline(connection),
+            leaders=checkpoints.leaders,
+            is_same=lambda other: is_same_table(connection, other, identity),
+            has_unique_name=lambda: has_unique_name(connection, identity),
+            written_under=written_under or {},
+        )
+
+    def _topic_id(self) -> str | None:
+        return topic_id(self._kafka, self._place.topic) if self._checkpoints.identity is not None else None
+
+    def offer(self, checkpoint: Checkpoint, /) -> Offer:
+        record = {**checkpoint.as_json(), **self._checkpoints.origin, "outbox": self._outbox}
+        return json.dumps(record, separators=(",", ":")).encode()

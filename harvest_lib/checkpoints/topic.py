@@ -1,0 +1,184 @@
+"""Checkpoints in Kafka: the last committed record of a partition that one subscription's shard has to itself.
+
+The topic is compacted. It has a partition for each shard because a reader of committed records stops at the first open
+transaction of a partition: in a shared one another shard's would hide ours.
+
+Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harvest_lib.checkpoints.choice`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.clock import Deadline
+from harvest_lib.delivery.errors import NO_TOPIC
+from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.kafka_client import (
+    KafkaConsumerProvider,
+    client_settings,
+    create_topic,
+    refused_settings,
+    topic_missing,
+    topic_partitions,
+    topic_too_small,
+    translate,
+)
+
+_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
+_READ_SECONDS = 5.0
+"""Whoever stops waits for this; what takes longer is asked again."""
+_POLL_SECONDS = 0.2
+_FIRST_STEP = 100
+
+
+def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
+    """Make the topic, or give it the partitions that it lacks; other shards may be doing the same.
+
+    Raises TopicMissing or KafkaUnavailable.
+    """
+    deadline = Deadline(_READ_SECONDS)
+    while (present := topic_partitions(settings).get(topic, 0)) < partitions:
+        if deadline.passed:
+            raise topic_too_small(topic, partitions=present, needed=partitions, why="a checkpoint for each shard")
+        if not present:
+            create_topic(settings, topic, partitions=partitions, config=_CONFIG)
+            continue
+        admin = AdminClient(client_settings(settings))
+        try:
+            admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_READ_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
+                raise translate(error.args[0], settings=settings) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A record of the checkpoint topic: where it is, what it says, or why it is no checkpoint."""
+
+    offset: int
+    record: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+
+def read_checkpoints(
+    settings: Mapping[str, object],
+    topic: str,
+    partition: int,
+    key: str,
+    provider: KafkaConsumerProvider = Consumer,
+    *,
+    judge: Callable[[Mapping[str, Any]], str] = lambda _record: "",
+    to_sound: bool = False,
+) -> Sequence[Found]:
+    """Return the last committed records of the key, the last one first, or none: one, or as many as it takes to come
+    to one that is a checkpoint, if `to_sound`. `judge` says what is wrong with one, if anything. Read backwards.
+
+    Raises TopicMissing if there is no such partition, or KafkaUnavailable.
+    """
+    consumer = _reader(settings, topic, "read_committed", provider)
+    deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
+    try:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)
+        start = high
+        while start > low:
+            start = max(low, high - step)
+            step *= 10
+            messages = _from(consumer, TopicPartition(topic, partition, start), key, deadline)
+            found = [_found(message, judge) for message in reversed(messages)]
+            if found and not to_sound:
+                return found[:1]
+            if sound := [number for number, each in enumerate(found) if not each.trouble]:
+                return found[: sound[0] + 1]
+    except KafkaException as error:
+        if error.args[0].code() in NO_TOPIC:
+            raise topic_missing(topic, partitions=partition + 1, evidence=error.args[0].str()) from error
+        raise translate(error.args[0], settings=settings) from error
+    finally:
+        consumer.close()
+    return []
+
+
+def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> Found:
+    try:
+        record = json.loads(message.value())
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - said as all that is wrong with it
+        Checkpoint.of_json(record)
+        trouble = judge(record)
+    except (ValueError, RecursionError) as error:
+        return Found(offset=message.offset(), trouble=f"it cannot be read: {error}")
+    return Found(offset=message.offset(), record=record, trouble=trouble)
+
+
+def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
+    """Return the id that Kafka gave the topic when it was made; None if it cannot be known."""
+    try:
+        admin = AdminClient(client_settings(settings))
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
+        return str(described[topic].result(_READ_SECONDS).topic_id)
+    except (KafkaException, TimeoutError):
+        return None
+
+
+def hidden_by_a_transaction(
+    settings: Mapping[str, object], topic: str, partition: int, provider: KafkaConsumerProvider = Consumer
+) -> str | None:
+    """Tell how much of the partition readers of committed records cannot see, as a transaction in it was neither
+    committed nor aborted; None if they see all of it. Raises KafkaUnavailable.
+
+    Ours all have ended once a leader has begun, and nobody else writes to the partition. So one that is left *hangs*:
+    Kafka has forgotten to end it, and never will.
+    """
+    ends = []
+    for isolation in ("read_committed", "read_uncommitted"):
+        consumer = _reader(settings, topic, isolation, provider)
+        try:
+            ends.append(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)[1])
+        except KafkaException as error:
+            raise translate(error.args[0], settings=settings) from error
+        finally:
+            consumer.close()
+    seen, end = ends
+    return f"{end} offsets, of which readers of committed records see {seen}" if seen < end else None
+
+
+def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider: KafkaConsumerProvider) -> Any:
+    own = {
+        "group.id": f"{topic}-reader",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": isolation,
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,  # or the answer that there is no more comes half a second late
+    }
+    with refused_settings():
+        return provider(client_settings(settings, **own))
+
+
+def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> list[Any]:
+    """Return the messages of the key from an offset to the end."""
+    consumer.assign([start])
+    found: list[Any] = []
+    while not deadline.passed:
+        message = consumer.poll(_POLL_SECONDS)
+        if message is None:
+            continue
+        if (error := message.error()) is not None:
+            if error.code() == error._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+                return found
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for the coordinator of a group that nobody joins: no ACL is owed for that
+            raise KafkaException(error)
+        if message.key() == key.encode() and message.value():
+            found.append(message)
+    raise KafkaUnavailable(
+        f"the checkpoint in {start.topic!r} could not be read in time",
+        evidence=f"partition {start.partition}, from offset {start.offset}",
+        next_step="check that the brokers run; a transaction of another program in this partition would hide its end",
+    )

@@ -1,0 +1,139 @@
+"""Calls the user's functions, and says of what they refuse which message it is put down to.
+
+Each call is made within the transaction that is open. Where it cannot be told which message is to blame, the next
+transactions take one acknowledgement each and look after every message, until that one is found (`Attempts`).
+"""
+
+from collections.abc import Iterable
+from typing import TypeGuard
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.limits import ShardLimits
+from harvest_lib.consume.store import Store
+from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
+from harvest_lib.errors import KafkaError
+from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.sequencing.publisher import PublishRefused
+
+_NOT_OPEN = "the function ended the transaction, or went on after a statement of it had failed"
+
+
+class OpenTransaction:
+    """The transaction that is open, and what it has taken in."""
+
+    def __init__(self, transaction: Transaction, began: float) -> None:
+        self.transaction, self.began = transaction, began
+        self.taken = 0
+        self.last: int | None = None
+        self.about: Message | None = None
+        """The message that is being taken in."""
+        self.parked: list[tuple[int, str]] = []
+
+    @property
+    def only(self) -> int | None:
+        """Return the offset of the message that was taken in, if there is but one."""
+        return self.last if self.taken == 1 else None
+
+    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - there is one
+        lasted = boot_seconds() - self.began
+        return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
+
+
+class Intake:
+    """Of one shard. What functions raise becomes Refused, except errors of Kafka, for which no message is to blame."""
+
+    def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
+        self._application, self._store, self._attempts = application, store, attempts
+        self._by_groups = application if isinstance(application, GroupApplication) else None
+
+    def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
+        """Tell whether all of a group goes into one call: no single message, and nothing that is read again, which may
+        be of any length."""
+        is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
+        return is_batch and not self._attempts.is_watching
+
+    def take_at_once(self, opened: OpenTransaction, group: Batch) -> None:
+        assert self._by_groups is not None, "ask takes_at_once"  # noqa: S101
+        opened.about = None
+        try:
+            self._by_groups.consume_messages(opened.transaction, group)
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self.refused(error, None, is_anyones=True) from error
+        if not self._store.is_open:
+            raise Refused(_NOT_OPEN, is_anyones=True)
+        opened.taken += len(group)
+        opened.last = group.offsets[-1]
+
+    def take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
+        """Call for each of some messages, one at least."""
+        if self._attempts.is_watching:
+            self._take_with_care(opened, messages)
+        else:
+            self._take(opened, messages)
+
+    def _take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
+        """Look at the end only whether the transaction still stands."""
+        consume_message, transaction, taken = self._application.consume_message, opened.transaction, 0
+        for message in messages:
+            opened.about = message
+            try:
+                consume_message(transaction, message)
+            except KafkaError:
+                raise
+            except Exception as error:
+                is_known = not taken or self._store.is_open
+                raise self.refused(error, message.offset if is_known else None, is_anyones=not is_known) from error
+            taken += 1
+        last = opened.about.offset if opened.about is not None else None
+        if not self._store.is_open:
+            raise Refused(_NOT_OPEN, last if taken == 1 else None, is_anyones=taken > 1)
+        opened.taken += taken
+        opened.last = last
+
+    def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
+        """Find out which message it is that fails, and set aside those that failed too often."""
+        for message in messages:
+            if (reason := self._attempts.spent(message.offset)) is not None:
+                self._store.park(message, reason)
+                opened.parked.append((message.offset, reason))
+                continue
+            opened.about = message
+            try:
+                self._application.consume_message(opened.transaction, message)
+            except KafkaError:
+                raise
+            except Exception as error:
+                raise self.refused(error, message.offset) from error
+            if not self._store.is_open:
+                raise Refused(_NOT_OPEN, message.offset)
+            opened.taken += 1
+            opened.last = message.offset
+
+    def finalize(self, opened: OpenTransaction) -> None:
+        """Have the user's side end, if it took anything in."""
+        opened.about = None
+        if not opened.taken:
+            return
+        try:
+            self._application.finalize_txn(opened.transaction)
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self.refused(error, opened.only, is_anyones=True) from error
+        if not self._store.is_open:
+            raise Refused(_NOT_OPEN, opened.only, is_anyones=True)
+
+    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
+        """Say what an error of a function means, or of what it published."""
+        if self._store.will_pass(error):
+            return Refused(_reason(error))
+        if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
+            return Refused(_reason(error), error.about)
+        return Refused(_reason(error), offset, is_anyones=is_anyones)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

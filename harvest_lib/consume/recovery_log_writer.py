@@ -1,0 +1,190 @@
+"""Records what changes in a local database to its shard's recovery log, for as long as nobody else does.
+
+    take over ─► (the log is played back) ─► record ─► record ─► …
+    fences whoever                           False: somebody has taken over since, nothing more counts
+    recorded before
+
+Promises
+- Once a recorder has taken over, no older one commits anything, wherever it was frozen: the transactional id is the
+  shard's, and Kafka fences it. So what is played back then is final.
+- A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again tells.
+- None stays open, whatever is raised amid it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from harvest_lib.clock import Deadline
+from harvest_lib.consume.recovery_log import AUTHOR, HEAD, LogPlace, PagesDigest, first_offset, play_back
+from harvest_lib.errors import CheckpointError
+from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, refused_settings, translate
+
+Told = Callable[[KafkaError | None, Any], None]
+
+_FULL_SECONDS = 0.05
+_LET_GO_SECONDS = 2.0
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001 - librdkafka's own code
+
+
+class Recorder:
+    """Of one shard, by one thread."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        place: LogPlace,
+        *,
+        timeout_seconds: float = 30.0,
+        provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        """`timeout_seconds` is how long Kafka may take for each step."""
+        self._settings, self._place = settings, place
+        self._timeout_seconds = timeout_seconds
+        self._provider = provider
+        self._producer: Any = None
+        self._page_count, self._digest = 0, PagesDigest()
+
+    def take_over(self, database: BinaryIO) -> int:
+        """Fence off whoever recorded before, and write what was committed to an empty file.
+
+        Return how many pages that has, 0 if nothing was ever recorded. Raises as `first_offset` and `play_back`, and
+        CheckpointError if somebody else takes over meanwhile.
+        """
+        self.close()
+        begin = first_offset(self._settings, self._place)
+        with refused_settings():
+            self._producer = self._provider(client_settings(self._settings, **self._own_settings()))
+        try:
+            self._producer.init_transactions(self._timeout_seconds)
+        except KafkaException as error:
+            self.close()
+            raise translate(error.args[0], settings=self._settings) from error
+        # All that was committed before is in front of the hand-off, also where Kafka is late to mark it as committed.
+        end = self._hand_off() + 1
+        self._page_count, self._digest = play_back(self._settings, self._place, begin=begin, end=end, database=database)
+        return self._page_count
+
+    def record(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> bool:
+        """Commit the pages that changed, of a database that has so many now; False if we were fenced off, by who took
+        over or by Kafka, which aborts a transaction that does not end.
+
+        Raises KafkaUnavailable or KafkaAccessDenied where the outcome is not known, and what `pages` raises. After
+        either, or False, only `take_over` is of use.
+        """
+        return self._transact(self._records(pages, page_count))
+
+    def superseded(self) -> CheckpointError:
+        """Return the error for a shard that is not ours any more before it was restored."""
+        return CheckpointError(
+            f"{self._place} was taken over by another owner meanwhile",
+            evidence="Kafka has fenced our producer",
+            next_step="nothing, if that one works; where two take turns, see that each shard has one owner",
+        )
+
+    def close(self) -> None:
+        """Let go of the producer; what was not committed is forgotten. Safe to repeat."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        with suppress(KafkaException, SystemError):
+            producer.purge()
+        # To close is to abort what is open, for as long as that takes; whoever takes over aborts it in any case.
+        closing = threading.Thread(target=_close, args=(producer,), name="recorder-close", daemon=True)
+        closing.start()
+        closing.join(_LET_GO_SECONDS)
+
+    def _own_settings(self) -> dict[str, object]:
+        milliseconds = int(self._timeout_seconds * 1000)
+        place = self._place
+        return {
+            "transactional.id": str(place.shard),  # no topic has a slash in it
+            "transaction.timeout.ms": 2 * milliseconds,
+            "message.timeout.ms": milliseconds,
+            "acks": "all",
+            "max.in.flight.requests.per.connection": 1,  # or what was lost may be called delivered
+            "linger.ms": 5,
+            "allow.auto.create.topics": False,
+        }
+
+    def _hand_off(self) -> int:
+        """Write that we are the author now, and return at which offset."""
+        offsets: list[int] = []
+
+        def told(error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                offsets.append(message.offset())
+
+        author = json.dumps({"shard": list(self._place.shard), "author": uuid4().hex})
+        if not self._transact([(AUTHOR, author.encode())], told):
+            raise self.superseded()
+        return offsets[0]
+
+    def _records(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> Iterator[tuple[str, bytes | None]]:
+        for page, image in pages:
+            self._digest.note(page, image)
+            yield str(page), image
+        for page in range(page_count + 1, self._page_count + 1):
+            self._digest.note(page, None)
+            yield str(page), None
+        self._page_count = page_count
+        head = {"shard": list(self._place.shard), "page_count": page_count, "digest": str(self._digest)}
+        yield HEAD, json.dumps(head).encode()
+
+    def _transact(self, records: Iterable[tuple[str, bytes | None]], told: Told | None = None) -> bool:
+        assert self._producer is not None  # noqa: S101 - `take_over` makes it
+        is_committed = False
+        try:
+            self._producer.begin_transaction()
+            for key, value in records:
+                self._produce(key, value, told)
+            self._producer.commit_transaction(self._timeout_seconds)
+            is_committed = True
+        except (KafkaException, SystemError) as error:
+            why = self._why(error)
+            if why.code() not in _FENCED:
+                said = "whether this transaction was committed is not known: restore the shard to learn it"
+                raise translate(why, settings=self._settings, said=said) from error
+        finally:
+            if not is_committed:
+                self.close()
+        return is_committed
+
+    def _produce(self, key: str, value: bytes | None, told: Told | None) -> None:
+        deadline = Deadline(self._timeout_seconds)
+        while True:
+            try:
+                self._producer.produce(self._place.log, value, key, self._place.partition, told)
+            except BufferError:
+                self._producer.poll(_FULL_SECONDS)
+                if deadline.passed:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the queue stays full")) from None  # noqa: SLF001
+            else:
+                return
+
+    def _why(self, error: KafkaException | SystemError) -> KafkaError:
+        """Tell why a transaction failed. A producer that was fenced refuses what it is asked as one that met with any
+        fatal error, and may lose that among callbacks; to abort says which it was."""
+        cause = error if isinstance(error, KafkaException) else error.__cause__
+        try:
+            if not _is_fenced(cause):
+                self._producer.abort_transaction(_LET_GO_SECONDS)
+        except KafkaException as refused:
+            if _is_fenced(refused):
+                cause = refused
+        why: KafkaError = cause.args[0] if isinstance(cause, KafkaException) else KafkaError(KafkaError._FATAL)  # noqa: SLF001
+        return why
+
+
+def _is_fenced(error: BaseException | None) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _FENCED
+
+
+def _close(producer: Any) -> None:
+    with suppress(KafkaException):
+        producer.close()

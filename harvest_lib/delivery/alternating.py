@@ -1,0 +1,57 @@
+"""Two deliveries that take turns, lap by lap.
+
+Kafka answers a commit once it is decided, and writes the marks that readers wait for afterwards. Until they are
+written, which takes a few milliseconds, the same transactional id is refused its next transaction, and librdkafka asks
+again only after 20. So the next lap is another id's.
+
+Promises: those of the deliveries. A lap begins only when the one before was committed; beginning begins both, so when
+it is over nobody who led before can commit anything.
+"""
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from harvest_lib.delivery.batch_protocol import Committed, LapDelivery, LapSettings, Offer, Outcome
+from harvest_lib.delivery.topics import Topics
+from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
+from harvest_lib.record import Row
+
+
+class InTurn:
+    """`LapDelivery` by several, of which each delivers the lap after the one before it."""
+
+    def __init__(self, deliveries: Sequence[LapDelivery]) -> None:
+        self._deliveries = list(deliveries)  # the first is the one whose turn it is
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        outcome: Outcome = Committed()
+        for each in self._deliveries:
+            outcome = each.begin(leader_id)
+            if not isinstance(outcome, Committed):
+                break
+        return outcome
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        return self._deliveries[0].send(rows, may_send)
+
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+        outcome = self._deliveries[0].commit(checkpoint, may_send)
+        if isinstance(outcome, Committed):
+            self._deliveries.append(self._deliveries.pop(0))
+        return outcome
+
+    def settle(self, may_send: Callable[[], bool]) -> Outcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return Committed()
+
+    def abandon(self) -> bool:
+        may_arrive = [each.abandon() for each in self._deliveries]
+        return any(may_arrive)
+
+    def close(self) -> None:
+        self.abandon()
+
+
+def exactly_once(settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> LapDelivery:
+    """Return two `Transactional` in turn, under `transactional_id` and that with `.2` behind it."""
+    ids = (transactional_id, f"{transactional_id}.2")
+    return InTurn([Transactional(settings, topics, each, place) for each in ids])

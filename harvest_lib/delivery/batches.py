@@ -1,0 +1,243 @@
+"""Pipelined delivery in batches, at least once, in order per partition: what `Pipelined` promises (gapless; after a
+failure a run of records may repeat), batch by batch.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvest_lib.clock import Deadline
+from harvest_lib.delivery.batch_protocol import Committed, Failed, LapSettings, Offer, Outcome
+from harvest_lib.delivery.errors import (
+    DEFAULTS,
+    NEVER_TAKEN,
+    NO_TOPIC,
+    ONE_AT_A_TIME,
+    PURGED,
+    RAISED,
+    is_fatal,
+    may_pass,
+    raised,
+)
+from harvest_lib.delivery.headers import Headers, header_maker
+from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
+from harvest_lib.delivery.topics import Topics
+from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
+from harvest_lib.record import Row
+
+_LINGER = {"linger.ms": 20}
+"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a lap waits for none."""
+_ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
+_ANY_PARTITION = -1
+_NOW = 0
+_FULL_SECONDS = 0.05
+_SLICE_SECONDS = 0.1
+_ABANDON_SECONDS = 2.0
+_WIRE_SECONDS = 1.0
+_WHY_SECONDS = 0.5
+
+
+class PipelinedLaps:
+    """`LapDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+
+    _wire_seconds = _WIRE_SECONDS
+    """How long what is on the wire is waited for when it is given up."""
+
+    def __init__(self, settings: LapSettings, topics: Topics) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._failure: KafkaError | None = None  # of the lap: the first
+        self._stopped = self._gave_up = False
+        self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
+        self._watched: set[str] = set()  # topics of the lap, where one is in trouble
+        self._headers_of = header_maker(None)
+        # Made now, so that a setting that librdkafka refuses is refused before anything starts.
+        self._producer: KafkaProducer | None = self._make_producer()
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        self._headers_of = header_maker(leader_id if self._settings.record_header else None)
+        if self._producer is None or self._failure is not None or self._stopped:
+            self._discard()
+            self._failure, self._stopped, self._gave_up = None, False, False
+            self._is_named = self._is_of_row = False
+            self._producer = self._make_producer()
+        self._watched.clear()
+        return Committed()
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        if not may_send():
+            self._stopped = True
+            return {}
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        if self._topics.in_trouble:
+            self._watched.update(row[1] for row in rows)
+        # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
+        # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
+        produce, headers_of, refused = self._producer.produce, self._headers_of, dict[int, str]()
+        for row in rows:
+            record_id, topic, key, value, names, contents = row
+            try:
+                headers = headers_of(record_id, names, contents)
+                produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+            except BufferError:
+                if not self._produce_when_there_is_room(row, headers, may_send):
+                    break
+            except (KafkaException, ValueError, TypeError) as error:
+                reason = error.args[0] if isinstance(error, KafkaException) else None
+                if reason is None or reason.code() in NEVER_TAKEN:
+                    refused[record_id] = str(reason.str() if reason else error)
+                else:
+                    self._is_of_row = True
+                    self._failed(reason)
+                break  # what follows of its key may have to stay behind it
+        self._serve(functools.partial(self._producer.poll, _NOW))
+        return refused
+
+    def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+        return self._land(may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> Outcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return Committed()
+
+    def abandon(self) -> bool:
+        return self._discard()
+
+    def close(self) -> None:
+        self._discard()
+
+    def _produce_when_there_is_room(self, row: Row, headers: Headers, may_send: Callable[[], bool]) -> bool:
+        assert self._producer is not None  # noqa: S101 - `send` has looked
+        deadline = Deadline(self._settings.delivery_timeout_seconds)
+        while may_send() and not deadline.passed and self._failure is None:
+            self._serve(functools.partial(self._producer.poll, _FULL_SECONDS))
+            try:
+                self._producer.produce(row[1], row[3], row[2], _ANY_PARTITION, None, None, _NOW, headers)
+            except BufferError:
+                continue
+            return True
+        self._stopped = True
+        return False
+
+    def _land(self, may_send: Callable[[], bool]) -> Outcome:
+        """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        deadline = Deadline(self._settings.delivery_timeout_seconds)
+        while not (self._stopped or self._failure) and self._serve(
+            functools.partial(self._producer.flush, _SLICE_SECONDS)
+        ):
+            if deadline.passed or not may_send():
+                self._stopped, self._gave_up = True, deadline.passed
+        self._hear_why(deadline)
+        if self._failure is not None:
+            return self._failed_by(self._failure)
+        if self._stopped:
+            return Failed(reason="not acknowledged in time")
+        if self._watched:
+            self._topics.well(self._watched)
+            self._watched.clear()
+        return Committed()
+
+    def _failed_by(self, failure: KafkaError) -> Failed:
+        refused = failure.code() in NEVER_TAKEN
+        return Failed(
+            reason=failure.str(), refused=refused, unnamed=not refused and self._is_of_row and not self._is_named
+        )
+
+    def _hear_why(self, deadline: Deadline) -> None:
+        """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
+        assert self._producer is not None  # noqa: S101 - there was a lap
+        while (failure := self._failure) is not None and is_fatal(failure) and not deadline.passed:
+            if self._serve(functools.partial(self._producer.poll, _WHY_SECONDS)) == 0:
+                break
+
+    def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
+        """Have the producer do something besides sending rows."""
+        assert self._producer is not None  # noqa: S101 - `begin` comes first
+        try:
+            call(self._producer)
+        except KafkaException as error:
+            self._failed(error.args[0])
+        except BufferError:
+            self._stopped = True
+        if self._failure is None and not self._stopped:
+            return Committed()
+        return self._failed_by(self._failure) if self._failure else Failed(reason="the producer's queue is full")
+
+    def _report(self, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            return
+        self._is_of_row = True
+        self._failed(error)
+        if message is not None and may_pass(error, gave_up=self._gave_up):
+            self._is_named = True
+            self._topics.blame(message.topic(), error.str())
+
+    def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
+        """As `_report`, of a record of the delivery's own: no record of the lap is to blame."""
+        if error is None:
+            return
+        self._is_named = True
+        if error.code() in NEVER_TAKEN:
+            error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")  # noqa: SLF001 - librdkafka's own code
+        self._failed(error)
+
+    def _failed(self, error: KafkaError) -> None:
+        # What follows the first failure says only that it was purged, or came after it.
+        if self._failure is None or (error.code() in NEVER_TAKEN and self._failure.code() not in NEVER_TAKEN):
+            self._failure = error
+
+    def _serve(self, call: Callable[[], int | None]) -> int:
+        """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
+        try:
+            return call() or 0
+        except RAISED as error:
+            self._is_of_row = True  # if it was of our own, its report says so
+            self._failed(raised(error))
+            return 0
+
+    def _discard(self) -> bool:
+        """Let nothing more leave, and nothing of it be heard; tell whether what is on the wire may still arrive."""
+        producer, self._producer = self._producer, None
+        may_arrive = False
+        if producer is not None:
+            # Only once the queue is empty: close() would send what is left.
+            self._serve(functools.partial(producer.purge, in_queue=True, in_flight=False, blocking=True))
+            self._serve(functools.partial(producer.flush, self._wire_seconds))
+            if may_arrive := len(producer) > 0:
+                purge = functools.partial(producer.purge, in_queue=True, in_flight=True, blocking=True)
+                self._serve(purge)
+                if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
+                    self._serve(purge)
+            self._let_go(producer)
+        if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
+            self._topics.forget()
+        return may_arrive
+
+    def _let_go(self, producer: KafkaProducer) -> None:
+        """Close a producer whose queue is empty."""
+        self._serve(producer.close)
+
+    def _own_settings(self) -> dict[str, object]:
+        return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
+
+    def _make_producer(self) -> KafkaProducer:
+        user = {**DEFAULTS, **_LINGER, **self._settings.kafka}
+        own = {
+            "acks": "all",
+            "allow.auto.create.topics": False,
+            "enable.idempotence": True,
+            "on_delivery": self._report,
+            "delivery.report.only.error": True,
+            **ONE_AT_A_TIME,
+            **self._own_settings(),
+        }
+        largest = min(self._topics.smallest_limit, DEFAULT_BATCH_BYTES)
+        if largest < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
+            own["batch.size"] = largest
+        with refused_settings():
+            producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
+            return producer

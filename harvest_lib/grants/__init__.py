@@ -1,0 +1,5 @@
+"""What each role and principal needs, and nothing more: grants in Postgres, ACLs in Kafka."""
+
+from harvest_lib.grants.postgres import Grants, Way
+
+__all__ = ["Grants", "Way"]

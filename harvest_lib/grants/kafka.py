@@ -1,0 +1,131 @@
+"""What a harvester, a reader and a consumer need in Kafka, and nothing more: ACLs, as commands or as data.
+
+A harvester's and a reader's follow from the configuration: who elects the leader, how records are delivered, which
+topics are made if missing. Where the beginning of names covers topics of Kafka's own, or those of a pool's election and
+checkpoints, writing to these is denied: a denial counts before what is allowed.
+"""
+
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.record import INTERNAL_TOPICS
+
+Resource = Literal["topic", "group", "transactional-id"]
+_Wanted = tuple[Resource, str, bool, tuple[str, ...]]
+"""A resource, whether its name is the beginning of names, and the operations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acl:
+    """One permission: a principal may do an operation on a resource, or on all whose names begin with its name. Or may
+    not, if it is `denied`."""
+
+    principal: str
+    resource: Resource
+    name: str
+    operation: str
+    prefixed: bool = False
+    denied: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def harvester_acls(
+    config: HarvestConfig, principal: str, topics: Collection[str], *, creates: bool = True
+) -> list[Acl]:
+    """Return what a harvester needs to deliver to `topics`; a name that ends in `*` stands for all that begin so.
+
+    With `creates` it may make the topics of its own, otherwise they have to be there.
+    """
+    wanted = list(_harvester(config, topics, creates=creates))
+    return [*_acls(principal, wanted), *_denials(principal, topics, INTERNAL_TOPICS)]
+
+
+def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
+    """Return what `harvest audit` and `harvest status` need: to read `topics`, and to look at the election."""
+    wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
+    if config.leadership == "neli":
+        wanted.append(("group", config.leader_group_id, False, ("Describe",)))
+    return _acls(principal, wanted)
+
+
+def consumer_acls(
+    name: str,
+    principal: str,
+    topics: Collection[str],
+    *,
+    published: Collection[str] = (),
+    logs: Collection[str] = (),
+    pool: Collection[str] = (),
+) -> list[Acl]:
+    """Return what the consumer `name` needs to read `topics` and to publish to others, and with a `SqliteStore` to keep
+    its recovery logs. Those are made by others, see `create_recovery_log`. `pool` are the topics of a pool's own, which
+    it may not write to."""
+    wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
+    wanted.append(("group", name, False, ("Read",)))
+    wanted += [("topic", *_prefix(each), ("Write", "Describe")) for each in published]
+    for each in logs:
+        wanted.append(("topic", *_prefix(each), ("Read", "Write", "Describe", "DescribeConfigs")))
+    if logs:
+        wanted.append(("transactional-id", f"{name}/", True, ("Write", "Describe")))
+    return [*_acls(principal, wanted), *_denials(principal, [*published, *logs], {*INTERNAL_TOPICS, *pool})]
+
+
+def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
+    """Return the commands that add them, one for each resource."""
+    grouped: dict[tuple[str, Resource, str, bool, bool], list[str]] = {}
+    for acl in acls:
+        place = acl.principal, acl.resource, acl.name, acl.prefixed, acl.denied
+        grouped.setdefault(place, []).append(acl.operation)
+    return [
+        shlex.join(
+            [
+                *("kafka-acls.sh", "--bootstrap-server", servers, "--command-config", "operator.properties", "--add"),
+                *("--deny-principal" if denied else "--allow-principal", principal),
+                *(word for operation in operations for word in ("--operation", operation)),
+                *(f"--{resource}", name),
+                *(("--resource-pattern-type", "prefixed") if prefixed else ()),
+            ]
+        )
+        for (principal, resource, name, prefixed, denied), operations in grouped.items()
+    ]
+
+
+def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
+    return [
+        Acl(principal=principal, resource=resource, name=name, prefixed=prefixed, operation=operation)
+        for resource, name, prefixed, operations in wanted
+        for operation in operations
+    ]
+
+
+def _denials(principal: str, topics: Collection[str], kept: Collection[str]) -> list[Acl]:
+    """Return what keeps a principal from writing to topics that the beginnings of names among `topics` cover."""
+    beginnings = [topic.removesuffix("*") for topic in topics if topic.endswith("*")]
+    return [
+        Acl(principal=principal, resource="topic", name=each, operation="Write", denied=True)
+        for each in sorted(kept)
+        if any(each.startswith(beginning) for beginning in beginnings)
+    ]
+
+
+def _harvester(config: HarvestConfig, topics: Collection[str], *, creates: bool) -> Iterator[_Wanted]:
+    for each in topics:
+        yield "topic", *_prefix(each), ("Write", "Describe", "DescribeConfigs")
+    if config.leadership == "neli":
+        made = ("Create",) if creates and config.create_leader_topic else ()
+        yield "topic", config.leader_topic, False, ("Read", "Write", "Describe", *made)
+        yield "group", config.leader_group_id, False, ("Read",)
+    if config.delivery == "transactional":
+        made = ("Create", *(("Alter",) if config.shards > 1 else ())) if creates else ()
+        yield "topic", config.checkpoint_topic, False, ("Read", "Write", "Describe", *made)
+        yield "transactional-id", f"{config.checkpoint_topic}.", True, ("Write", "Describe")
+
+
+def _prefix(topic: str) -> tuple[str, bool]:
+    """Return a name and whether it is the beginning of names; `*` alone is Kafka's own sign for all."""
+    return (topic[:-1], True) if topic.endswith("*") and topic != "*" else (topic, False)

@@ -1,0 +1,251 @@
+"""What each role needs on an outbox, and nothing more, as SQL for its owner.
+
+Promises
+- A script takes away first what the roles were granted on these tables. It may be run again. Rules by row, once made,
+  stay until another run replaces them.
+- Nothing is taken from a role that owns a table, by itself, by membership or as a superuser.
+- A role that does not exist costs only its own part: a warning says so, and all others get theirs.
+- Where row-level security is on, harvester and reader get a policy that shows all rows.
+- Writers may insert the columns that are theirs to fill. They cannot set an id, a mark or a transaction, nor read.
+- With a list of topics a writer's row for another one is refused by Postgres, whatever the writer runs.
+- Names and values are quoted by psycopg; none is in a comment, which a line break would end.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.outbox.native_table import beside_statements, shortened, who_leads_statement, whose_entry_statement
+from harvest_lib.outbox.table import OutboxTable
+
+Way = Literal["mark", "mark_laps", "laps"]
+"""How records are read: marked and purged; the same with checkpoints, exactly once; or only read."""
+
+_WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+_LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
+_SAVED = ("seen", "holds", "checkpoint", "updated_at", "epoch", "leader_id", "leader")
+_LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held", "transaction_id")
+_RELISTED = ("reason", "held", "retry")
+
+# The sequence may have any name: its own would have to be looked up.
+_SEQUENCE = """EXECUTE format(
+  'GRANT USAGE ON SEQUENCE %s TO %I', pg_get_serial_sequence({table}, 'id'), {role}
+)"""
+
+_THERE = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY (%s)"
+
+_ROLE = """BEGIN
+IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {name}) THEN
+  RAISE WARNING 'the role % does not exist: nothing was granted to it', {quoted}; RETURN;
+END IF;
+{statements}
+END"""
+
+_REVOKE = """IF {owns} THEN
+  RAISE NOTICE '% owns %: nothing was taken from it', {quoted}, {regclass};
+ELSE
+  REVOKE ALL ON {table} FROM {role};
+END IF"""
+
+_OWNS = "(SELECT pg_has_role({name}, relowner, 'USAGE') FROM pg_class WHERE oid = {regclass}::regclass)"
+
+_IF_SECURED = """IF (SELECT relrowsecurity FROM pg_class WHERE oid = {regclass}::regclass) THEN
+{policy}
+  IF EXISTS (SELECT FROM pg_policy WHERE polrelid = {regclass}::regclass AND NOT polpermissive) THEN
+    RAISE WARNING 'a restrictive policy on % may hide rows from %: ALTER ROLE % BYPASSRLS shows all', {regclass},
+      {quoted}, {quoted};
+  END IF;
+END IF"""
+
+_OWNER_WRITES = """IF {owns} THEN
+  RAISE WARNING '% owns %: no rule by topic holds it back', {quoted}, {regclass};
+END IF"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """The roles of one outbox. An empty name leaves a role out. `writers` are names with the topics that each may
+    write, None for any. `subscriptions` are those that the harvester may lead, none for any. `mapped`: a table of
+    another layout, which has writers of its own."""
+
+    outbox: OutboxTable
+    way: Way
+    harvester: str = "harvester"
+    reader: str = "reader"
+    writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
+    subscriptions: Collection[str] = ()
+    parks: bool = True
+    mapped: bool = False
+
+    def script(self) -> str:
+        """Return the SQL, to be run by the owner of the tables, with their schema in the search path."""
+        return "".join(f"{part}\n" for part in self._parts())
+
+    def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
+        """Return the roles that do not exist, for which the script does nothing."""
+        named = [*filter(None, (self.harvester, self.reader)), *(() if self.mapped else self.writers)]
+        with translated():
+            there = {name for (name,) in connection.execute(_THERE, (named,))}
+        return [name for name in named if name not in there]
+
+    def _parts(self) -> Iterator[str]:
+        yield "-- What each role needs on the outbox, and nothing more. Run it as the owner of the tables, once they"
+        yield "-- are there (`harvest init`); it may be run again. A role that is not there is passed over with a"
+        yield "-- warning: CREATE ROLE … LOGIN, and \\password in psql, so that no log has a password; then again."
+        yield "BEGIN;"
+        if self.way == "mark_laps":
+            yield "\n-- where checkpoints are mirrored, whatever the layout of the outbox"
+            yield from map(_text, beside_statements(self.outbox))
+        if self._has_topics:
+            yield "\n-- writers by topic; from here on who has no rule, other than the owner, sees and writes nothing"
+            yield _text(_enable(self.outbox))
+        if self.subscriptions and self.way != "mark":
+            yield "\n-- the harvester by subscription"
+            yield from (_text(_enable(each)) for each in (self.outbox.subscriptions, self.outbox.set_aside))
+        if self.harvester:
+            yield "\n-- the harvester"
+            yield _text(self._role(self.harvester, self._harvester()))
+        for writer, topics in self.writers.items() if not self.mapped else ():
+            yield "\n-- a writer: what it may fill, and ids from the sequence"
+            yield _text(self._role(writer, self._writer(writer, topics)))
+        if self.reader:
+            yield "\n-- a reader: `harvest status`, `harvest audit`"
+            yield _text(self._role(self.reader, self._reader()))
+        yield "COMMIT;"
+        if self.way == "laps" and not self.mapped:
+            yield "\n-- Segments are made and dropped by the owner: have `harvest segments ensure` and `drop` run by"
+            yield "-- the clock, as the owner. After a failover the harvester asks for EXECUTE on pg_read_file(text),"
+            yield "-- by which it could read any file of the server's data folder: grant it then, revoke it afterwards."
+
+    def _tables(self) -> list[OutboxTable]:
+        outbox = self.outbox
+        beside = [outbox.subscriptions, outbox.set_aside] if self.way != "mark" else []
+        parked = [outbox.parked] if self.way != "laps" and self.parks else []
+        segments = [outbox.segments] if self._has_segments else []
+        return [outbox, *parked, *beside, *segments]
+
+    @property
+    def _has_segments(self) -> bool:
+        return self.way == "laps" and not self.mapped
+
+    @property
+    def _has_topics(self) -> bool:
+        return not self.mapped and any(topics is not None for topics in self.writers.values())
+
+    def _role(self, role: str, grants: Iterator[sql.Composed]) -> sql.Composed:
+        """Return the part of one role: what it had is taken away, then it gets what `grants` yields."""
+        statements = [sql.SQL(_REVOKE).format(table=each.identifier, **_names(role, each)) for each in self._tables()]
+        if len(self.outbox.parts) > 1:
+            schema = sql.Identifier(self.outbox.parts[0])
+            statements.append(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, sql.Identifier(role)))
+        body = sql.SQL(_ROLE).format(
+            name=sql.Literal(role),
+            quoted=sql.Literal(sql.Identifier(role).as_string(None)),
+            statements=sql.SQL("\n").join(sql.SQL("{};").format(each) for each in (*statements, *grants)),
+        )
+        # A literal and not dollars: no name can end it.
+        return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
+
+    def _harvester(self) -> Iterator[sql.Composed]:
+        outbox, role = self.outbox, self.harvester
+        if self.way == "laps":
+            yield _grant("SELECT", outbox, role)
+        else:
+            yield _grant("SELECT, DELETE", outbox, role)
+            yield _grant("UPDATE", outbox, role, ("leader_id",))
+            if self.parks:
+                yield _grant("SELECT, INSERT, DELETE", outbox.parked, role)
+                yield _sees_all(outbox.parked, role, "FOR ALL")
+        yield _sees_all(outbox, role, "FOR ALL")
+        if self.way == "mark":
+            return
+        yield _grant("SELECT", outbox.subscriptions, role)
+        yield _grant("INSERT", outbox.subscriptions, role, _LED)
+        yield who_leads_statement(outbox)
+        yield _grant("UPDATE", outbox.subscriptions, role, _SAVED)
+        yield _grant("SELECT, DELETE", outbox.set_aside, role)
+        yield whose_entry_statement(outbox)
+        yield _grant("INSERT", outbox.set_aside, role, _LISTED)
+        yield _grant("UPDATE", outbox.set_aside, role, _RELISTED)
+        if self._has_segments:  # to tell, in `harvest status`, those that were detached by hand
+            yield _grant("SELECT", outbox.segments, role)
+            yield _sees_all(outbox.segments, role, "FOR SELECT")
+        if self.subscriptions:
+            own = _any("subscription", self.subscriptions)
+            for table in (outbox.subscriptions, outbox.set_aside):
+                yield from _policy(table, role, "FOR ALL", using=own)
+
+    def _writer(self, role: str, topics: Collection[str] | None) -> Iterator[sql.Composed]:
+        yield _grant("INSERT", self.outbox, role, _WRITTEN)
+        yield sql.SQL(_SEQUENCE).format(table=sql.Literal(str(self.outbox)), role=sql.Literal(role))
+        if self._has_topics:
+            allowed = sql.SQL("true") if topics is None else _any("kafka_topic", topics)
+            yield from _policy(self.outbox, role, "FOR INSERT", check=allowed)
+        if topics is not None:
+            yield sql.SQL(_OWNER_WRITES).format(**_names(role, self.outbox))
+
+    def _reader(self) -> Iterator[sql.Composed]:
+        for table in self._tables():
+            yield _grant("SELECT", table, self.reader)
+            yield _sees_all(table, self.reader, "FOR SELECT")
+
+
+def _text(statement: sql.Composed) -> str:
+    return f"{statement.as_string(None)};"
+
+
+def _grant(privileges: LiteralString, table: OutboxTable, role: str, columns: Collection[str] = ()) -> sql.Composed:
+    listed = sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
+    return sql.SQL("GRANT {}{} ON {} TO {}").format(
+        sql.SQL(privileges),
+        listed,
+        table.identifier,
+        sql.Identifier(role),
+    )
+
+
+def _names(role: str, table: OutboxTable) -> dict[str, sql.Composable]:
+    names: dict[str, sql.Composable] = {
+        "name": sql.Literal(role),
+        "role": sql.Identifier(role),
+        "quoted": sql.Literal(sql.Identifier(role).as_string(None)),
+        "regclass": sql.Literal(str(table)),
+    }
+    return {**names, "owns": sql.SQL(_OWNS).format(**names)}
+
+
+def _sees_all(table: OutboxTable, role: str, operations: Literal["FOR ALL", "FOR SELECT"]) -> sql.Composed:
+    """Return what shows all rows of a table to a role, where row-level security is on."""
+    policy = sql.SQL("\n").join(
+        sql.SQL("  {};").format(each) for each in _policy(table, role, operations, using=sql.SQL("true"))
+    )
+    return sql.SQL(_IF_SECURED).format(policy=policy, **_names(role, table))
+
+
+def _enable(table: OutboxTable) -> sql.Composed:
+    return sql.SQL("ALTER TABLE {} ENABLE ROW LEVEL SECURITY").format(table.identifier)
+
+
+def _policy(
+    table: OutboxTable,
+    role: str,
+    operations: Literal["FOR ALL", "FOR SELECT", "FOR INSERT"],
+    *,
+    using: sql.Composable | None = None,
+    check: sql.Composable | None = None,
+) -> Iterator[sql.Composed]:
+    names = {"policy": sql.Identifier(shortened(role, " of harvest")), "table": table.identifier}
+    rule = sql.SQL("USING ({})").format(using) if using else sql.SQL("WITH CHECK ({})").format(check)
+    yield sql.SQL("DROP POLICY IF EXISTS {policy} ON {table}").format(**names)
+    yield sql.SQL("CREATE POLICY {policy} ON {table} {operations} TO {role} {rule}").format(
+        operations=sql.SQL(operations), role=sql.Identifier(role), rule=rule, **names
+    )
+
+
+def _any(column: str, values: Collection[str]) -> sql.Composed:
+    listed = sql.SQL(", ").join(map(sql.Literal, values))
+    return sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(sql.Identifier(column), listed)

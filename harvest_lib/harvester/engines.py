@@ -1,0 +1,340 @@
+"""What leading a shard consists of, by the source: the parts that stay from term to term, and the loop of each term.
+
+mark                              `TermLoop`: mark, send, purge; asks its source on a thread of its own
+snapshot, transaction_id          `TailLoop`: laps; parts for each shard
+mark, if delivered exactly once   `TailLoop` likewise
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.batching.loop import TailLoop
+from harvest_lib.batching.parked_ids import SetAside
+from harvest_lib.batching.ports import TailWiring
+from harvest_lib.checkpoints.stores import KafkaStore
+from harvest_lib.checkpoints.table import check_subscription
+from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import translated
+from harvest_lib.delivery import Delivery, Topics
+from harvest_lib.errors import (
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+    OutboxTableError,
+)
+from harvest_lib.events import Event
+from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
+from harvest_lib.harvester.compacted_topics import refuse_compacted
+from harvest_lib.harvester.factory import (
+    make_checkpoints,
+    make_delivery,
+    make_lap_delivery,
+    make_paged_source,
+    make_rivals,
+    make_selection,
+    make_shelf,
+    make_source,
+    make_store,
+    make_topics,
+    subscription_of,
+)
+from harvest_lib.harvester.maintenance import Housekeeping
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
+from harvest_lib.leadership import Term
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.marking.loop import TermLoop
+from harvest_lib.marking.ports import Wiring
+from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
+from harvest_lib.outbox.identity import check_identities
+from harvest_lib.outbox.parking_rules import Parking, Refusals
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.record import Row
+from harvest_lib.source import Source, SourceThread
+
+_log = logging.getLogger(__name__)
+
+_FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
+"""Whether those who lead lead our outbox is asked by who waits: first, and again."""
+
+
+class Flying(Protocol):
+    """What is in flight, as it may be seen from outside."""
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def keys(self) -> list[str]: ...
+
+
+class Loop(Protocol):
+    """The harvesting of one term."""
+
+    leader_id: Any
+    idle: bool
+
+    @property
+    def holds_off(self) -> bool:
+        """Tell, at the end, whether this process should not lead again before a session timeout has passed."""
+        ...
+
+    @property
+    def in_flight(self) -> Flying: ...
+
+    def run(self) -> None:
+        """Harvest until the term is over or a stop is asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ears:
+    """Whom a loop tells."""
+
+    emit: Callable[[Event], None]
+    delivered: Callable[[int], None]
+
+
+class Work(Protocol):
+    """A way of harvesting."""
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise what is wrong with the tables, and make what is missing beside the outbox."""
+        ...
+
+    def start(self) -> None:
+        """Begin what outlives a term."""
+        ...
+
+    def stand_by(self) -> None:
+        """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
+        ...
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        """Return the loop of a term."""
+        ...
+
+    def close(self, deadline: Deadline) -> None:
+        """Let go of everything; nothing leaves after that. Safe to repeat."""
+        ...
+
+
+class MarkWork:
+    """`Work` that marks and purges; one shard."""
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        table: OutboxTable,
+        *,
+        source: Source | None = None,
+        delivery: Delivery | None = None,
+        producer_provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._source = source or make_source(config, table)
+        topics = make_topics(config)
+        self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
+        self._delivery = delivery or make_delivery(config, topics, producer_provider)
+        self._refusals: Refusals = partial(_refused, topics) if delivery is None else lambda _rows: {}
+        self._thread: SourceThread | None = None
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        self._table.check(connection)
+        tables = [self._table.identifier]
+        if self._config.parking != "stop":
+            _check_parked(connection, self._table)
+            tables.append(self._table.parked.identifier)
+        check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
+
+    def start(self) -> None:
+        tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
+        self._thread = SourceThread(self._source, Sight(conninfo=self._config.data_source.conninfo(), tables=tables))
+
+    def stand_by(self) -> None:
+        """See `Work`. Nothing is kept that could be another's."""
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        assert self._thread is not None  # noqa: S101 - `start` makes it
+        wiring = Wiring(
+            source=self._thread,
+            delivery=self._delivery,
+            parking=Parking(self._config.parking, self._refusals),
+            limits=self._config.limits,
+            one_per_key=self._config.delivery == "barrier",
+            emit=ears.emit,
+            delivered=ears.delivered,
+        )
+        self._watch.begin(term, stopping)
+        return TermLoop(term, wiring, stopping)
+
+    def close(self, deadline: Deadline) -> None:
+        try:
+            self._delivery.close()
+        finally:
+            if self._thread is not None:
+                self._thread.stop(deadline.remaining_seconds)
+
+
+def _check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
+    """Make the table of parked records if it is missing; raise what is wrong with it."""
+    parked = ParkedRecords(table)
+    with suppress(DatabaseAccessDenied):  # the check says what is missing
+        parked.create(connection)
+    parked.check(connection)
+
+
+def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
+    return topics.refused(rows, max([len(row[3]) for row in rows if row[3]], default=0))
+
+
+class TailWork:
+    """`Work` by laps, with parts of its own for each shard. `kind` names the source."""
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        table: OutboxTable,
+        kind: str,
+        *,
+        producer_provider: KafkaProducerProvider = Producer,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+        pool: Callable[[], Pool] | None = None,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._kind = kind
+        self._pool = pool
+        self._producer_provider = producer_provider
+        self._consumer_provider = consumer_provider
+        self._parks = config.parking != "stop"
+        self._ask_at = 0.0
+        # One for all terms: it knows what it has complained of.
+        self._housekeeping = Housekeeping(config.data_source.conninfo(), table, config.keep_segments_seconds)
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        if self._kind == "mark":
+            self._table.check(connection)
+            self._check_parked(connection)
+            tables = [self._table.identifier, *([self._table.parked.identifier] if self._parks else [])]
+            check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
+        elif self._config.columns is not None:
+            check_mapped(connection, self._table, self._config.columns)
+        else:
+            self._table.check_native(connection)
+            self._table.check_sequence(connection)
+            Restamping(outbox=self._table).check_not_needed(connection)  # one that was begun has to be finished
+        check_all_rows(connection, [self._table.identifier])
+        with suppress(DatabaseAccessDenied):
+            create_beside(connection, self._table)
+        subscription = subscription_of(self._config, self._kind)
+        check_subscription(connection, self._table.subscriptions.identifier, subscription)
+        self._check_grants(connection)
+        check_identities(connection, self._table.subscriptions.identifier, self._table.identifier, subscription.name)
+        if self._pool is not None:
+            rivals = make_rivals(self._config, self._pool())
+            rivals.refuse(connection, self._table.subscriptions.identifier, subscription.name)
+        if self._config.delivery == "transactional":
+            kafka = self._config.kafka_settings(for_producer=False)
+            ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
+            self._refuse_another()
+        if self._config.delivery == "sequenced":
+            refuse_compacted(connection, self._table, subscription.name, make_topics(self._config))
+
+    def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,
+        and stops at a record that can never be sent."""
+        if not self._parks:
+            return
+        try:
+            _check_parked(connection, self._table)
+        except (DatabaseAccessDenied, OutboxTableError) as error:
+            self._parks = False
+            _log.warning("parking_unavailable", extra={"reason": error.cause, "next_step": error.next_step})
+
+    def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
+        config, table = self._config, self._table
+        checkpoints = make_checkpoints(config, table, self._kind, 0)
+        rows = make_selection(config, table) if self._kind != "mark" else None
+        places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+        with closing(checkpoints), checkpoints.rehearsed():
+            places.load(each=False)
+            places.add([])
+            places.release([])
+        if self._kind != "mark":  # of which the table's own check has asked
+            with translated():
+                connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
+
+    def _refuse_another(self) -> None:
+        """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
+        config = self._config
+        checkpoints = make_checkpoints(config, self._table, self._kind, 0)
+        given = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
+        with closing(checkpoints):
+            store = make_store(config, self._table, checkpoints, 0, **given)
+            if isinstance(store, KafkaStore):
+                store.refuse_another()
+
+    def stand_by(self) -> None:
+        if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
+            self._ask_at = boot_seconds() + _ASK_SECONDS
+            away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
+            with suppress(*away), self._sight()():
+                self._refuse_another()
+
+    def _sight(self) -> Sight:
+        table = self._table
+        parked = [table.parked] if self._kind == "mark" and self._parks else []
+        tables = [table, table.subscriptions, table.set_aside, *parked]
+        return Sight(conninfo=self._config.data_source.conninfo(), tables=tables)
+
+    def start(self) -> None:
+        """See `Work`. Nothing outlives a term."""
+        self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
+
+    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+        config, table, kind = self._config, self._table, self._kind
+        topics = make_topics(config)
+        pool = self._pool() if self._pool is not None else None
+        checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
+        source = make_paged_source(config, table, kind, term.shard, parks=self._parks)
+        wiring = TailWiring(
+            source=source,
+            delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
+            store=make_store(
+                config,
+                table,
+                checkpoints,
+                term.shard,
+                consumer_provider=self._consumer_provider,
+                producer_provider=self._producer_provider,
+            ),
+            shelf=make_shelf(config, table, checkpoints, topics, source, parks=self._parks),
+            limits=config.limits,
+            one_per_key=config.delivery == "barrier",
+            exactly_once=config.exactly_once,
+            emit=ears.emit,
+            delivered=ears.delivered,
+            sight=self._sight(),
+        )
+        subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
+        memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
+        PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
+        if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
+            self._housekeeping.begin(term, stopping)
+        return TailLoop(term, wiring, stopping)
+
+    def close(self, deadline: Deadline) -> None:
+        """See `Work`. Nothing outlives a term."""

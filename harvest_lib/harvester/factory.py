@@ -1,0 +1,291 @@
+"""The parts that a configuration chooses."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, assert_never
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+from psycopg.conninfo import conninfo_to_dict
+
+from harvest_lib.batching.marked_parking import MarkShelf
+from harvest_lib.batching.parked_ids import SetAside
+from harvest_lib.batching.parking import Shelf
+from harvest_lib.checkpoints.store import Store
+from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
+from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, translated
+from harvest_lib.delivery import (
+    AtLeastOnce,
+    CheckpointPlace,
+    Delivery,
+    Lanes,
+    LaneSettings,
+    LapDelivery,
+    LapSettings,
+    Pipelined,
+    PipelinedLaps,
+    Sequenced,
+    Topics,
+    acknowledge_again,
+    exactly_once,
+)
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
+from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
+from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+from harvest_lib.leadership.rivals import Rivals
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import (
+    MarkPages,
+    MarkSource,
+    PagedSource,
+    Selection,
+    SnapshotSource,
+    Source,
+    TransactionIdSource,
+)
+from harvest_lib.source.filters import Subscription, scoping, shard_conditions
+from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.pg_snapshot import NOTHING
+from harvest_lib.source.selection import COLUMNS
+
+_STALE_SECONDS = 15.0
+"""A leader whose connection was not used for so long does not count as alive."""
+
+_DATABASE = """
+SELECT (SELECT system_identifier FROM pg_control_system())
+       || '/' || (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
+    """Return the mark source on `table`, with a place for parked records unless the policy is to stop."""
+    parked = None if config.parking == "stop" else table.parked.identifier
+    return MarkSource(config.data_source.conninfo(), table.identifier, parked)
+
+
+def make_topics(config: HarvestConfig) -> Topics:
+    """Return what is known of topics, nothing as yet."""
+    settings = config.kafka_settings(for_producer=True)
+    return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
+
+
+def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: KafkaProducerProvider) -> Delivery:
+    """Return `sendConcurrency` lanes of the kind that `delivery` names."""
+    settings = LaneSettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        record_header=config.record_header,
+        send_buffer=config.limits.send_buffer,
+        producer_provider=producer_provider,
+    )
+    kind = Pipelined if config.delivery == "pipelined" else AtLeastOnce
+    lanes = [kind(settings, topics) for _ in range(config.limits.send_concurrency)]
+    return lanes[0] if len(lanes) == 1 else Lanes(lanes)
+
+
+def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
+    """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
+    settings = LaneSettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        producer_provider=producer_provider,
+    )
+    AtLeastOnce(settings).close()
+
+
+def make_paged_source(
+    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, *, parks: bool = True
+) -> PagedSource:
+    """Return the source that `kind` names, of one shard's records. One that marks has a place for parked records if it
+    `parks`."""
+    if kind == "mark":
+        parked = table.parked.identifier if parks else None
+        return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier, parked))
+    selection = make_selection(config, table, shard)
+    make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
+    return make(
+        config.data_source.conninfo(),
+        selection,
+        subscription=config.subscription,
+        start=NOTHING if config.start_from == "beginning" else None,
+        scoping=scoping(table.subscriptions.identifier, subscription_of(config, kind, shard), config.columns),
+    )
+
+
+def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
+    """Return the records of the outbox, or of one shard, wherever `columns` says that their parts stand."""
+    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
+    return Selection(table=table.identifier, columns=columns, conditions=conditions)
+
+
+def make_lap_delivery(
+    config: HarvestConfig, topics: Topics, shard: int, producer_provider: KafkaProducerProvider
+) -> LapDelivery:
+    """Return the delivery by laps that `delivery` names."""
+    settings = LapSettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        record_header=config.record_header,
+        producer_provider=producer_provider,
+    )
+    match config.delivery:
+        case "barrier" | "pipelined":
+            return PipelinedLaps(settings, topics)
+        case "transactional":
+            transactional_id = f"{config.checkpoint_topic}.{shard}"
+            return exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard))
+        case "sequenced":
+            return Sequenced(settings, topics)
+        case other:
+            assert_never(other)
+
+
+def make_checkpoints(
+    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
+) -> Checkpoints:
+    """Return one shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another one."""
+    subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
+    rivals = make_rivals(config, pool) if pool is not None else None
+    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier, rivals=rivals)
+
+
+def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
+    """Return what notices other pools on the outbox."""
+    return Rivals(pool, stale_seconds=max(_STALE_SECONDS, 2 * config.session_timeout_seconds))
+
+
+def read_pool(config: HarvestConfig) -> Pool:
+    """Ask Postgres, and Kafka where it elects, which pool a configuration makes this process part of."""
+    with connect(config.data_source.conninfo()) as connection:
+        return pool_at(config, connection)
+
+
+def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
+    """Return the same, through a connection to the outbox's database."""
+    information, table = connection.info, OutboxTable.parse(config.outbox_table)
+    with translated():
+        row = connection.execute(_DATABASE).fetchone()
+    neli = config.leadership == "neli"
+    return Pool(
+        leadership=config.leadership,
+        group=config.leader_group_id if config.leadership != "solo" else "",
+        leader_topic=config.leader_topic if neli else "",
+        cluster=cluster_id(config.kafka_settings(for_producer=False)) if neli else "",
+        process=config.name,
+        server=f"{information.host}:{information.port}/{information.dbname}",
+        database=str(row[0]) if row is not None else "",
+        table=".".join(table.placed(connection).parts),
+        subscription=config.subscription,
+    )
+
+
+def make_shelf(
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: Checkpoints,
+    topics: Topics,
+    source: PagedSource,
+    *,
+    parks: bool = True,
+) -> Shelf | MarkShelf:
+    """Return what becomes of records that can never be sent."""
+    if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
+        return MarkShelf(config.parking if parks else "stop", topics, source)
+    rows = make_selection(config, table)
+    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+    return Shelf(config.parking, topics, places)
+
+
+def make_store(
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: Checkpoints,
+    shard: int,
+    *,
+    consumer_provider: KafkaConsumerProvider,
+    producer_provider: KafkaProducerProvider,
+) -> Store:
+    """Return the store of one shard's checkpoints."""
+    acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
+    match config.delivery:
+        case "barrier" | "pipelined":
+            return PostgresStore(checkpoints, acknowledge)
+        case "transactional":
+            kafka, place = config.kafka_settings(for_producer=False), _checkpoint_place(config, shard)
+            outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
+            return KafkaStore(
+                checkpoints,
+                kafka,
+                place,
+                outbox,
+                group=config.leader_group_id,
+                acknowledge=acknowledge,
+                consumer_provider=consumer_provider,
+            )
+        case "sequenced":
+            return IntentStore(checkpoints, acknowledge)
+        case other:
+            assert_never(other)
+
+
+def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:
+    """Return the subscription that a configuration names, read as `kind` says."""
+    return Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
+
+
+def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:
+    return CheckpointPlace(topic=config.checkpoint_topic, partition=shard, key=f"{config.subscription}/{shard}")
+
+
+def make_leadership(
+    config: HarvestConfig,
+    consumer_provider: KafkaConsumerProvider = Consumer,
+    producer_provider: KafkaProducerProvider = Producer,
+    pool: Callable[[], Pool] | None = None,
+) -> Leadership:
+    """Return the way of electing a leader that `leadership` names."""
+    limits = config.limits
+    # By then the loop has let go, or all that was in the producer's queue has expired.
+    quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
+    match config.leadership:
+        case "solo":
+            return Solo(config.shards)
+        case "postgres":
+            return PostgresLeadership(
+                PostgresLeadershipSettings(
+                    group=config.leader_group_id,
+                    outbox=str(OutboxTable.parse(config.outbox_table)),
+                    shards=config.shards,
+                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
+                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
+                    session_timeout_seconds=config.session_timeout_seconds,
+                    quiesce_timeout_seconds=quiesce_timeout_seconds,
+                    io_error_backoff_seconds=limits.io_error_backoff_seconds,
+                ),
+                config.data_source.conninfo(),
+            )
+        case "neli":
+            return Neli(
+                NeliSettings(
+                    topic=config.leader_topic,
+                    group_id=config.leader_group_id,
+                    shards=config.shards,
+                    create_topic=config.create_leader_topic,
+                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
+                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
+                    poll_duration_seconds=limits.poll_duration_seconds,
+                    session_timeout_seconds=config.session_timeout_seconds,
+                    quiesce_timeout_seconds=quiesce_timeout_seconds,
+                ),
+                {"client.id": config.name, **config.kafka_settings(for_producer=False)},
+                consumer_provider=consumer_provider,
+                producer_provider=producer_provider,
+                pool=pool,
+            )
+        case other:
+            assert_never(other)

@@ -1,0 +1,382 @@
+"""The harvester: its lifecycle, and the thread that harvests whenever this process leads.
+
+    CREATED ──start──► RUNNING ──stop──► STOPPING ──► STOPPED
+                          └───────── an error that will not pass ─────────►
+
+Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of one; the only one that touches its delivery), those
+that wait for the database (`harvest-source`, `harvest-read`) and the leadership's own.
+"""
+
+import enum
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, require_session
+from harvest_lib.delivery import Delivery
+from harvest_lib.errors import ConfigError, HarvestError, LifecycleError
+from harvest_lib.events import (
+    Event,
+    EventHandler,
+    LeaderAcquired,
+    LeaderFenced,
+    LeaderRefreshed,
+    LeaderRevoked,
+    Meter,
+    MeterRead,
+)
+from harvest_lib.harvester.engines import Ears, Loop, MarkWork, TailWork, Work
+from harvest_lib.harvester.factory import make_leadership, read_pool, refuse_bad_settings
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
+from harvest_lib.leadership import Leadership, Term, TermEnd
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import Source
+
+_log = logging.getLogger(__name__)
+
+_STANDBY_WAIT_SECONDS = 0.1
+STOP_TIMEOUT_SECONDS = 10.0
+"""How long all steps of a stop may take together."""
+_SLACK_SECONDS = 1.0
+
+
+class State(enum.Enum):
+    """Where a harvester is in its life; it never goes back."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """What a `drain` did: records delivered and purged, and how long it took."""
+
+    records: int
+    seconds: float
+
+
+class Harvest:
+    """Harvest one outbox. Also a context manager: starts on entry, stops and waits on exit.
+
+    `source` (the database binding), `delivery` and `leadership` replace the parts that the configuration would choose;
+    the providers make the Kafka clients of those that it does choose.
+    """
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        *,
+        source: Source | None = None,
+        delivery: Delivery | None = None,
+        leadership: Leadership | None = None,
+        kafka_consumer_provider: KafkaConsumerProvider = Consumer,
+        kafka_producer_provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        self._config = config
+        self._table = OutboxTable.parse(config.outbox_table)
+        refuse_bad_settings(config, kafka_producer_provider)
+        self._make_mark = partial(MarkWork, source=source, delivery=delivery, producer_provider=kafka_producer_provider)
+        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
+        self._make_tail = partial(
+            TailWork, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
+        )
+        self._marks = source is not None or delivery is not None or config.source == "mark"
+        self._work: Work | None = None
+        self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
+        self._handler: EventHandler | None = None
+        self._state = State.CREATED
+        self._state_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._stop_deadline: Deadline | None = None
+        self._hold_until: dict[int, float] = {}  # by shard, in boot seconds
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._loops: dict[int, Loop] = {}  # by shard
+        self._meter_lock = threading.Lock()
+        self._meter = Meter("throughput", boot_seconds())
+
+    # -- lifecycle
+
+    def start(self) -> None:
+        """Check that Postgres, the outbox table and Kafka can be used, then begin.
+
+        Raises HarvestError when one of them cannot: starting is the moment to hear of it. Later, the same troubles are
+        waited out.
+        """
+        with self._state_lock:
+            if self._state is not State.CREATED:
+                raise LifecycleError(
+                    f"cannot start a harvester that is {self._state.value}",
+                    next_step="make a new Harvest: one instance runs once",
+                )
+            self._state = State.RUNNING
+        try:
+            conninfo = self._config.data_source.conninfo()
+            with connect(conninfo) as connection:
+                self._work = self._choose_work(connection)
+                self._work.check(connection)
+            require_session(conninfo)
+            topic_partitions(self._config.kafka_settings(for_producer=False))
+            self._leadership.start()
+        except BaseException:
+            if self._work is not None:
+                self._work.close(Deadline(_SLACK_SECONDS))
+            self._state = State.STOPPED
+            self._stopped.set()
+            raise
+        self._work.start()
+        self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
+        self._thread.start()
+        _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
+
+    def stop(self) -> None:
+        """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
+        if self._state is State.RUNNING:
+            self._state = State.STOPPING
+        self._stop_deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
+        self._stopping.set()
+
+    def await_stopped(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the harvester has stopped and tell whether it has; raises what killed it, if anything did."""
+        if self._state is State.CREATED:
+            raise LifecycleError("the harvester was never started", next_step="call `start` first")
+        stopped = self._stopped.wait(timeout_seconds)
+        if self._failure is not None:
+            raise self._failure
+        return stopped
+
+    def drain(self, timeout_seconds: float | None = None) -> Drained:
+        """Start, harvest until the backlog is empty and nothing is in flight, stop, and return what was done.
+
+        Waits for leadership if another process has it. Raises LifecycleError if `timeout_seconds` pass first.
+        """
+        began = time.monotonic()
+        with self:
+            while not self._idle():
+                if self._stopped.wait(_STANDBY_WAIT_SECONDS):
+                    break
+                if timeout_seconds is not None and time.monotonic() - began > timeout_seconds:
+                    raise LifecycleError(
+                        f"the outbox was not empty after {timeout_seconds:g} s",
+                        evidence=f"{self._meter.total} records delivered, leader: {self.is_leader}",
+                        next_step="allow more time, or see with `harvest status` who leads",
+                    )
+        return Drained(records=self._meter.total, seconds=time.monotonic() - began)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        try:
+            finished = self.await_stopped(STOP_TIMEOUT_SECONDS)
+        except HarvestError:
+            if error is None:
+                raise
+        else:
+            if not finished and error is None:
+                raise LifecycleError(
+                    f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s",
+                    evidence=f"{self.in_flight_records} records in flight",
+                    next_step="look for a server that does not answer; unacknowledged records stay in the outbox",
+                )
+
+    # -- what can be seen from outside, from any thread
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def is_leader(self) -> bool:
+        """Tell whether this process leads, one shard at least."""
+        return bool(self._loops)
+
+    @property
+    def shards(self) -> list[int]:
+        """Return the shards that this process leads now."""
+        return sorted(self._loops)
+
+    @property
+    def leader_id(self) -> uuid.UUID | None:
+        """Return the id under which this process leads its lowest shard now, or None."""
+        loops = self._loops.copy()
+        return loops[min(loops)].leader_id if loops else None
+
+    @property
+    def in_flight_records(self) -> int:
+        return sum(loop.in_flight.records for loop in self._loops.copy().values())
+
+    @property
+    def in_flight_record_keys(self) -> list[str]:
+        """Return the keys that have a record in flight; laps do not follow them, and have none."""
+        return [key for loop in self._loops.copy().values() for key in loop.in_flight.keys]
+
+    @property
+    def delivered_records(self) -> int:
+        """Return how many records this instance has delivered and purged."""
+        return self._meter.total
+
+    def set_event_handler(self, handler: EventHandler | None) -> None:
+        """Have `handler` called with each event, on the harvester's thread: it should return soon."""
+        self._handler = handler
+
+    # -- the harvest thread
+
+    def _run(self) -> None:
+        threads: dict[Term, threading.Thread] = {}
+        try:
+            while not self._stopping.is_set():
+                live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
+                threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
+                if not live and not threads and self._work is not None:
+                    self._work.stand_by()
+                for term in live:
+                    if term not in threads and self._may_begin(term, threads):
+                        name = f"harvest-shard-{term.shard}"
+                        threads[term] = threading.Thread(target=self._serve, args=(term,), name=name, daemon=True)
+                        threads[term].start()
+                if set(live).difference(threads):  # whose time has not come; asked again, they would be told at once
+                    self._stopping.wait(_STANDBY_WAIT_SECONDS)
+        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
+            self._failure = error
+            _log.error("harvester_died", extra={"reason": str(error)})
+        except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
+            self._failure = error
+            _log.exception("harvester_died")
+        finally:
+            deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
+            for thread in threads.values():  # daemons: one that waits for a server that is gone is left behind
+                thread.join(max(0.0, deadline.remaining_seconds - 2 * _SLACK_SECONDS))
+            if self._failure is None and not self._stopping.is_set():
+                # confluent-kafka can raise an object that is no exception: no clause above sees it.
+                self._failure = LifecycleError("the harvester ended by itself", next_step="see the log above")
+            self._state = State.STOPPING
+            try:
+                self._close()
+            except BaseException as error:  # noqa: BLE001 - as above; the first failure is the one that counts
+                self._failure = self._failure or error
+            self._state = State.STOPPED
+            # Said before whoever waits is told: this is a daemon's thread, and the process may end at once.
+            _log.info("harvester_stopped", extra={"delivered": self._meter.total})
+            self._stopped.set()
+
+    def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
+        """Tell whether a term is still to be served, and nothing of an earlier one of its shard is left."""
+        is_over = all(other.shard != term.shard for other in threads)
+        is_due = boot_seconds() >= self._hold_until.get(term.shard, 0.0)
+        return is_over and is_due and term.is_live() and not self._stopping.is_set()
+
+    def _serve(self, term: Term) -> None:
+        """Harvest under a term; what kills that kills the harvester."""
+        ended = False
+        try:
+            self._lead(term)
+            ended = True
+        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
+            self._failure = self._failure or error
+            _log.error("harvester_died", extra={"reason": str(error)})
+        except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
+            self._failure = self._failure or error
+            _log.exception("harvester_died")
+        finally:
+            if not ended:
+                # confluent-kafka can raise an object that is no exception: no clause above sees it.
+                ended_by_itself = LifecycleError("the harvester ended by itself", next_step="see the log above")
+                self._failure = self._failure or ended_by_itself
+                self._stopping.set()
+
+    def _lead(self, term: Term) -> None:
+        assert self._work is not None  # noqa: S101 - `start` chooses it before there are terms
+        shard = term.shard
+        loop = self._work.loop(term, self._stopping, Ears(emit=partial(self._emit, shard), delivered=self._delivered))
+        self._loops[shard] = loop
+        self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
+        try:
+            loop.run()
+        finally:
+            if loop.holds_off:
+                # What was on the wire may still arrive. Another process would lead after the session timeout at the
+                # earliest; this one keeps to the same, so that what arrives then is too old for the topic's limit.
+                self._hold_until[shard] = boot_seconds() + self._config.session_timeout_seconds
+            fenced = term.ended is TermEnd.FENCED
+            self._emit(shard, LeaderFenced(shard=shard) if fenced else LeaderRevoked(shard=shard))
+            self._loops.pop(shard, None)
+
+    def _close(self) -> None:
+        deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
+        with ExitStack() as closing:  # last in, first out, and each even if another fails
+            closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
+            if (work := self._work) is not None:
+                closing.callback(lambda: work.close(deadline))  # before leadership goes: nothing of ours leaves then
+
+    def _choose_work(self, connection: psycopg.Connection[Any]) -> Work:
+        config, kind = self._config, self._config.source
+        if kind == "auto":
+            reads = config.columns is not None or self._table.kind(connection) == "native"
+            kind = "snapshot" if not self._marks and reads else "mark"
+        if kind == "mark" and config.shards > 1:
+            raise ConfigError(
+                f"is {config.shards}, but `mark` has one writer: its leader marks for all keys",
+                field="shards",
+                next_step=f"set it to 1, or turn {self._table} into the native table with `harvest migrate`",
+            )
+        if kind == "mark" and not config.exactly_once:
+            return self._make_mark(config, self._table)
+        return self._make_tail(config, self._table, kind)
+
+    def _delivered(self, records: int) -> None:
+        with self._meter_lock:
+            self._meter.add(records)
+            now = boot_seconds()
+            stats = (
+                self._meter.read(now)
+                if self._meter.due(now, self._config.limits.min_metrics_interval_seconds)
+                else None
+            )
+        if stats is not None:
+            self._emit(0, MeterRead(stats=stats))
+
+    def _idle(self) -> bool:
+        """Tell whether every shard is led here, and has nothing left."""
+        loops = self._loops.copy()
+        return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
+
+    def _emit(self, shard: int, event: Event) -> None:
+        if not isinstance(event, MeterRead):
+            loop = self._loops.get(shard)
+            named = {"leader_id": str(loop.leader_id) if loop is not None else None}
+            if self._config.shards > 1:
+                named["shard"] = str(shard)
+            _log.info(_EVENT_NAMES[type(event)], extra=named)
+        if self._handler is not None:
+            try:
+                self._handler(event)
+            except Exception:  # noqa: BLE001 - a handler's fault is not the harvester's
+                _log.exception("event_handler_failed")
+
+
+_EVENT_NAMES = {
+    LeaderAcquired: "leader_acquired",
+    LeaderRefreshed: "leader_refreshed",
+    LeaderFenced: "leader_fenced",
+    LeaderRevoked: "leader_revoked",
+}

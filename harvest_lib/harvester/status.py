@@ -1,0 +1,216 @@
+"""An outbox as it is seen from outside: what waits, how much was done, who leads.
+
+Asks Postgres, and Kafka only who leads under NELI. Whoever harvests is not disturbed, and need not be there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from confluent_kafka import KafkaException
+from psycopg import sql
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError
+from harvest_lib.harvester.added_partitions import said_of
+from harvest_lib.harvester.factory import make_selection, pool_at
+from harvest_lib.kafka_client import topic_partitions
+from harvest_lib.leadership import lock_holder
+from harvest_lib.leadership.election import members
+from harvest_lib.leadership.other_pools import is_other
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.outbox import OutboxTable, detached_segments
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.lag import Lag
+
+_PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
+_GROUP_TIMEOUT_SECONDS = 5.0
+
+# Who leads, if it still does, and who was refused in the last ten minutes.
+_RIVALS = """
+SELECT CASE WHEN EXISTS (
+         SELECT FROM pg_stat_activity WHERE application_name = 'harvest leader ' || (leader ->> 'leader_id')
+       ) THEN leader END,
+       CASE WHEN (leader -> 'rival' ->> 'at')::timestamptz > clock_timestamp() - interval '10 minutes'
+       THEN leader -> 'rival' END,
+       leader -> 'topics'
+FROM (SELECT to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
+"""
+
+Read = tuple[SubscriptionShard, Lag]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What is committed and not delivered. `is_estimate`: there may be more. `epoch`: the term's rising number, None
+    where rows are marked, whose terms have only their id."""
+
+    records: int
+    age_seconds: float
+    marked: int = 0
+    is_estimate: bool = False
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaders:
+    """By shard, the client id and host of the group member that owns its partition, or the session that holds its lock;
+    None where nobody does. `members`: how many processes are in the pool, None where nobody counts them. `trouble`: why
+    Kafka could not say. `notes`: what somebody should know, of why nobody leads, or of another pool."""
+
+    by_shard: list[str | None]
+    members: int | None = None
+    trouble: str | None = None
+    notes: Sequence[str] = ()
+
+
+class Outlook:
+    """Looks at the outbox of a configuration through one connection. All calls raise HarvestError."""
+
+    def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
+        self._connection = connection
+        self._config = config
+        self._table = OutboxTable.parse(config.outbox_table)
+        check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
+        self._subscriptions = (
+            Subscriptions(connection, self._table.placed(connection), make_selection(config, self._table))
+            if self._table.subscriptions.exists(connection)
+            else None
+        )
+
+    def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
+        """Return where the subscriptions of this table stand, or those of one name."""
+        return self._subscriptions.shards(name) if self._subscriptions is not None else []
+
+    def read(self, shards: Sequence[SubscriptionShard]) -> list[Read]:
+        """Return the shards with how far behind they are, counted to 100,000 records each."""
+        return [(each, self._subscriptions.lag(each)) for each in shards] if self._subscriptions is not None else []
+
+    def waiting(self, read: Sequence[Read] | None = None) -> Waiting:
+        """Return what waits: for the configured subscription, if the table has it; else everything that is there.
+
+        Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
+        """
+        if read is None:
+            read = self.read(self._ours(self.shards(self._config.subscription)))
+        ours = self._ours([shard for shard, _ in read])
+        lags = [lag for shard, lag in read if shard in ours]
+        if not lags and self._config.columns is not None:
+            raise OutboxTableError(
+                f"what waits in {self._table} is not known",
+                evidence=f"the subscription {self._config.subscription!r} never read it",
+                next_step="start a harvester, or correct `subscription`",
+            )
+        if not lags:
+            backlog = self._table.backlog(self._connection)
+            return Waiting(records=backlog.records, age_seconds=backlog.oldest_age_seconds, marked=backlog.marked)
+        return Waiting(
+            records=sum(lag.records for lag in lags),
+            age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),
+            is_estimate=any(lag.is_estimate for lag in lags),
+            epoch=max((each.epoch for each in ours), default=None),
+        )
+
+    def is_known(self, shards: Sequence[SubscriptionShard]) -> bool:
+        """Tell whether it can be said what waits."""
+        return self._config.columns is None or bool(self._ours(shards))
+
+    def done(self, shards: Sequence[SubscriptionShard]) -> int:
+        """Return how many records were purged, or delivered by the configured subscription, if it purges nothing: a
+        number that means something as the difference of two."""
+        with translated():
+            row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
+        passed = sum(each.checkpoint.delivered for each in self._ours(shards) if each.checkpoint is not None)
+        return passed + (int(row[0]) if row is not None else 0)
+
+    def detached(self) -> list[str]:
+        """Return what is to be said of segments that were detached by hand."""
+        if self._config.columns is not None or self._table.kind(self._connection) != "native":
+            return []
+        try:
+            found = detached_segments(self._connection, self._table)
+        except DatabaseAccessDenied as error:  # grants of before do not let a harvester read the table of segments
+            role = sql.Identifier(self._connection.info.user)
+            return [
+                f"whether segments were detached by hand is not known: {error.evidence}; "
+                f"as its owner: GRANT SELECT ON {self._table.segments} TO {role.as_string(None)}"
+            ]
+        return [f"the segment {each}" for each in found]
+
+    def leaders(self) -> Leaders:
+        """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""
+        config = self._config
+        match config.leadership:
+            case "solo":
+                found = Leaders(by_shard=[None] * config.shards)
+            case "postgres":  # one lock for all shards
+                holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
+                found = Leaders(by_shard=[holder] * config.shards)
+            case "neli":
+                found = self._owners()
+        return replace(found, notes=[*found.notes, *self._rivals()])
+
+    def _owners(self) -> Leaders:
+        config = self._config
+        kafka, topic, shards = config.kafka_settings(for_producer=False), config.leader_topic, config.shards
+        try:
+            found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            failure = error.args[0]  # its text may be no more than the name of the request
+            trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
+            return Leaders(by_shard=[None] * shards, trouble=trouble)
+        owners = {shard: each for each in found for owned, shard in each.owned if owned == topic}
+        notes = [f"{each.client_id}@{each.host}: {each.trouble}" for each in found if each.trouble]
+        troubled = topic_trouble(kafka, topic, shards)
+        if not found:
+            never = troubled if troubled and topic not in _topics(kafka) else ""
+            runs = "has run yet" if never else "runs now"
+            notes.append(f"no harvester of the group {config.leader_group_id!r} {runs}: start one with `harvest run`")
+            troubled = "" if never else troubled
+        if troubled and troubled not in " ".join(notes):
+            notes.append(troubled)
+        if any(each.pool is not None for each in found):
+            ours = pool_at(config, self._connection)
+            others = {str(each.pool): None for each in found if each.pool and each.owned and is_other(ours, each.pool)}
+            notes += [f"another pool stands in this election: {each}" for each in others]
+        by_shard = [
+            f"{owners[each].client_id}@{owners[each].host}" if each in owners else None for each in range(shards)
+        ]
+        return Leaders(by_shard=by_shard, members=len(found), notes=notes)
+
+    def _rivals(self) -> list[str]:
+        """Return what the rows of the configured subscription tell of other pools, and of its topics."""
+        table = self._table.subscriptions
+        if not table.exists(self._connection):
+            return []
+        statement = sql.SQL(_RIVALS).format(
+            table=in_statement(self._table.placed(self._connection).subscriptions.identifier)
+        )
+        with translated():
+            rows = self._connection.execute(statement, (self._config.subscription,)).fetchall()
+        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
+        added = {said for *_, topics in rows for said in said_of(topics)}
+        said = {
+            f"another pool tried to harvest this subscription, and was refused: {rival}" for _, rival in pools if rival
+        }
+        config = self._config
+        for led, _ in pools:
+            # A configuration without a group, as of somebody who only looks, is in no pool.
+            ours = (config.leadership, config.leader_group_id)
+            if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
+                said.add(f"another pool harvests this subscription: {led}")
+        return sorted(said | added)
+
+    def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
+        return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
+
+
+def _topics(kafka: Mapping[str, object]) -> Collection[str]:
+    try:
+        return topic_partitions(kafka)
+    except KafkaError:
+        return ()

@@ -1,0 +1,114 @@
+"""What the members of a pool's consumer group say of themselves, as anybody may ask who may describe the group.
+
+A member that was assigned a shard's partition commits where it is in the leader topic. With that it says who it is: the
+metadata of the committed offset holds its member id, its pool, and what keeps it from leading, if anything does. That
+is current as long as the group has a member of that id.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.clock import Deadline
+from harvest_lib.kafka_client import client_settings
+from harvest_lib.leadership.pool import Pool
+
+_ANSWER_SECONDS = 5.0
+_AGAIN_SECONDS = 0.2
+_LONGEST_TROUBLE = 800
+"""Characters."""
+_MOST_METADATA = 4_000
+"""Bytes. Kafka takes 4,096 of metadata (`offset.metadata.max.bytes`), and refuses the commit that has more."""
+
+_PASSES = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._WAIT_COORD,  # noqa: SLF001 - librdkafka's own codes
+    KafkaError._TRANSPORT,  # noqa: SLF001
+}
+"""What a broker says that has just started, or while the group's coordinator is chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member of the group, and the partitions that it owns, by topic."""
+
+    member_id: str
+    client_id: str
+    host: str
+    owned: Sequence[tuple[str, int]]
+    pool: Pool | None = None
+    """None if it does not say, or owns nothing."""
+    trouble: str = ""
+    """What keeps it from leading."""
+
+
+def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
+    """Return the metadata by which a member says who it is, and as much of its trouble as there is room for."""
+    said = {"member": member_id, "pool": pool.as_json()}
+    told = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
+    short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
+    spelled = (json.dumps(each, separators=(",", ":")) for each in (told, short, said))  # ASCII: a byte a character
+    return next((each for each in spelled if len(each) <= _MOST_METADATA), "")
+
+
+def members(settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[Member]:
+    """Return the members of a group, none if there is no such group; waits out what passes. Raises KafkaException."""
+    admin = AdminClient(client_settings(settings))
+    deadline = Deadline(timeout_seconds)
+    while True:
+        try:
+            return _members(admin, group, max(0.5, deadline.remaining_seconds))
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.GROUP_ID_NOT_FOUND:
+                return []
+            if code not in _PASSES or deadline.passed:
+                raise
+        admin.poll(_AGAIN_SECONDS)
+
+
+def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Member]:
+    found = admin.describe_consumer_groups([group], request_timeout=timeout_seconds)[group].result()
+    said = _said(admin, group, timeout_seconds) if found.members else {}
+    made = []
+    for member in found.members:
+        words = said.get(member.member_id, {})
+        trouble = words.get("trouble")
+        made.append(
+            Member(
+                member_id=member.member_id,
+                client_id=member.client_id,
+                host=member.host.lstrip("/"),
+                owned=[(each.topic, each.partition) for each in member.assignment.topic_partitions],
+                pool=Pool.of_json(words.get("pool")),
+                trouble=trouble[:_LONGEST_TROUBLE] if isinstance(trouble, str) else "",
+            )
+        )
+    return made
+
+
+def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, dict[str, Any]]:
+    """Return what was committed last, by member id; nothing where we may not see it."""
+    try:
+        asked = admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds
+        )
+        partitions = asked[group].result(2 * timeout_seconds).topic_partitions
+    except (KafkaException, FutureTimeout):
+        return {}
+    said = {}
+    for partition in partitions:
+        try:
+            words = json.loads(partition.metadata or "")
+            said[str(words["member"])] = dict(words)
+        except (ValueError, TypeError, KeyError):
+            continue  # goharvest's, or an earlier version's
+    return said

@@ -1,0 +1,111 @@
+"""Two pools on one subscription of one outbox: noticed before one deposes the other, and said on both sides.
+
+A leader writes who it is beside its epoch (column `leader` of `<outbox>_subscriptions`). Whoever is about to lead looks
+there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not begin; the
+leader finds that name when it next looks at its row. A table without the column (of an earlier version, owned by
+somebody else), or whose grants are older than it, names nobody: then all is as it was before.
+
+A leader lives while the connection on which it keeps its checkpoints does, and has lately been used: it is asked every
+second, and one that was lost together with its machine stays open for hours.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseAccessDenied, PoolConflict
+from harvest_lib.leadership.pool import Pool, log_fields, one_outbox
+
+_log = logging.getLogger(__name__)
+
+_LEADERS = """
+SELECT s.shard, s.leader_id::text, to_jsonb(s) -> 'leader' FROM {table} AS s
+WHERE s.subscription = %(subscription)s AND s.shard = coalesce(%(shard)s, s.shard)
+  AND to_jsonb(s) -> 'leader' ->> 'leader_id' = s.leader_id::text
+  AND EXISTS (
+    SELECT FROM pg_stat_activity AS a
+    WHERE a.application_name = 'harvest leader ' || s.leader_id AND (
+      a.state_change IS NULL OR a.state = 'active'
+      OR a.state_change > clock_timestamp() - %(stale)s * interval '1 second'
+    )
+  )
+"""
+
+_MAY_ANNOUNCE = """
+SELECT bool_or(has_column_privilege(attrelid, attnum, 'UPDATE')) FROM pg_attribute
+WHERE attrelid = %s::regclass AND attname = 'leader' AND NOT attisdropped
+"""
+
+# What is known of the topics stays: see `harvest_lib.harvester.added_partitions`.
+_ANNOUNCE = """
+UPDATE {table} SET leader = %(leader)s
+  || CASE WHEN leader ? 'topics' THEN jsonb_build_object('topics', leader -> 'topics') ELSE '{{}}' END
+WHERE subscription = %(subscription)s AND shard = %(shard)s
+"""
+
+_TELL = """
+UPDATE {table} SET leader = jsonb_set(leader, '{{rival}}', %(rival)s || jsonb_build_object('at', clock_timestamp()))
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND leader_id = %(leader_id)s
+"""
+
+_LOOKS_EVERY_SECONDS = 1.0
+
+
+class Rivals:
+    """Other pools on the subscriptions of one outbox, as `pool` sees them. Used by one thread at a time.
+
+    A leader that was silent for `stale_seconds` does not count as alive.
+    """
+
+    def __init__(self, pool: Pool, *, stale_seconds: float) -> None:
+        self.pool = pool
+        self._stale_seconds = stale_seconds + _LOOKS_EVERY_SECONDS
+        self._heard: Pool | None = None
+
+    def refuse(
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, subscription: str, shard: int | None = None
+    ) -> None:
+        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and let it know."""
+        for led, leader_id, theirs in self.leaders(connection, table, subscription, shard):
+            if theirs.is_one_election(self.pool):
+                continue
+            values = {"subscription": subscription, "shard": led, "leader_id": leader_id}
+            with suppress(DatabaseAccessDenied), translated():
+                statement = sql.SQL(_TELL).format(table=in_statement(table))
+                connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
+            raise one_outbox(self.pool, theirs)
+
+    def leaders(
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, subscription: str, shard: int | None = None
+    ) -> list[tuple[int, str, Pool]]:
+        """Return the shards that are led now, under which leader id and by which pool, where that is known."""
+        values = {"subscription": subscription, "shard": shard, "stale": self._stale_seconds}
+        with translated():
+            rows = connection.execute(sql.SQL(_LEADERS).format(table=in_statement(table)), values).fetchall()
+        found = [(number, leader_id, Pool.of_json(leader)) for number, leader_id, leader in rows]
+        return [(number, leader_id, pool) for number, leader_id, pool in found if pool is not None]
+
+    def announce(
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, row: Mapping[str, Any], leader_id: UUID
+    ) -> None:
+        """Write who leads beside the epoch, if there is a column for it, and a grant."""
+        may_announce = connection.execute(_MAY_ANNOUNCE, (table.as_string(None),)).fetchone()
+        if may_announce == (True,):
+            leader = Jsonb({**self.pool.as_json(), "leader_id": str(leader_id)})
+            connection.execute(sql.SQL(_ANNOUNCE).format(table=in_statement(table)), {**row, "leader": leader})
+
+    def hear(self, rival: object) -> None:
+        """Log, once for each, the pool that has left its name in the row of this leader."""
+        theirs = Pool.of_json(rival)
+        if theirs is None or theirs == self._heard:
+            return
+        self._heard = theirs
+        error: PoolConflict = one_outbox(self.pool, theirs)
+        _log.error("pool_conflict", extra=log_fields(error))

@@ -1,0 +1,184 @@
+"""Airflow as services of this machine: scheduler, DAG processor, triggerer and API server.
+
+All of it is told by environment variables, so that AIRFLOW_HOME holds logs and nothing that could be out of date. The
+login is that of Airflow's simple auth manager: user `admin`, password made once and kept in a file of the owner's.
+"""
+
+import base64
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
+from harvest_lib.local_stack.ports import keep_ports
+from harvest_lib.local_stack.process import tail, through_child
+from harvest_lib.local_stack.service import Plan, ask
+from harvest_lib.local_stack.state import make_folder, make_private, private_log, write_private
+
+USER = "admin"
+
+_MIGRATE_SECONDS = 300
+
+
+class Airflow:
+    """Airflow below a state folder, with the DAGs of one folder."""
+
+    def __init__(self, state: Path, *, dags: Path | None = None) -> None:
+        """Prepare; nothing is written yet. Without `dags`, those of the package `airflow_dags`."""
+        self._home = state / "airflow"
+        self._log = state / "logs" / "airflow-migrate.log"
+        self._dags = dags or _own_dags()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Where people and programs find it."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def password_file(self) -> Path:
+        """Where the password of the login is, in JSON, by user."""
+        return self._home / "passwords.json"
+
+    def prepare(self) -> None:
+        """Choose the port, and make the login unless it is there."""
+        make_private(self._home)
+        self._port = keep_ports(self._home / "ports.json", ["api"])["api"]
+        if not self.password_file.exists():
+            write_private(self.password_file, json.dumps({USER: kept_secret(self._home / "login")}) + "\n")
+            (self._home / "login").unlink()
+
+    def environment(self, dsn: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables Airflow runs with; call `prepare` first."""
+        url = sqlalchemy_url(dsn, "postgresql+psycopg")
+        settings: dict[str, dict[str, object]] = {
+            "core": {
+                "dags_folder": self._dags,
+                "load_examples": False,
+                "executor": "LocalExecutor",
+                "parallelism": 2,  # with the default of 32 its workers take some GB before they do anything
+                "fernet_key": _fernet_key(self._home / "fernet.key"),
+                "execution_api_server_url": f"{self.url}/execution/",
+                "simple_auth_manager_users": f"{USER}:admin",
+                "simple_auth_manager_passwords_file": self.password_file,
+            },
+            "database": {"sql_alchemy_conn": url, "sql_alchemy_conn_async": url},
+            "api": {
+                "host": "127.0.0.1",
+                "port": self._port,
+                "base_url": self.url,
+                "workers": 1,
+                "secret_key": kept_secret(self._home / "api.key"),
+            },
+            "api_auth": {"jwt_secret": kept_secret(self._home / "jwt.key")},
+            "logging": {"base_log_folder": self._home / "logs"},
+            "dag_processor": {"parsing_processes": 1},
+        }
+        variables = {
+            f"AIRFLOW__{section.upper()}__{option.upper()}": str(value)
+            for section, options in settings.items()
+            for option, value in options.items()
+        }
+        return {**environment, **variables, "AIRFLOW_HOME": str(self._home)}
+
+    def migrate(self, variables: Mapping[str, str]) -> None:
+        """Bring the database to this version of Airflow. Raises StackError, which names the log, when it fails."""
+        make_folder(self._log.parent)
+        with private_log(self._log) as log:
+            try:
+                done = subprocess.run(
+                    through_child([sys.executable, "-m", "airflow", "db", "migrate"]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=dict(variables),
+                    cwd="/",
+                    timeout=_MIGRATE_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise self._not_migrated(f"it was not done within {_MIGRATE_SECONDS} s") from error
+        if done.returncode != 0:
+            raise self._not_migrated(tail(self._log))
+
+    def plans(self, variables: Mapping[str, str]) -> list[Plan]:
+        """Say how the services are started; call `prepare` and `migrate` first."""
+
+        def plan(name: str, *arguments: str, **details: Any) -> Plan:
+            return Plan(
+                name=f"airflow-{name}",
+                version=version("apache-airflow-core"),
+                command=(sys.executable, "-m", "airflow", name, *arguments),
+                environment=variables,
+                **details,
+            )
+
+        return [
+            plan("api-server", serves=self._answers, port=self._port, url=self.url),
+            # Their logs are files of this machine: nobody needs to be served them.
+            plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
+            plan("dag-processor", serves=self._lives("dag_processor")),
+            plan("triggerer", "--skip-serve-logs", serves=self._lives("triggerer")),
+        ]
+
+    def _health(self, component: str) -> dict[str, Any]:
+        answer = ask(f"{self.url}/api/v2/monitor/health")
+        found: dict[str, Any] = (answer or {}).get(component) or {}
+        return found if found.get("status") == "healthy" else {}
+
+    def _answers(self, _: float) -> bool:
+        return bool(self._health("metadatabase"))
+
+    def _lives(self, component: str) -> Callable[[float], bool]:
+        """Return the question whether a component has shown life since it was started."""
+
+        def lives(since: float) -> bool:
+            heartbeat = self._health(component).get(f"latest_{component}_heartbeat")
+            return heartbeat is not None and datetime.fromisoformat(heartbeat).timestamp() >= since
+
+        return lives
+
+    def _not_migrated(self, evidence: str) -> StackError:
+        return StackError("Airflow's database could not be made", evidence=evidence, next_step=f"read {self._log}")
+
+
+def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
+    """Return the Airflow connections that the DAGs use, as variables."""
+
+    def connection(group: str, reset: str) -> str:
+        extra = {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": group,
+            "auto.offset.reset": reset,
+            "enable.auto.commit": "false",
+        }
+        return json.dumps({"conn_type": "kafka", "extra": extra})
+
+    return {
+        "AIRFLOW_CONN_HARVEST_KAFKA": connection("airflow-smoke-test", "earliest"),
+        "AIRFLOW_CONN_HARVEST_KAFKA_WATCH": connection("airflow-watch", "latest"),
+    }
+
+
+def _own_dags() -> Path:
+    found = importlib.util.find_spec("airflow_dags")
+    if found is None or found.origin is None:
+        raise StackError(
+            "there are no DAGs for Airflow: the package airflow_dags is not installed",
+            next_step="run it from the project, or pip install 'outbox-harvester[airflow]'",
+        )
+    return Path(found.origin).resolve().parent
+
+
+def _fernet_key(file: Path) -> str:
+    if not file.exists():
+        write_private(file, base64.urlsafe_b64encode(os.urandom(32)).decode())
+    return file.read_text()

@@ -1,0 +1,76 @@
+"""Databases for the services of the platform: each has one of its own, and a role that may enter no other's.
+
+The passwords are made once and kept beside the data, readable by the owner only; what Postgres has is set to them at
+each start, so that either side may be made anew.
+"""
+
+import secrets
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.state import write_private
+
+
+def own_database(dsn: str, name: str, *, password_file: Path) -> str:
+    """Make a database and its role unless they are there, and return the role's connection string.
+
+    Raises StackError when the server refuses.
+    """
+    password = kept_secret(password_file)
+    identifier = sql.Identifier(name)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            # Roles and databases know no IF NOT EXISTS.
+            if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
+                connection.execute(sql.SQL("CREATE ROLE {}").format(identifier))
+            connection.execute(
+                sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
+                    identifier, sql.Literal(scram_verifier(connection, password))
+                )
+            )
+            if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
+                connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(identifier))  # to make it the owner
+                connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(identifier, identifier))
+                connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(identifier))
+    except psycopg.Error as error:
+        raise StackError(
+            f"the database {name} of the platform could not be made",
+            evidence=error.diag.message_primary or "Postgres does not answer",
+            next_step="give the user of HARVEST_DSN the rights CREATEDB and CREATEROLE, or unset it",
+        ) from error
+    return make_conninfo(dsn, dbname=name, user=name, password=password)
+
+
+def kept_secret(file: Path) -> str:
+    """Return the secret in the file, making it first if there is none."""
+    if not file.exists():
+        write_private(file, secrets.token_urlsafe(32))
+    return file.read_text()
+
+
+def sqlalchemy_url(dsn: str, driver: str) -> str:
+    """Write a connection string as SQLAlchemy wants it, with all parameters, password included."""
+    from sqlalchemy import URL  # noqa: PLC0415 - only the platform needs it
+
+    known = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    url = URL.create(
+        driver,
+        username=known.pop("user", None),
+        password=known.pop("password", None),
+        host=known.pop("host", None),
+        port=int(known.pop("port", "5432")),
+        database=known.pop("dbname", None),
+        query=known,
+    )
+    return url.render_as_string(hide_password=False)
+
+
+def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
+    """Return what Postgres stores of the password: in clear it could be in the server's log."""
+    return connection.pgconn.encrypt_password(
+        password.encode(), connection.info.user.encode(), b"scram-sha-256"
+    ).decode()

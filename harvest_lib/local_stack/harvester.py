@@ -1,0 +1,68 @@
+"""One harvester as a real `harvest run` process; whether it leads is read from its log, as an operator would."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from uuid import UUID
+
+from harvest_lib.local_stack.log_lines import JsonLines
+from harvest_lib.local_stack.process import ServerProcess
+
+_STOP_SECONDS = 15
+_BEGINS = {"leader_acquired", "leader_refreshed"}
+_ENDS = {"leader_revoked", "leader_fenced"}
+_RUN = (sys.executable, "-m", "harvest_lib.cli", "run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """Harvester `harvester` began to lead under `leader_id` at `at` (Unix time)."""
+
+    harvester: int
+    leader_id: UUID
+    at: float
+
+
+class Harvester:
+    """One process of the pool."""
+
+    def __init__(self, number: int, config: Path, folder: Path, *, command: Sequence[str | Path] = _RUN) -> None:
+        """Prepare; nothing is started yet. `command` is what runs the harvester, `harvest run` by default."""
+        self.number = number
+        self.lead: Lead | None = None
+        self.started = False
+        self.stopped_cleanly = False
+        self.process = ServerProcess(
+            f"harvester {number}",
+            log=folder / f"harvester-{number}.log",
+            stop_signals={signal.SIGTERM: _STOP_SECONDS},
+        )
+        self._command = [*command, "-f", config, "--log-format", "json"]
+        self._lines = JsonLines(self.process.log)
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        # The variables that named the servers of the stack would go before the file.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+        self.process.spawn(self._command, environment=environment)
+
+    def look(self) -> list[Lead]:
+        """Read what it has logged since, and return the terms it began."""
+        began: list[Lead] = []
+        for line in self._lines.new():
+            event = line.get("event")
+            if event in _BEGINS:
+                at = datetime.fromisoformat(line["timestamp"]).timestamp()
+                self.lead = Lead(harvester=self.number, leader_id=UUID(line["leader_id"]), at=at)
+                began.append(self.lead)
+            elif event in _ENDS:
+                self.lead = None
+            elif event == "harvester_started":
+                self.started = True
+            elif event == "harvester_stopped":
+                self.stopped_cleanly = True
+        return began

@@ -1,0 +1,156 @@
+"""Bring Java libraries by their Maven coordinates, once, into the state folder.
+
+The work is done by the Ivy that comes inside pyspark, with its cache in the state folder too. A set of jars appears
+whole or not at all (resolved beside its place, then renamed), and a set that is there is never looked up again.
+"""
+
+import subprocess
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.sax.saxutils import quoteattr
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.process import through_child
+from harvest_lib.local_stack.state import locked, make_folder
+from harvest_lib.local_stack.truststore import write_truststore
+
+_ATTEMPTS = 3
+_ATTEMPT_SECONDS = 900
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JarSet:
+    """Coordinates `organisation:name:revision` whose jars, with all they need, belong in one folder."""
+
+    name: str
+    coordinates: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    """Coordinates whose revision is taken wherever their module turns up."""
+
+
+def kafka_jars(version: str) -> JarSet:
+    """Name the jars of a Kafka broker. Without the last one, which writes its log, a broker would be silent."""
+    return JarSet(
+        name=f"kafka-{version}",
+        coordinates=(f"org.apache.kafka:kafka_2.13:{version}", "org.slf4j:slf4j-simple:1.7.36"),
+    )
+
+
+POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgresql:42.7.11",))
+
+SPARK_KAFKA = JarSet(
+    name="spark-kafka-4.1.3",
+    coordinates=("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",),
+    # Of its own revision this one is not to be had everywhere; what it adds, delegation tokens, has not changed.
+    overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
+)
+"""Spark's Kafka source, for the Spark that is installed."""
+
+
+def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
+    """Return the paths of a set's jars, sorted, bringing them first if they are not there.
+
+    Safe to call from several processes at once. Raises StackError when they cannot be brought.
+    """
+    folder = state / "jars" / jars.name
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        with locked(state / "jars" / ".lock"):
+            if not folder.is_dir():
+                _bring(jars, state, java_home, folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def _bring(jars: JarSet, state: Path, java_home: Path, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
+        work = Path(name)
+        (work / "ivy.xml").write_text(_ivy_file(jars))
+        options = proxy_options()
+        answer = ""
+        for attempt in range(_ATTEMPTS):
+            code, answer = _ivy(work, state / "ivy", java_home, options)
+            if code == 0 and any((work / "jars").glob("*.jar")):
+                (work / "jars").chmod(0o755)
+                (work / "jars").rename(folder)
+                return
+            if "PKIX path" in answer and not any("trustStore" in option for option in options):
+                write_truststore(work / "trusted.jks")
+                options += [f"-Djavax.net.ssl.trustStore={work / 'trusted.jks'}", "-Djavax.net.ssl.trustStoreType=JKS"]
+            else:
+                time.sleep(2**attempt)
+        raise StackError(
+            f"the jars of {' and '.join(jars.coordinates)} could not be brought",
+            evidence=_complaint(answer),
+            next_step=f"check the network (HTTPS_PROXY is honoured) and run it again, or put the jars into {folder}",
+        )
+
+
+def _ivy(work: Path, cache: Path, java_home: Path, options: list[str]) -> tuple[int, str]:
+    command: list[str | Path] = [
+        java_home / "bin" / "java",
+        *options,
+        f"-Divy.default.ivy.user.dir={make_folder(cache)}",
+        f"-Duser.home={cache}",  # so that nothing is read from or written to the user's own folders
+        *("-jar", _ivy_jar(), "-ivy", work / "ivy.xml", "-cache", cache / "cache", "-confs", "default"),
+        *("-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"),
+    ]
+    try:
+        done = subprocess.run(
+            through_child(command), capture_output=True, text=True, timeout=_ATTEMPT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"ERROR no end after {_ATTEMPT_SECONDS} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def _ivy_jar() -> Path:
+    found = find_spec("pyspark")
+    folder = Path(found.origin).parent / "jars" if found and found.origin else Path()
+    jar = next(iter(sorted(folder.glob("ivy-*.jar"))), None) if found else None
+    if jar is None:
+        raise StackError(
+            "the jars cannot be brought: they are resolved by a part of pyspark, which is not installed",
+            next_step="pip install 'outbox-harvester[local,spark]'",
+        )
+    return jar
+
+
+def _ivy_file(jars: JarSet) -> str:
+    dependencies = "".join(
+        "<dependency org={} name={} rev={} conf='default->default'/>".format(*map(quoteattr, coordinate.split(":")))
+        for coordinate in jars.coordinates
+    )
+    overrides = "".join(
+        "<override org={} module={} rev={}/>".format(*map(quoteattr, coordinate.split(":")))
+        for coordinate in jars.overrides
+    )
+    return (
+        "<ivy-module version='2.0'><info organisation='outbox-harvester' module='jars' revision='1'/>"
+        f"<configurations><conf name='default'/></configurations>"
+        f"<dependencies>{dependencies}{overrides}</dependencies></ivy-module>"
+    )
+
+
+def proxy_options() -> list[str]:
+    """Say in Java's words what HTTP_PROXY, HTTPS_PROXY and NO_PROXY say, without any credentials in them."""
+    options = []
+    proxies = urllib.request.getproxies_environment()
+    for scheme in ("http", "https"):
+        proxy = urlsplit(proxies.get(scheme, ""))
+        if proxy.hostname:
+            options += [f"-D{scheme}.proxyHost={proxy.hostname}", f"-D{scheme}.proxyPort={proxy.port or 80}"]
+    if options and (direct := proxies.get("no")):
+        hosts = "|".join(f"*{host}" if host.startswith(".") else host for host in direct.replace(" ", "").split(","))
+        options.append(f"-Dhttp.nonProxyHosts={hosts}")
+    return options
+
+
+def _complaint(answer: str) -> str:
+    marks = ("ERROR", "not found", "Server access error", "Exception", "FAILED", "cannot start")
+    lines = [line.strip() for line in answer.splitlines() if any(mark in line for mark in marks)]
+    return "; ".join(dict.fromkeys(line.strip(":; ")[:300] for line in lines[:3])) or answer[-300:]

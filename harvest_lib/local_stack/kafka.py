@@ -1,0 +1,323 @@
+"""A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
+
+Every broker listens twice: without authentication (`bootstrap_servers`), and with SASL/PLAIN for one user whose
+password is made once (`sasl_bootstrap_servers`). More listeners, where they are asked for, send their clients by
+detours that may break on the way. A secured cluster has other listeners instead, see `kafka_security`. Topics are never
+created by mention. Logs are replicated on all brokers there are. Data is kept between runs, apart for each version,
+number of brokers, and kind.
+"""
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.jars import kafka_jars, resolve
+from harvest_lib.local_stack.java import argument_file, find_java
+from harvest_lib.local_stack.kafka_security import AUTHORIZER, OPERATOR, KafkaSecurity
+from harvest_lib.local_stack.ports import accepts, keep_ports
+from harvest_lib.local_stack.process import ServerProcess, through_child
+from harvest_lib.local_stack.state import make_private, write_private
+
+VERSIONS = ("4.3.1", "3.9.1")
+SASL_USER = "harvest"
+"""Who comes with authentication, where nothing is secured."""
+
+_READY_SECONDS = 90
+_STOP_SECONDS = 10
+
+_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
+_SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)  # no time for optimizing to pay off
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+    "-Dlog4j2.disable.jmx=true",
+)
+
+
+class KafkaCluster:
+    """A cluster of one version with its data below a state folder; its jars and Java come from `parts`."""
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        version: str = "4.3.1",
+        brokers: int = 1,
+        parts: Path | None = None,
+        detours: Mapping[str, Sequence[int | str]] | None = None,
+        security: KafkaSecurity | None = None,
+        acls: bool = False,
+    ) -> None:
+        """Prepare; nothing is written or started yet.
+
+        `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
+        `ports["name-1"]` and so on: whoever bootstraps there is told to come back there, without authentication. With
+        `security` there are its listeners instead of all these. With `acls` who comes with authentication may do what
+        was granted, and nothing else; who comes without may do everything, grant too.
+        """
+        if version not in VERSIONS:
+            raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
+        if brokers not in (1, 3):
+            raise StackError(f"a cluster of {brokers} brokers is not to be had", next_step="choose 1 or 3 brokers")
+        self.version = version
+        self.brokers = [
+            ServerProcess(
+                f"kafka-{number}",
+                log=state / "logs" / f"kafka-{number}.log",
+                stop_signals={signal.SIGTERM: _STOP_SECONDS},
+            )
+            for number in range(1, brokers + 1)
+        ]
+        """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
+        self.ports: dict[str, int] = {}
+        self._detours = dict(detours or {})
+        self._parts = parts or state
+        self._security = security
+        self._acls = acls
+        self._folder = state / f"kafka-{version}-{brokers}{'-secure' if security else ''}"
+        self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
+        self._java: list[str | Path] = []
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where clients connect: without authentication, or to a secured cluster by SCRAM."""
+        return ",".join(f"127.0.0.1:{self.port(number)}" for number in self._numbers)
+
+    @property
+    def sasl_bootstrap_servers(self) -> str:
+        """Where clients connect by SASL/PLAIN."""
+        return ",".join(f"127.0.0.1:{self.ports[f'sasl-{number}']}" for number in self._numbers)
+
+    @property
+    def tls_bootstrap_servers(self) -> str:
+        """Where clients connect to a secured cluster by certificate."""
+        return ",".join(f"127.0.0.1:{self.ports[f'tls-{number}']}" for number in self._numbers)
+
+    @property
+    def operator_settings(self) -> dict[str, str]:
+        """The client settings of whoever may do everything."""
+        if self._security is None:
+            return {"bootstrap.servers": self.bootstrap_servers}
+        return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
+
+    def port(self, number: int) -> int:
+        """Return where clients connect to one broker; call `prepare` first."""
+        return self.ports[f"{self._roles[0]}-{number}"]
+
+    def lead(self, detours: Mapping[str, Sequence[int | str]]) -> None:
+        """Have other detours; before `prepare`."""
+        self._detours = dict(detours)
+
+    @property
+    def sasl_settings(self) -> dict[str, str]:
+        """The client settings that the SASL listener accepts, password included."""
+        return {
+            "bootstrap.servers": self.sasl_bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": SASL_USER,
+            "sasl.password": self._identity()["password"],
+        }
+
+    def start(self) -> None:
+        """Start all brokers and wait until they answer."""
+        self.prepare()
+        self.spawn()
+        self.await_ready()
+
+    def prepare(self) -> None:
+        """Bring jars and configuration, and begin to format new data, which takes a second or so."""
+        java_home = find_java(self._parts)
+        jars = resolve(kafka_jars(self.version), self._parts, java_home)
+        self._java = [java_home / "bin" / "java", *_JVM, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
+        make_private(self._folder)
+        names = [f"{role}-{number}" for number in self._numbers for role in self._roles]
+        self.ports = keep_ports(self._folder / "ports.json", names)
+        for number in self._numbers:
+            write_private(self._properties(number), self._configuration(number))
+            data = self.data(number)
+            if not (data / "meta.properties").exists():
+                shutil.rmtree(data, ignore_errors=True)
+                arguments = [*_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
+                arguments += ["--config", self._properties(number), "--cluster-id", self._identity()["cluster"]]
+                arguments += self._security.format_arguments() if self._security else []
+                # By a file: a command line may be read by everybody on the machine.
+                write_private(self._format_file(number), argument_file(arguments))
+                formatting = subprocess.Popen(
+                    through_child([self._java[0], f"@{self._format_file(number)}"]),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                self._formatting.append((number, formatting))
+
+    def spawn(self) -> None:
+        """Start all brokers without waiting until they answer; call `prepare` first."""
+        while self._formatting:
+            number, formatting = self._formatting.pop()
+            try:
+                output, _ = formatting.communicate(timeout=_READY_SECONDS)
+            finally:
+                self._format_file(number).unlink()
+            if formatting.returncode != 0:
+                shutil.rmtree(self.data(number), ignore_errors=True)
+                raise StackError(
+                    f"the data of Kafka broker {number} could not be made",
+                    evidence=" | ".join(output.strip().splitlines()[-3:]),
+                    next_step="remove it with `harvest up --fresh`",
+                )
+        for number in self._numbers:
+            self.start_broker(number)
+
+    def start_broker(self, number: int) -> None:
+        """Start one broker (the first is 1) without waiting until it answers."""
+        command = [*self._java, "kafka.Kafka", self._properties(number)]
+        self.brokers[number - 1].spawn(command, environment=_environment())
+
+    def await_ready(self) -> None:
+        """Wait until every broker has joined and answers clients."""
+        for number, broker in zip(self._numbers, self.brokers, strict=True):
+            port = self.port(number)
+            broker.await_ready(lambda port=port: accepts(port), seconds=_READY_SECONDS)  # type: ignore[misc]
+        self.brokers[0].await_ready(self.answers, seconds=_READY_SECONDS)
+
+    def answers(self) -> bool:
+        """Tell whether all brokers are members of the cluster as a client sees it."""
+        admin = AdminClient({**self.operator_settings, "log_level": 0})
+        try:
+            return len(admin.list_topics(timeout=2).brokers) == len(self.brokers)
+        except KafkaException:
+            return False
+
+    def begin_stop(self) -> None:
+        """Ask all brokers to shut down, without waiting."""
+        for broker in self.brokers:
+            broker.begin_stop()
+
+    def stop(self) -> None:
+        """Shut all brokers down, together, then by force."""
+        self.begin_stop()
+        for broker in self.brokers:
+            broker.stop()
+
+    def kill(self) -> None:
+        """End all brokers as a crash would."""
+        for broker in self.brokers:
+            broker.kill()
+
+    def restart(self) -> None:
+        """Stop and start all brokers; the ports stay."""
+        self.stop()
+        self.start()
+
+    def suspend(self) -> None:
+        """Freeze all brokers."""
+        for broker in self.brokers:
+            broker.suspend()
+
+    def resume(self) -> None:
+        """Thaw all brokers."""
+        for broker in self.brokers:
+            broker.resume()
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, len(self.brokers) + 1)
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        if self._security:
+            return ("sasl", "tls", "controller")
+        return ("plain", "sasl", "controller", *self._detours)
+
+    def data(self, number: int) -> Path:
+        """Return the folder with one broker's log."""
+        return self._folder / f"broker-{number}"
+
+    def _properties(self, number: int) -> Path:
+        return self._folder / f"broker-{number}.properties"
+
+    def _format_file(self, number: int) -> Path:
+        return self._folder / f"format-{number}.arguments"
+
+    def _identity(self) -> Mapping[str, str]:
+        """The cluster's id and the SASL user's password: made once, then read."""
+        file = self._folder / "identity.json"
+        if not file.exists():
+            # The first byte is zero: an id that began with '-' would be read as an option.
+            cluster = base64.urlsafe_b64encode(bytes(1) + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+            write_private(file, json.dumps({"cluster": cluster, "password": secrets.token_urlsafe(24)}))
+        identity: Mapping[str, str] = json.loads(file.read_text())
+        return identity
+
+    def _configuration(self, number: int) -> str:
+        ports, replicas = self.ports, len(self.brokers)
+        listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in self._roles}
+        advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
+        for name, detour in self._detours.items():
+            place = detour[number - 1]
+            advertised[name.upper()] = place if isinstance(place, str) else f"127.0.0.1:{place}"
+        voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": number,
+            # Named here and not in the data, so that a port may change between two runs.
+            "controller.quorum.voters": voters,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
+            "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
+            **(self._security.settings() if self._security else self._unsecured()),
+            "log.dirs": self.data(number),
+            "auto.create.topics.enable": "false",
+            "default.replication.factor": replicas,
+            "min.insync.replicas": min(2, replicas),
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.num.partitions": 4,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": min(2, replicas),
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": min(2, replicas),
+            "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1000,
+            # A broker that crashed may come back once its old session is over.
+            "broker.session.timeout.ms": 4000,
+            "broker.heartbeat.interval.ms": 500,
+            # By default half of the heap below.
+            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _unsecured(self) -> dict[str, object]:
+        login = f'PlainLoginModule required user_{SASL_USER}="{self._identity()["password"]}";'
+        acls = {"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if self._acls else {}
+        return {
+            **acls,
+            "inter.broker.listener.name": "PLAIN",
+            "listener.security.protocol.map": ",".join(
+                f"{role.upper()}:{'SASL_PLAINTEXT' if role == 'sasl' else 'PLAINTEXT'}" for role in self._roles
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.{login}",
+        }
+
+
+def _environment() -> dict[str, str]:
+    # Options meant for other Java programs would end up in the brokers, and a banner about them in their output.
+    foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
+    return {name: value for name, value in os.environ.items() if name not in foreign}

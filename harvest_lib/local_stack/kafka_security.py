@@ -1,0 +1,77 @@
+"""What makes a Kafka cluster a secured one: two listeners, each with TLS, ACLs, and users whose passwords it knows.
+
+Clients come by `SASL` (SASL_SSL, SCRAM-SHA-512) or by `TLS` (SSL, with a certificate of their own). A user is the same
+principal either way: the name of SCRAM, or the CN of the certificate. Brokers and controllers talk by certificates too,
+so nothing that listens lets anybody in who is nobody. What no ACL allows is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harvest_lib.local_stack.certificates import Certificate
+
+BROKER = "broker"
+OPERATOR = "operator"
+MECHANISM = "SCRAM-SHA-512"
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSecurity:
+    """The certificates of an authority, by name, and the folder with the users' passwords. The operator may do all."""
+
+    authority: Path
+    certificates: Mapping[str, Certificate]
+    passwords: Path
+    users: tuple[str, ...]
+
+    def settings(self) -> dict[str, object]:
+        """Return the brokers' settings; listeners named SASL, TLS and CONTROLLER have to be there."""
+        required = {f"listener.name.{each}.ssl.client.auth": "required" for each in ("tls", "controller")}
+        return {
+            "inter.broker.listener.name": "TLS",
+            "listener.security.protocol.map": "SASL:SASL_SSL,TLS:SSL,CONTROLLER:SSL",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": self.certificates[BROKER].together,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.authority,
+            **required,
+            "listener.name.sasl.ssl.client.auth": "none",
+            "ssl.principal.mapping.rules": "RULE:^CN=([A-Za-z0-9._-]+)$/$1/,DEFAULT",
+            "sasl.enabled.mechanisms": MECHANISM,
+            f"listener.name.sasl.{MECHANISM.lower()}.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+            "authorizer.class.name": AUTHORIZER,
+            "super.users": f"User:{BROKER};User:{OPERATOR}",
+            "allow.everyone.if.no.acl.found": "false",
+        }
+
+    def format_arguments(self) -> list[str]:
+        """Return what StorageTool puts the users into new data by; holds their passwords."""
+        return [
+            word
+            for user in self.users
+            for word in ("--add-scram", f"{MECHANISM}=[name={user},password={(self.passwords / user).read_text()}]")
+        ]
+
+    def by_password(self, user: str, servers: str) -> dict[str, str]:
+        """Return the client settings of a user at the listener SASL, without the password."""
+        return {
+            "bootstrap.servers": servers,
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.authority),
+            "sasl.mechanism": MECHANISM,
+            "sasl.username": user,
+        }
+
+    def by_certificate(self, user: str, servers: str) -> dict[str, str]:
+        """Return the client settings of a user at the listener TLS: paths only."""
+        return {
+            "bootstrap.servers": servers,
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.authority),
+            "ssl.certificate.location": str(self.certificates[user].certificate),
+            "ssl.key.location": str(self.certificates[user].key),
+        }

@@ -1,0 +1,174 @@
+"""The platform beside the servers: Dagster and Airflow, both with the local Postgres for what they keep.
+
+Its services start together and are waited for together; each failure names the log to read. A guard ends them all when
+the process that holds them dies in whatever way.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from harvest_lib.local_stack import example
+from harvest_lib.local_stack.airflow import USER, Airflow, kafka_connections
+from harvest_lib.local_stack.dagster import Dagster
+from harvest_lib.local_stack.databases import own_database
+from harvest_lib.local_stack.description import Server
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.service import Service
+from harvest_lib.local_stack.state import make_folder
+
+DEFINITIONS = "dagster_harvest.definitions"
+
+
+class Platform:
+    """Dagster and Airflow for as long as it is open."""
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        definitions: str = DEFINITIONS,
+        dags: Path | None = None,
+        parts: Path | None = None,
+        airflow: bool = True,
+    ) -> None:
+        """Prepare; nothing is written or started yet.
+
+        `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
+        default), `parts` the folder of what is brought once (the state folder by default); without `airflow` Dagster
+        is alone. Raises StackError when a module is not there.
+        """
+        self._state = state
+        self._parts = parts or state
+        self._definitions = definitions
+        self._dagster = Dagster(state, definitions=definitions)
+        self._airflow = Airflow(state, dags=dags) if airflow else None
+        self._services: list[Service] = []
+        self._guard: subprocess.Popen[str] | None = None
+
+    def start(self, *, dsn: str, bootstrap_servers: str) -> None:
+        """Start all services on servers that answer, and wait until they serve. Raises StackError; stop it then."""
+        passwords = make_folder(self._state / "passwords")
+        passwords.chmod(0o700)
+        self._dagster.prepare()
+        environment = self._environment(dsn, bootstrap_servers)
+        dagster = own_database(dsn, "harvest_dagster", password_file=passwords / "dagster")
+        if self._definitions == DEFINITIONS:
+            example.prepare(dsn, bootstrap_servers)
+        self._spawn_guard()
+        # Airflow's tables take some seconds, which Dagster uses to start.
+        self._spawn([Service(plan, logs=self._logs) for plan in self._dagster.plans(dagster, environment)])
+        if self._airflow:
+            self._airflow.prepare()
+            airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
+            variables = self._airflow.environment(airflow, environment)
+            self._airflow.migrate(variables)
+            self._spawn([Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)])
+        for service in self._services:
+            service.await_ready()
+
+    def revive(self) -> list[str]:
+        """Start the services again that ended by themselves, and return their names."""
+        ended = [service for service in self._services if service.pid is None]
+        for service in ended:
+            self._end(service)  # what it left behind
+            self._begin(service)
+        return [service.plan.name for service in ended]
+
+    def stop(self) -> None:
+        """End all services and all they started, in order and then by force; does nothing when none runs."""
+        # Whoever could start a run or a task goes first, at once with the others.
+        for service in self._services:
+            service.begin_stop()
+        for service in self._services:
+            self._end(service)
+        self._services = []
+        if self._guard:
+            self._guard.communicate()  # closes what it is told by, which ends it
+            self._guard = None
+
+    def describe(self) -> tuple[Server, ...]:
+        """Say what runs and where."""
+        return tuple(service.describe() for service in self._services if service.pid)
+
+    def login(self) -> str:
+        """Say how to log in to Airflow, without the password; nothing if it does not run."""
+        return f"{USER}, password in {self._airflow.password_file}" if self._airflow else ""
+
+    @property
+    def dagster_url(self) -> str:
+        """Where Dagster is, once it was started."""
+        return self._dagster.url
+
+    @property
+    def _logs(self) -> Path:
+        return self._state / "logs"
+
+    def _spawn(self, services: list[Service]) -> None:
+        for service in services:
+            self._services.append(service)
+            self._begin(service)
+
+    def _spawn_guard(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "harvest_lib.local_stack.guard"],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _path()},
+            cwd="/",
+        )
+
+    def _begin(self, service: Service) -> None:
+        service.spawn()
+        self._tell(f"{service.session}")
+
+    def _end(self, service: Service) -> None:
+        session = service.session
+        service.stop()
+        self._tell(f"-{session}")
+
+    def _tell(self, line: str) -> None:
+        if self._guard and self._guard.stdin:
+            self._guard.stdin.write(f"{line}\n")
+            self._guard.stdin.flush()
+
+    def _environment(self, dsn: str, bootstrap_servers: str) -> dict[str, str]:
+        """Return what every service is told: where things are, and how Spark starts."""
+        java_home = find_java(self._parts)
+        foreign = ("AIRFLOW", "DAGSTER", "PG")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return {
+            **kept,
+            **_without_proxy(kept),
+            **kafka_connections(bootstrap_servers),
+            **example.variables(kept, is_ours=self._definitions == DEFINITIONS),
+            "HARVEST_DSN": dsn,
+            "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "HARVEST_HOME": str(self._state),
+            "HARVEST_SPARK_JARS": os.environ.get("HARVEST_SPARK_JARS", "")
+            or ",".join(
+                str(jar) for jars in (POSTGRES_JDBC, SPARK_KAFKA) for jar in resolve(jars, self._parts, java_home)
+            ),
+            "DAGSTER_URL": self._dagster.url,
+            "JAVA_HOME": str(java_home),
+            "PYTHONPATH": _path(),
+            "PYTHONUNBUFFERED": "1",  # a log holds what was said, also of who was killed
+        }
+
+
+def _path() -> str:
+    """Return the search path for modules of services, which run in another folder and shall find what we find."""
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    entries = [Path.cwd(), Path(__file__).resolve().parents[2], *(Path(entry).resolve() for entry in known if entry)]
+    return os.pathsep.join(dict.fromkeys(map(str, entries)))
+
+
+def _without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return NO_PROXY with this machine in it: the services talk to each other here."""
+    known = variables.get("NO_PROXY") or variables.get("no_proxy") or ""
+    direct = ",".join(part for part in (known, "127.0.0.1", "localhost") if part)
+    return {"NO_PROXY": direct, "no_proxy": direct}

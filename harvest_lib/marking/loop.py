@@ -1,0 +1,369 @@
+"""One term of harvesting: mark, admit, send, and purge or reset what lands, until the term is over.
+
+    fetch (A3) ─► barrier and window (A4, A5) ─► send (A6-A8) ─► reports ─┬─ acknowledged: purge (B1), lower (B4, B5)
+      ▲                                                                   ├─ refused: park, lower
+      └────────── new leader id, pending dropped, mark again (A9) ◄───────┴─ failed: reset (B2), force remark (B3),
+                                                                                       lower (B4, B5)
+
+The database is asked on a thread of its own, one question at a time; meanwhile records are sent and reports come in.
+
+Promises
+- Purge comes before the barrier is lowered: the next record of a key leaves only when the one before is in Kafka *and*
+  out of the table, for good. So does the reset of one that failed, and the parking of one that was refused.
+- A call to the database whose outcome is unknown is repeated (purge: harmless) or answered with a new leader id (mark,
+  reset, park), as a failed delivery is. Nothing is lost by it: what is marked under another id is simply marked again.
+- Nothing is handed to the producer once the term is not live, and nothing in its queue leaves after `end`.
+"""
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.delivery.protocol import Failure, Reports
+from harvest_lib.errors import RecordError
+from harvest_lib.events import LeaderRefreshed
+from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.marking.pacing import IDLE_SECONDS, Pace
+from harvest_lib.marking.ports import Wiring
+from harvest_lib.marking.requests import Enquiry
+from harvest_lib.marking.window import KeyBarrier, Window
+from harvest_lib.record import Row
+from harvest_lib.source import Batch, Source
+
+_log = logging.getLogger(__name__)
+
+_BUSY_POLL_SECONDS = 0.002
+_LAST_ANSWER_SECONDS = 5.0
+"""How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
+
+
+class TermLoop:
+    """Harvest under one term. `leader_id` changes when the term is refreshed; `in_flight` may be read from outside."""
+
+    def __init__(self, term: Term, wiring: Wiring, stopping: threading.Event) -> None:
+        self.leader_id = term.leader_id
+        window = KeyBarrier if wiring.one_per_key else Window
+        self.in_flight = window(wiring.limits.max_in_flight_records)
+        self.idle = False
+        """True when the last look found the backlog empty and nothing was in flight."""
+        self.abandoned = 0
+        """How many records, in flight or failed, had an unknown fate when the term ended."""
+        self._term = term
+        self._wiring = wiring
+        self._delivery = wiring.delivery
+        self._parking = wiring.parking
+        self._stopping = stopping
+        self._enquiry = Enquiry(wiring.source)
+        self._pace = Pace(wiring.limits)
+        self._landed: list[Row] = []  # acknowledged, not purged yet
+        self._failed: list[Row] = []  # not reset yet
+        self._refused: list[Row] = []  # not parked yet
+        self._in_doubt: set[int] = set()  # failed, and not acknowledged since: they may be on the wire
+        self._dropped: set[int] = (
+            set()
+        )  # marked and not sent: marked again under the next leader id, or reset at the end
+        self._ending = False
+        self._force_remark = False
+        self._pause_until = 0.0
+        self._progress_at = boot_seconds()
+
+    @property
+    def holds_off(self) -> bool:
+        """Tell, at the end, whether what was on the wire may still arrive."""
+        return bool(self.abandoned)
+
+    def run(self) -> None:
+        """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
+        self._term.quiesced.clear()
+        try:
+            self.begin()
+            while self._may_go_on():  # A1
+                self.turn()
+        finally:
+            try:
+                self._end()
+            finally:
+                self._term.quiesced.set()
+
+    def begin(self) -> None:
+        """Get ready to send and to mark under the term's leader id."""
+        self._delivery.begin(self.leader_id)
+        self._open()
+
+    def turn(self) -> None:
+        """Go once through all that there is to do now."""
+        self._hear()
+        self._take(self._delivery.poll(self._poll_seconds()))
+        self._hear()
+        self._ask()
+        self._send()
+
+    def _may_go_on(self) -> bool:
+        return self._term.is_live() and not self._stopping.is_set()
+
+    def _poll_seconds(self) -> float:
+        now = boot_seconds()
+        if self.in_flight.records > len(self._landed):
+            return _BUSY_POLL_SECONDS
+        if self._enquiry.pending:
+            self._enquiry.wait(IDLE_SECONDS)
+            return 0.0
+        due = max(self._pace.mark_at, self._pause_until) - now
+        # The client cuts off what is less than a millisecond: rounded down, the last one would be spent spinning.
+        return min(due + 0.001, IDLE_SECONDS) if due > 0 else 0.0
+
+    # -- asking the database, one thing at a time
+
+    def _ask(self) -> None:
+        """Ask what is most urgent, if nothing is being asked."""
+        if self._enquiry.pending:
+            return
+        pausing = boot_seconds() < self._pause_until
+        if self._enquiry.lost:
+            if not pausing:
+                self._refresh()
+        elif self._failed:
+            self._reset()
+        elif self._parking.has_work:
+            self._park()
+        elif self._force_remark:
+            if self._landed:
+                self._fetch(0)  # what landed is purged before anything is marked again
+            elif not pausing:
+                self._refresh()
+        else:
+            self._watch_queue()
+            now = boot_seconds()
+            room = 0 if pausing else self._pace.room(self.in_flight, now)
+            if room or self._pace.purge_is_worthwhile(len(self._landed), self.in_flight, now):
+                self._fetch(room)
+
+    def _hear(self) -> None:
+        """Take the answer, if there is one; if the database was lost, everything marked so far is marked again."""
+        if not self._enquiry.hear():
+            self._force_remark = True
+            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
+
+    def _open(self) -> None:
+        leader_id = self.leader_id
+        self._enquiry.put(lambda source: source.open(leader_id), self._opened)
+
+    def _opened(self, _: None) -> None:
+        self._enquiry.lost = False
+        self._drop([*(row[0] for row in self._refused), *self._parking.ids])  # they come again, and are refused again
+        self._lower(self._refused)
+        self._refused.clear()
+        self._parking.begin()
+
+    def _refresh(self) -> None:
+        """Take a new leader id (A9) and start from the head again, where the oldest of what failed now stands."""
+        self._drop(self.in_flight.drop_pending())
+        self.leader_id = leader_id = uuid.uuid4()
+
+        def opened(_: None) -> None:
+            self._opened(None)
+            self._force_remark = False  # A2
+            self._pace.hurry()
+            self._progress_at = boot_seconds()
+            self._delivery.begin(leader_id)
+            self._wiring.emit(LeaderRefreshed(leader_id=leader_id))
+
+        self._enquiry.put(lambda source: source.open(leader_id), opened)
+
+    def _drop(self, ids: Iterable[int]) -> None:
+        """Remember records that were marked and are not sent now."""
+        self._dropped.update(ids)
+
+    def _watch_queue(self) -> None:
+        """Mark anew when marked records have waited for their turn longer than they may."""
+        waited = boot_seconds() - self._progress_at
+        if not self.in_flight.pending:
+            self._progress_at = boot_seconds()
+        elif waited > self._wiring.limits.queue_timeout_seconds:
+            _log.warning("queue_timeout", extra={"records": self.in_flight.pending, "waited_seconds": round(waited, 1)})
+            self._force_remark = True
+
+    def _fetch(self, limit: int) -> None:
+        """Purge what landed (B1) and mark as much as there is room for (A3), in one go."""
+        landed = list(self._landed)
+        if not landed and not limit:
+            return
+        self._pace.purged()
+
+        def fetched(batch: Batch) -> None:
+            rows = batch.rows
+            del self._landed[: len(landed)]
+            self._lower(landed)
+            if landed:
+                self._wiring.delivered(len(landed))
+            if self._ending:
+                self._drop(row[0] for row in rows)
+            elif self._force_remark:
+                self._drop(row[0] for row in rows)  # (A9)
+            elif limit:
+                if self._dropped:
+                    self._dropped.difference_update(row[0] for row in rows)
+                self._offer(batch)
+
+        def fetch(source: Source) -> Batch:
+            # Asked again here: a process frozen before this would take its successor's rows when it thaws.
+            ids = [row[0] for row in landed] if self._may_purge() else []
+            return source.fetch(limit if self._term.is_live() else 0, ids)
+
+        self._enquiry.put(fetch, fetched)
+
+    def _may_purge(self) -> bool:
+        """Under the barrier always. Pipelined, a successor may have sent again the first of what landed here: without
+        the rest, it would be the last."""
+        return self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED
+
+    def _offer(self, batch: Batch) -> None:
+        rows = batch.rows
+        try:
+            self.in_flight.offer(self._parking.sieve(rows, batch.parked))
+        except RecordError:  # we are to stop
+            self._drop(row[0] for row in rows)
+            raise
+        self.idle = not (rows or self.in_flight.records or self.in_flight.pending or self._parking.has_work)
+        self._pace.found(len(rows), boot_seconds())
+
+    def _reset(self) -> None:
+        """Give back what failed (B2), raise the flag (B3), and only then lower the barrier."""
+        failed = list(self._failed)
+
+        def given_back(_: None) -> None:
+            self._force_remark = True
+            del self._failed[: len(failed)]
+            self._lower(failed)
+
+        self._enquiry.put(partial(_reset, ids=[row[0] for row in failed]), given_back)
+
+    def _park(self) -> None:
+        """Move what can never be sent, and what waits behind it, out of the outbox; then lower the barrier."""
+        rows, (refused, behind) = list(self._refused), self._parking.work()
+
+        def parked(released: frozenset[int]) -> None:
+            del self._refused[: len(rows)]
+            self._lower(rows)
+            self._drop(released)
+            if self._parking.done(refused, behind, released):
+                self._force_remark = True  # the key's records are back in the outbox, before those we hold
+
+        self._enquiry.put(lambda source: source.park(refused, behind), parked)
+
+    # -- sending, and what comes of it
+
+    def _send(self) -> None:
+        if self._force_remark or not self._delivery.takes:
+            return
+        rows = self.in_flight.admit()
+        if self.in_flight.records:
+            self._delivery.send(rows, self._term.is_live)
+        if rows:
+            self.in_flight.withdraw(rows)
+
+    def _take(self, reports: Reports) -> None:
+        if reports.acknowledged:
+            self._pace.landed(boot_seconds())
+            self._landed.extend(reports.acknowledged)
+            if self._in_doubt:  # what went again went behind what was on the wire
+                self._in_doubt.difference_update(row[0] for row in reports.acknowledged)
+        self._force_remark = self._force_remark or reports.halted
+        failed = [failure for failure in reports.failed if not failure.refused]
+        if failed:
+            self._failed.extend(failure.row for failure in failed)
+            self._in_doubt.update(failure.row[0] for failure in failed)
+            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
+            _log_failures(failed)
+        refused = [failure for failure in reports.failed if failure.refused]
+        self._refused.extend(failure.row for failure in refused)
+        self._in_doubt.difference_update(failure.row[0] for failure in refused)
+        for failure in refused:
+            if self._parking.refuse(failure.row, failure.reason):
+                self._parking.hold(self.in_flight.take_back({failure.row[1:3]}))
+
+    def _lower(self, rows: Sequence[Row]) -> None:
+        """Let the next of each key go (B4, B5)."""
+        if rows:
+            self.in_flight.settle(rows)
+            self._progress_at = boot_seconds()
+
+    # -- the end
+
+    def _end(self) -> None:
+        """Leave nothing unaccounted for. An orderly end lets what is in flight land; a fenced one stops it at once."""
+        self._ending = True
+        self._drop(self.in_flight.drop_pending())
+        fenced = self._term.ended is TermEnd.FENCED
+        limits = self._wiring.limits
+        patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
+        deadline = Deadline(0.0 if fenced else patience_seconds)
+        abandoned = Reports()
+        try:
+            while self._may_settle() and not deadline.passed and self._term.ended is not TermEnd.FENCED:
+                self._hear()
+                self._take(self._delivery.poll(min(self._poll_seconds(), deadline.remaining_seconds)))
+                self._ask_last()
+        finally:
+            # Whatever happened, nothing leaves after this.
+            if self.in_flight.records > len(self._landed) + len(self._failed) + len(self._refused):
+                self._term.abandoned = True
+                abandoned = self._delivery.abandon()
+            self._in_doubt.update(failure.row[0] for failure in abandoned.failed)
+            self._in_doubt.difference_update(row[0] for row in abandoned.acknowledged)
+            self.abandoned = len(self._in_doubt)
+            self._term.abandoned = bool(self._in_doubt)
+        if self.abandoned:
+            _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
+        self._landed.extend(abandoned.acknowledged)
+        unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
+        self._drop([*(row[0] for row in unsent), *self._parking.ids])
+        self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
+
+    def _may_settle(self) -> bool:
+        """Tell whether more can come of what is in flight; nothing comes of what is refused and not to be parked."""
+        stuck = 0 if self._parking.has_work else len(self._refused)
+        return self.in_flight.records > stuck
+
+    def _ask_last(self) -> None:
+        if self._enquiry.pending:
+            return
+        if self._enquiry.lost:
+            if boot_seconds() >= self._pause_until:
+                self._open()
+        elif self._failed:
+            self._reset()
+        elif self._parking.has_work:
+            self._park()
+        elif self._landed:
+            self._fetch(0)
+
+    def _settle_accounts(self, *, give_back: bool) -> None:
+        """Purge what landed and, unless fenced, unmark what was not sent: the successor of a fenced leader marks it."""
+        deadline = Deadline(_LAST_ANSWER_SECONDS)
+        while not deadline.passed:
+            if self._enquiry.pending:
+                self._enquiry.wait(deadline.remaining_seconds)
+                self._hear()
+            elif self._enquiry.lost:
+                break
+            elif self._landed and self._may_purge():
+                self._fetch(0)
+            elif self._dropped and give_back:
+                self._enquiry.put(partial(_reset, ids=sorted(self._dropped)))
+                self._dropped.clear()
+            else:
+                break
+
+
+def _reset(source: Source, ids: Sequence[int]) -> None:
+    source.reset(ids)
+
+
+def _log_failures(failed: Sequence[Failure]) -> None:
+    reasons = deque({failure.reason for failure in failed}, maxlen=3)
+    _log.warning("delivery_failed", extra={"records": len(failed), "reasons": sorted(reasons)})

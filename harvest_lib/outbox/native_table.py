@@ -1,0 +1,190 @@
+"""The native table: goharvest's with the transaction that wrote each record, cut by id into segments.
+
+Promises
+- Writers always find a segment: the last one, the tail, has no upper end, however long nobody looks after the table.
+- There is no default partition: beside one, no segment can be detached without stopping writers.
+- Creating changes nothing that is there.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.outbox import native_table_queries as queries
+from harvest_lib.outbox.checks import check_clauses
+from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.outbox.table import OutboxTable
+
+ColumnType = Literal["varchar", "text", "bytea"]
+COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
+
+DEFAULT_SEGMENT_SIZE = 10_000_000
+"""Ids in a segment: two gigabytes or so of records of 200 bytes."""
+
+DEFAULT_AHEAD = 4
+"""Segments that are made before their first id is given out."""
+
+_SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
+_LONGEST_NAME_BYTES = 63
+_TAIL = "tail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeTable:
+    """The definition of a native table, and of the tables of subscriptions and of segments beside it."""
+
+    outbox: OutboxTable
+    value_type: ColumnType = "varchar"
+    segment_size: int = DEFAULT_SEGMENT_SIZE
+    ahead: int = DEFAULT_AHEAD
+    has_checks: bool = False
+    """With the constraints of `checks`, which refuse what Kafka can never take."""
+
+    def __post_init__(self) -> None:
+        if self.segment_size < 1 or self.ahead < 1:
+            raise ValueError(f"a segment holds at least 1 id, and 1 is ahead: {self.segment_size}, {self.ahead}")
+
+    def create_statements(self) -> Sequence[sql.Composed]:
+        """Return the DDL of a fresh table, one statement each, to be run in this order."""
+        return self._statements(self.outbox)
+
+    def create(self, connection: psycopg.Connection[Any]) -> bool:
+        """Create the table unless there is one of its name, of whatever kind; tell whether it was created."""
+        if self.outbox.exists(connection):
+            return False
+        with translated(), connection.transaction():
+            lock_ddl(connection, str(self.outbox))
+            if self.outbox.exists(connection):
+                return False
+            for statement in self._statements(self.outbox):
+                connection.execute(statement)
+        return True
+
+    def _statements(self, outbox: OutboxTable) -> list[sql.Composed]:
+        return [
+            sql.SQL(queries.CREATE).format(
+                table=outbox.identifier,
+                value_type=sql.SQL(_SQL_TYPES[self.value_type]),
+                checks=check_clauses() if self.has_checks else sql.SQL(""),
+            ),
+            index_statement(outbox),
+            *segment_statements(outbox, first=0, count=self.ahead, size=self.segment_size),
+            *beside_statements(outbox),
+        ]
+
+
+def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
+    """Create the tables beside a native one, in its schema, unless they are there; tell whether one was created."""
+    placed = outbox.placed(connection)
+    has_all = _has_all_beside(connection, placed)
+    with translated(), connection.transaction():
+        if not has_all:
+            lock_ddl(connection, str(outbox))
+            if not _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
+                for statement in beside_statements(placed):
+                    connection.execute(statement)
+                return True
+        _upgrade(connection, placed)
+    return False
+
+
+def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
+    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside))
+
+
+def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
+    """Return the DDL of the column that says who leads, for a table of before it."""
+    return sql.SQL(queries.WHO_LEADS).format(subscriptions=outbox.subscriptions.identifier)
+
+
+def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
+    """Return the DDL of the column that says which row was parked, for a table of before it."""
+    return sql.SQL(queries.WHOSE_ENTRY).format(set_aside=outbox.set_aside.identifier)
+
+
+def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Add the columns that tables of before lack; without them, or the right to add them, all else works."""
+    added = (
+        (outbox.subscriptions, "leader", who_leads_statement),
+        (outbox.set_aside, "transaction_id", whose_entry_statement),
+    )
+    for table, column, statement in added:
+        if lacks_column(connection, table, column):
+            with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
+                connection.execute("SET LOCAL lock_timeout = '2s'")
+                connection.execute(statement(outbox))
+
+
+def lacks_column(connection: psycopg.Connection[Any], table: OutboxTable, column: str) -> bool:
+    """Tell whether a table, or the column of it, is not there."""
+    return connection.execute(queries.LACKS_COLUMN, (table.identifier.as_string(None), column)).fetchone() == (True,)
+
+
+def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
+    """Return the DDL of the tables beside a native one."""
+    return [
+        sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
+        sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
+        sql.SQL(queries.SET_ASIDE).format(
+            set_aside=outbox.set_aside.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
+        ),
+    ]
+
+
+def index_statement(outbox: OutboxTable) -> sql.Composed:
+    """Return the DDL of the index by which what committed is found."""
+    name = shortened(outbox.parts[-1], "_transaction_id_idx")
+    return sql.SQL(queries.INDEX).format(index=sql.Identifier(name), table=outbox.identifier)
+
+
+def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int) -> list[sql.Composed]:
+    """Return the DDL of `count` segments of `size` ids from id `first` on, and of the tail behind them.
+
+    A segment from 0 takes what is below too, so that no id is without one.
+    """
+    lowers = [first + number * size for number in range(count)]
+    statements = [segment_statement(outbox, lower, lower + size) for lower in lowers]
+    return [*statements, _segment(outbox, tail_of(outbox), first + count * size, None)]
+
+
+def segment_statement(outbox: OutboxTable, lower: int, upper: int) -> sql.Composed:
+    """Return the DDL of one segment."""
+    return _segment(outbox, segment_of(outbox, lower), lower, upper)
+
+
+def segment_of(outbox: OutboxTable, lower: int) -> OutboxTable:
+    """Name the segment that begins with an id."""
+    return _beside(outbox, f"_from_{lower}")
+
+
+def tail_of(outbox: OutboxTable) -> OutboxTable:
+    """Name the segment without an upper end."""
+    return _beside(outbox, f"_{_TAIL}")
+
+
+def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int | None) -> sql.Composed:
+    return sql.SQL(queries.SEGMENT).format(
+        segment=segment.identifier,
+        table=outbox.identifier,
+        lower=sql.Literal(lower) if lower else sql.SQL("MINVALUE"),
+        upper=sql.Literal(upper) if upper is not None else sql.SQL("MAXVALUE"),
+    )
+
+
+def _beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
+    return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], suffix)))
+
+
+def shortened(name: str, suffix: str) -> str:
+    """Lengthen a name; one that leaves no room for that is cut and gets a hash instead of its end."""
+    if len((name + suffix).encode()) <= _LONGEST_NAME_BYTES:
+        return name + suffix
+    end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"
+    return name.encode()[: _LONGEST_NAME_BYTES - len(end)].decode(errors="ignore") + end

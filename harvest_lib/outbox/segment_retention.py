@@ -1,0 +1,177 @@
+"""Dropping segments that nobody needs any longer.
+
+A segment may go when all of this holds; each is looked up anew before each one:
+- it is closed (see `segments`), and was so for as long as records are kept, by the database's clock;
+- every subscription has passed it: all its records are visible in `seen`, and neither `holds` nor a record that it has
+  set aside is below its end;
+- no parked record of its ids could be put back;
+- every segment before it is gone.
+Without any subscription nothing goes: nobody is known to have read anything.
+
+It is detached concurrently, which nobody waits for, then dropped. From the first phase of detaching on, a record that
+belongs there would be refused: therefore *closed*. `leaving` in `<outbox>_segments` says that this was begun: killed at
+any step, or kept waiting by a long transaction, it is finished by the next run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox import segment_queries as queries
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.table import OutboxTable
+
+DEFAULT_KEEP_SECONDS = 86_400.0
+_ALL_IDS = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropping:
+    """What was dropped (or would be), and why the first one that remains does."""
+
+    dropped: Sequence[str]
+    kept: str = ""
+    because: str = ""
+
+
+def drop_passed(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    *,
+    keep_seconds: float = DEFAULT_KEEP_SECONDS,
+    dry_run: bool = False,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Dropping:
+    """Drop the segments that every subscription has passed and that are older than what is kept.
+
+    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if somebody uses the table for longer
+    than patience lasts: the segment is then detached for new transactions, and the next run finishes.
+    """
+    placed = outbox.placed(connection)
+    # A record or a subscription that is hidden from us would look like one that is not there.
+    check_all_rows(connection, [placed.identifier], segments=True)
+    check_all_rows(connection, [placed.subscriptions.identifier, placed.set_aside.identifier, placed.parked.identifier])
+    with alone(connection, placed, patience_seconds):
+        return _Retention(connection, placed, keep_seconds, patience_seconds).run(dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retention:
+    connection: psycopg.Connection[Any]
+    outbox: OutboxTable
+    keep_seconds: float
+    patience_seconds: float
+
+    def run(self, *, dry_run: bool) -> Dropping:
+        segments = Segments(self.outbox)
+        dropped = [] if dry_run else self._finish(segments)
+        for segment in segments.close_passed(self.connection):
+            because = self._still_needed(segments, segment)
+            if because:
+                return Dropping(dropped=dropped, kept=segment.name, because=because)
+            if not dry_run:
+                self._drop(segment)
+            dropped.append(segment.name)
+        return Dropping(dropped=dropped)
+
+    def _still_needed(self, segments: Segments, segment: Segment) -> str:
+        """Say why a segment, the first there is, may not go; nothing if it may."""
+        if segment.upper is None or segment.passed_at is None:
+            return "it is open: the sequence is not past its end"
+        if segment.closed_at is None:
+            writers = segments.waited_for(self.connection, segment)
+            return f"it is open: {', '.join(writers) or 'a transaction that has just ended'} could still write into it"
+        with translated():
+            kept = self._value(queries.KEPT, name=segment.name, keep=self.keep_seconds)
+            subscriptions = self._rows(queries.SUBSCRIPTIONS)
+        if not kept:
+            return f"it was closed at {segment.closed_at:%Y-%m-%d %H:%M:%S%z} and is kept for {self.keep_seconds:g} s"
+        if not subscriptions:
+            return "there is no subscription, so that nobody is known to have read it"
+        for subscription, shard, seen, holds in subscriptions:
+            if holds is not None and holds < segment.upper:
+                return f"the subscription {subscription!r}, shard {shard}, holds the record {holds}"
+            if segments.first_unseen(self.connection, [segment], seen) is not None:
+                return f"the subscription {subscription!r}, shard {shard}, has not passed it"
+        parked = self._first_parked(segment)
+        return f"the record {parked} is parked and may be put back" if parked is not None else ""
+
+    def _drop(self, segment: Segment) -> None:
+        self._value(queries.LEAVE, name=segment.name, leaving=True)
+        self._detach(segment.table)
+        self._drop_detached(segment.table)
+
+    def _finish(self, segments: Segments) -> list[str]:
+        """Finish what an earlier run began, and return the names of what was dropped."""
+        dropped = []
+        attached = {each.name: each for each in segments.read(self.connection)}
+        with translated():
+            leaving = [row[0] for row in self._rows(queries.LEAVING)]
+        for name in leaving:
+            segment = attached.get(name)
+            table = OutboxTable((self.outbox.parts[0], name)) if segment is None else segment.table
+            if segment is not None and not segment.detaching:
+                self._value(queries.LEAVE, name=name, leaving=False)  # not even begun: it is looked at anew
+                continue
+            if segment is not None:
+                self._detach(table)
+            if table.exists(self.connection):
+                self._drop_detached(table)
+                dropped.append(name)
+            else:
+                self._value(queries.FORGET, name=name)
+        return dropped
+
+    def _detach(self, segment: OutboxTable) -> None:
+        """Detach, outside a transaction; what was begun, by whomever, is finished."""
+
+        def change() -> None:
+            query = queries.FINALIZE if self._is_detaching(segment) else queries.DETACH
+            names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
+            self.connection.execute(sql.SQL(query).format(**names))
+
+        briefly(self.connection, self.outbox, change, patience_seconds=self.patience_seconds, in_transaction=False)
+
+    def _is_detaching(self, segment: OutboxTable) -> bool:
+        return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))
+
+    def _drop_detached(self, segment: OutboxTable) -> None:
+        briefly(
+            self.connection,
+            segment,
+            lambda: self.connection.execute(sql.SQL(queries.DROP).format(segment=segment.identifier)),
+            patience_seconds=self.patience_seconds,
+        )
+        self._value(queries.FORGET, name=segment.parts[-1])
+
+    def _first_parked(self, segment: Segment) -> int | None:
+        if not self.outbox.parked.exists(self.connection):
+            return None
+        lower, upper = segment.lower, segment.upper
+        values = {"lower": _ALL_IDS[0] if lower is None else lower, "upper": _ALL_IDS[1] if upper is None else upper}
+        found: int | None = self._value(queries.PARKED_WITHIN, **values)
+        return found
+
+    def _value(self, query: str, **values: object) -> Any:
+        with translated():
+            cursor = self.connection.execute(self._statement(query), values)
+            row = cursor.fetchone() if cursor.description else None
+        return row[0] if row is not None else None
+
+    def _rows(self, query: str) -> list[Any]:
+        return self.connection.execute(self._statement(query)).fetchall()
+
+    def _statement(self, query: str) -> sql.Composed:
+        return sql.SQL(query).format(
+            outbox=in_statement(self.outbox.identifier),
+            segments=in_statement(self.outbox.segments.identifier),
+            subscriptions=in_statement(self.outbox.subscriptions.identifier),
+            set_aside=in_statement(self.outbox.set_aside.identifier),
+            parked=in_statement(self.outbox.parked.identifier),
+        )

@@ -1,0 +1,215 @@
+"""JSON lines: one message, or one row, per line.
+
+Promises of the writer
+- `write` returns once the lines are on disk (fsync).
+- A line that a crash left unfinished was not acknowledged: it is cut off before the next one is written, and that is
+  logged. What a failed write left is cut off at once, if the disk lets us.
+- Several writers may append to one file: each batch comes as a whole. Where a file was moved away another is begun.
+
+Promises of the reader
+- Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
+  `follow` a last line without an end counts as well.
+- A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter, or has
+  another line where the last one was that was read.
+
+    NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372]}     where to go on; length and CRC-32 of the line before
+"""
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+from harvest_lib.errors import MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
+from harvest_lib.pipeline.adaptors.file.paths import file_name, held, make_folder, sync_folder, system_errors
+from harvest_lib.pipeline.message import Message, Op
+
+_log = logging.getLogger(__name__)
+
+_NAMESPACE = "{namespace}"
+_WAIT_SECONDS = 0.2
+_PIECE_BYTES = 1 << 16
+_REMEDY = "bring it back, or name a file of another name: that is read from its beginning"
+
+
+class JsonLinesWriter:
+    """`Writer` that appends to a file, or to one per namespace where the path has `{namespace}`."""
+
+    def __init__(self, path: str, *, content: Content) -> None:
+        self._path = path
+        self._content = content
+        self._files: dict[Path, BinaryIO] = {}
+        self._ends: dict[Path, int] = {}
+        self._names: dict[str, str] = {}
+
+    def write(self, messages: Sequence[Message]) -> None:
+        """See `Writer`."""
+        lines: dict[str, list[bytes]] = defaultdict(list)
+        names, content = self._names, self._content
+        for message in messages:
+            if message.op is not Op.NOOP:
+                namespace = message.namespace
+                name = names.get(namespace)
+                if name is None:
+                    name = names[namespace] = self._path.replace(_NAMESPACE, file_name(namespace))
+                lines[name].append(encode(message, content))
+        for name, encoded in lines.items():
+            path = Path(name)
+            with system_errors("written", path):
+                self._append(path, b"\n".join(encoded) + b"\n")
+
+    def close(self) -> None:
+        """See `Writer`."""
+        for path in list(self._files):
+            self._forget(path)
+
+    def _append(self, path: Path, lines: bytes) -> None:
+        file = self._file(path)
+        try:
+            with held(file.fileno()):
+                self._ends[path] = self._append_to(file, path, lines)
+        except OSError:
+            self._forget(path)
+            raise
+
+    def _append_to(self, file: BinaryIO, path: Path, lines: bytes) -> int:
+        """Return where the file ends then."""
+        begin = file.seek(0, os.SEEK_END)
+        if begin != self._ends.get(path):  # not as we left it
+            begin = _repair(file, path)
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):  # else it is cut off before the next is written
+                file.truncate(begin)
+            raise
+        return begin + len(lines)
+
+    def _file(self, path: Path) -> BinaryIO:
+        file = self._files.get(path)
+        if file is not None:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    return file
+            self._forget(path)
+        make_folder(path.parent)
+        file = self._files[path] = path.open("a+b", buffering=0)
+        sync_folder(path.parent)
+        return file
+
+    def _forget(self, path: Path) -> None:
+        self._ends.pop(path, None)
+        self._files.pop(path).close()
+
+
+class JsonLinesReader:
+    """`Reader` of one file."""
+
+    def __init__(self, path: Path, *, content: Content, namespace: str, follow: bool, batch_rows: int) -> None:
+        self._path = path
+        self._content = content
+        self._namespace = namespace
+        self._follow = follow
+        self._batch_rows = batch_rows
+        self._place = f"file/{path}"
+        self._line = b""
+
+    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+        """See `Reader`."""
+        before = last.get(self._place)
+        position = int(before.data["byte"]) if before is not None else 0
+        with system_errors("read", self._path), self._path.open("rb") as file:
+            self._require_length(file, position)
+            if before is not None:
+                self._require_line(file, position, *before.data["line"])
+            file.seek(position)
+            while True:
+                batch, position = self._batch(file, position)
+                if batch:
+                    place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
+                    yield [*batch, Message(Op.NOOP, _now(), self._place, place)]
+                elif not self._follow:
+                    return
+                else:
+                    self._require_length(file, position)
+                    yield []
+                    time.sleep(_WAIT_SECONDS)
+
+    def kept(self, last: Mapping[str, Message]) -> None:
+        """See `Reader`. The file stays as it is."""
+
+    def close(self) -> None:
+        """See `Reader`."""
+
+    def _require_length(self, file: BinaryIO, position: int) -> None:
+        size = os.fstat(file.fileno()).st_size
+        if size < position:
+            raise PositionLost(
+                f"{self._path} is shorter than it was",
+                evidence=f"{size} bytes, of which {position} were read",
+                next_step=_REMEDY,
+            )
+
+    def _require_line(self, file: BinaryIO, position: int, size: int, checksum: int) -> None:
+        file.seek(position - size)
+        if crc32(file.read(size)) != checksum:
+            raise PositionLost(
+                f"{self._path} is not the file that was read",
+                evidence=f"the line that ends at byte {position} is another one",
+                next_step=_REMEDY,
+            )
+
+    def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
+        batch: list[Message] = []
+        while len(batch) < self._batch_rows:
+            line = file.readline()
+            if not line or (self._follow and not line.endswith(b"\n")):
+                file.seek(position)
+                break
+            if line.strip():
+                batch.append(self._message(line, position))
+            self._line = line
+            position += len(line)
+        return batch, position
+
+    def _message(self, line: bytes, position: int) -> Message:
+        try:
+            return decode(line, self._content, timestamp=_now(), namespace=self._namespace)
+        except MessageRefused as error:
+            raise MessageRefused(
+                f"{self._path} has a line that is no message: {error.cause}",
+                evidence=f"at byte {position}: {error.evidence}",
+                next_step=f"correct or remove the line; {error.next_step}",
+            ) from None
+
+
+def _repair(file: BinaryIO, path: Path) -> int:
+    """Cut off a last line that has no end; return where the file ends then."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - _PIECE_BYTES)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            end = begin + newline + 1
+            break
+        end = begin
+    if end < size:
+        file.truncate(end)
+        os.fsync(file.fileno())
+        _log.warning("unfinished_line_cut", extra={"path": str(path), "bytes": size - end})
+    file.seek(end)
+    return end
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,232 @@
+"""Parquet: each batch of a namespace is a file in the namespace's folder, `00000001.parquet` and so on.
+
+Beside the columns of the data a row has `_op`, `_timestamp` and `_offset` (in the commit log). Later rows of later
+files are newer: the table is what remains of each key's newest row, unless that is a delete. A field that a message
+lacks, while others of its batch have it, is null. A column whose values are
+of several types, or of one that Parquet has no match for, is text: extended JSON, and says so in its metadata.
+
+Promises of the writer
+- `write` returns once the files are on disk under their names: written beside, fsync, rename, fsync of the folder.
+- No file is ever written over, none is seen half.
+
+Promises of the reader
+- Files come by name, each at least once, and again only if the log had not got to its end.
+"""
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors.file.paths import (
+    file_name,
+    held_folder,
+    make_folder,
+    namespace_of,
+    sync_folder,
+    system_errors,
+)
+from harvest_lib.pipeline.extended_json import dumps, loads
+from harvest_lib.pipeline.message import Message, Op
+
+_log = logging.getLogger(__name__)
+
+_OURS = ("_op", "_timestamp", "_offset")
+_JSON = {b"harvest": b"extended-json"}
+_ENDING = ".parquet"
+_UNFINISHED = ".unfinished"
+_WAIT_SECONDS = 0.2
+_PLAIN = {bool, int, float, str, bytes}
+_OPS = {each.name.lower(): each for each in Op}
+
+
+class ParquetWriter:
+    """`Writer` that adds files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next: dict[Path, int] = {}
+        self._pyarrow = _pyarrow()
+
+    def write(self, messages: Sequence[Message]) -> None:
+        """See `Writer`."""
+        by_namespace: dict[str, list[Message]] = defaultdict(list)
+        for message in messages:
+            if message.op is not Op.NOOP:
+                by_namespace[message.namespace].append(message)
+        tables = {namespace: self._table(of_one) for namespace, of_one in by_namespace.items()}
+        for namespace, table in tables.items():
+            folder = self._folder / file_name(namespace)
+            with system_errors("written", folder):
+                make_folder(folder)
+                with held_folder(folder):
+                    self._add(folder, table)
+
+    def close(self) -> None:
+        """See `Writer`."""
+
+    def _add(self, folder: Path, table: Any) -> None:
+        number = self._next[folder] if folder in self._next else self._open(folder)
+        path = folder / f"{number:08}{_ENDING}"
+        beside = path.with_suffix(_UNFINISHED)
+        try:
+            with beside.open("wb") as file:
+                self._pyarrow.parquet.write_table(table, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                raise FileExistsError(f"{path.name} is there, made by another")
+            beside.rename(path)
+        except OSError:
+            self._next.pop(folder, None)
+            beside.unlink(missing_ok=True)
+            raise
+        self._next[folder] = number + 1
+        sync_folder(folder)
+
+    def _open(self, folder: Path) -> int:
+        for left in folder.glob(f"*{_UNFINISHED}"):
+            left.unlink()
+        numbers = [int(each.stem) for each in folder.glob(f"*{_ENDING}") if each.stem.isdigit()]
+        return max(numbers, default=0) + 1
+
+    def _table(self, messages: Sequence[Message]) -> Any:
+        pa = self._pyarrow
+        names = list(dict.fromkeys(name for message in messages for name in message.data))
+        if taken := sorted(set(_OURS) & set(names)):
+            raise MessageRefused(
+                f"Parquet files have columns of their own named {', '.join(taken)}",
+                evidence=f"messages {messages[0].offset} to {messages[-1].offset}",
+                next_step="rename the field with the transform `rename`",
+            )
+        ours = [
+            pa.array([message.op.name.lower() for message in messages], pa.string()),
+            pa.array([message.timestamp for message in messages], pa.timestamp("ms", tz="UTC")),
+            pa.array([message.offset for message in messages], pa.int64()),
+        ]
+        columns = [self._column(name, [message.data.get(name) for message in messages]) for name in names]
+        fields = [pa.field(name, array.type) for name, array in zip(_OURS, ours, strict=True)]
+        arrays = [*ours, *(array for _, array in columns)]
+        return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *(field for field, _ in columns)]))
+
+    def _column(self, name: str, values: Sequence[Any]) -> tuple[Any, Any]:
+        pa = self._pyarrow
+        kinds = {type(each) for each in values if each is not None}
+        if len(kinds) <= 1 and kinds <= _PLAIN | {Decimal, datetime}:
+            # More than the type takes: a number of more than 64 bits, a Decimal that is not a number.
+            with suppress(ValueError, OverflowError, pa.ArrowException):
+                array = pa.array(values, pa.timestamp("us", tz="UTC") if datetime in kinds else None)
+                return pa.field(name, array.type), array
+        texts = [None if each is None else dumps({"": each})[len(b'{"":') : -1].decode() for each in values]
+        return pa.field(name, pa.string(), metadata=_JSON), pa.array(texts, pa.string())
+
+
+class ParquetReader:
+    """`Reader` of a folder: of the files in it, and in the folders right below it."""
+
+    def __init__(self, folder: Path, *, namespace: str | None, follow: bool, batch_rows: int) -> None:
+        self._folder = folder
+        self._namespace = namespace
+        self._follow = follow
+        self._batch_rows = batch_rows
+        self._pyarrow = _pyarrow()
+
+    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+        """See `Reader`."""
+        done: dict[Path, str] = {}
+        with system_errors("read", self._folder):
+            while True:
+                files = self._files(done, last)
+                for path in files:
+                    yield from self._file(path)
+                    place = Message(Op.NOOP, _now(), self._place(path.parent), {"file": path.name})
+                    yield [place]
+                    done[path.parent] = path.name
+                if not files:
+                    if not self._follow:
+                        return
+                    yield []
+                    time.sleep(_WAIT_SECONDS)
+
+    def kept(self, last: Mapping[str, Message]) -> None:
+        """See `Reader`. The files stay as they are."""
+
+    def close(self) -> None:
+        """See `Reader`."""
+
+    def _files(self, done: Mapping[Path, str], last: Mapping[str, Message]) -> list[Path]:
+        found = []
+        for folder in [self._folder, *sorted(each for each in self._folder.iterdir() if each.is_dir())]:
+            before = last.get(self._place(folder))
+            after = done.get(folder, str(before.data["file"]) if before is not None else "")
+            files = sorted(folder.glob(f"*{_ENDING}"))
+            if after and files and after not in {each.name for each in files} and after > files[-1].name:
+                raise PositionLost(
+                    f"{folder} has lost files that were read",
+                    evidence=f"{after} was read, the last there is {files[-1].name}",
+                    next_step="bring them back, or have the writer go on in another folder",
+                )
+            found += [each for each in files if each.name > after]
+        return found
+
+    def _file(self, path: Path) -> Iterator[Sequence[Message]]:
+        pa = self._pyarrow
+        own = namespace_of(path.parent.name) if path.parent != self._folder else path.stem
+        try:
+            with pa.parquet.ParquetFile(path) as file:
+                encoded = {field.name for field in file.schema_arrow if (field.metadata or {}) == _JSON}
+                for batch in file.iter_batches(self._batch_rows):
+                    yield [self._message(row, encoded, self._namespace or own) for row in batch.to_pylist()]
+        except (pa.ArrowException, ValueError) as error:  # also a value that Python has no type for
+            raise AdaptorError(
+                f"{path} is no Parquet file that can be read",
+                evidence=f"{type(error).__name__}: {error}",
+                next_step="restore it, or move it away: then what it holds is left out",
+            ) from error
+
+    def _message(self, row: dict[str, Any], encoded: set[str], namespace: str) -> Message:
+        op, timestamp = row.pop("_op", "insert"), row.pop("_timestamp", None)
+        row.pop("_offset", None)
+        for name in encoded:
+            if row[name] is not None:
+                row[name] = loads(b'{"":%b}' % row[name].encode())[""]
+        at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else _now()
+        # A delete has its key, which is never null, and not the columns that others in the file have.
+        data = {name: _value(value) for name, value in row.items() if value is not None or op != "delete"}
+        return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
+
+    def _place(self, folder: Path) -> str:
+        return f"file/{folder}"
+
+
+def _value(value: Any) -> Any:
+    """Return what a message can hold of what Parquet can."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo is not None else value.isoformat(" ")
+    if value is None or type(value) in _PLAIN or isinstance(value, Decimal | list | dict):
+        return value
+    return str(value)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - optional, and half a second
+        import pyarrow.parquet  # noqa: PLC0415 - as above
+    except ImportError as error:
+        raise AdaptorError(
+            "Parquet needs the package pyarrow, which is not installed",
+            evidence=str(error),
+            next_step="pip install 'outbox-harvester[parquet]'",
+        ) from error
+    return pa

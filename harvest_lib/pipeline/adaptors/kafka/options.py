@@ -1,0 +1,82 @@
+"""What the two sides of `kafka` are told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from harvest_lib.config.durations import to_seconds
+from harvest_lib.config.kafka_settings import KafkaSettings
+from harvest_lib.pipeline.adaptors import Options
+from harvest_lib.pipeline.adaptors.envelope import Content
+from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
+
+NAMESPACE = "{namespace}"
+
+
+class _Kafka(Options):
+    kafka: KafkaSettings
+    """librdkafka's settings, `bootstrap.servers` at least. Those on which a promise rests are refused."""
+
+    @field_validator("kafka")
+    @classmethod
+    def _reachable(cls, settings: KafkaSettings) -> KafkaSettings:
+        if not settings.get("bootstrap.servers"):
+            raise ValueError("`bootstrap.servers` is missing: write host:port of a broker or more")
+        return settings
+
+
+class KafkaReading(_Kafka):
+    """Topics that are read, without a group: the pipeline's log says how far."""
+
+    topics: Annotated[Sequence[str], Field(min_length=1)]
+    """Their names. They have to be there."""
+
+    content: Content | Literal["record"] = "envelope"
+    """What their records are. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic
+    its namespace, no value a delete of the key. `record`: anything; key, value and headers are passed on as they are.
+    Default: envelope."""
+
+    start: Literal["beginning", "end"] = "beginning"
+    """Where a topic is begun that was never read. Default: beginning."""
+
+    batch_rows: int = Field(default=1_000, ge=1, le=100_000)
+    """Messages in a batch, at most. Default: 1,000."""
+
+
+class KafkaWriting(_Kafka):
+    """Topics that are written to."""
+
+    topic: str = Field(default=NAMESPACE, min_length=1)
+    """The topic, with `{namespace}` where the namespace goes. Default: the namespace."""
+
+    key: Mapping[str, Sequence[str]] = Field(default_factory=dict)
+    """Per namespace: the fields that name a row (the primary key). Rows of one key come in order, in one partition.
+    Default: all messages of a namespace have the same key, and so come in order."""
+
+    content: Content = "envelope"
+    """`envelope`: whole messages, deletes among them. `data`: rows, a delete being a record without value (tombstone),
+    as compacted topics and table readers want it; needs `key`, and `{namespace}` in the topic. Default: envelope."""
+
+    partitions: int | None = Field(default=None, ge=1)
+    """Topics that are missing are made with so many partitions. Default: they have to be there."""
+
+    delivery_timeout_seconds: float = Field(default=120.0, gt=0, alias="delivery_timeout")
+    """How long a batch may take until the brokers have all of it, as a duration (`30s`). Default: 2m."""
+
+    @field_validator("delivery_timeout_seconds", mode="before")
+    @classmethod
+    def _duration(cls, value: object) -> float:
+        return to_seconds(value)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "KafkaWriting":
+        if self.content == "data" and (not self.key or NAMESPACE not in self.topic):
+            raise ValueError(
+                "`content: data` needs `key`, and `{namespace}` in `topic`: a tombstone has no more to say"
+            )
+        if NAMESPACE not in self.topic and not is_legal_topic(self.topic):
+            raise ValueError("`topic` is no name that Kafka takes: letters, digits, `.`, `_` and `-`, 249 at most")
+        if self.topic in INTERNAL_TOPICS:
+            raise ValueError("`topic` is internal to Kafka: brokers refuse what clients write there; name your own")
+        return self

@@ -1,0 +1,285 @@
+"""Topics of Kafka, read without a group: how far, the pipeline's log says.
+
+    NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog"}
+                                                          the next offset of each partition, and Kafka's id of the topic
+
+Promises
+- Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
+  after it. Partitions that are added while it reads are found.
+- What retention took away before it was read is an error, never a gap that nobody sees; so is a topic made again, and
+  a record that is damaged (checksums are looked at).
+- While no broker answers it waits, once it has begun.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import Message as Record
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.errors import (
+    AdaptorError,
+    HarvestError,
+    KafkaUnavailable,
+    MessageRefused,
+    PositionLost,
+    TopicMissing,
+)
+from harvest_lib.kafka_client import (
+    KafkaConsumerProvider,
+    LastError,
+    client_settings,
+    is_refusal,
+    refused_settings,
+    translate,
+)
+from harvest_lib.pipeline.adaptors.envelope import decode
+from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
+from harvest_lib.pipeline.extended_json import loads
+from harvest_lib.pipeline.message import Message, Op
+
+_log = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_UNREADABLE = {
+    ClientError._BAD_MSG,  # noqa: SLF001 - their names
+    ClientError._BAD_COMPRESSION,  # noqa: SLF001
+    ClientError._NOT_IMPLEMENTED,  # noqa: SLF001
+    ClientError._UNSUPPORTED_FEATURE,  # noqa: SLF001
+}
+"""What the client says of records that it cannot make out. It would fetch them for ever, or go on without them."""
+
+_WAIT_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
+_LOOK_SECONDS = 30.0
+"""So often it is asked whether there are more partitions."""
+
+
+class KafkaReader:
+    """`Reader` of topics."""
+
+    def __init__(self, options: KafkaReading, *, provider: KafkaConsumerProvider = Consumer) -> None:
+        self._options = options
+        self._provider = provider
+        self._consumer: Any = None
+        self._admin: Any = None
+        self._ids: dict[str, str] = {}
+        self._last = LastError()
+        self._offsets: dict[str, dict[int, int]] = {}
+
+    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+        """See `Reader`."""
+        for topic in self._options.topics:
+            before = last.get(_place(topic))
+            kept = before.data if before is not None else {}
+            self._offsets[topic] = {int(partition): offset for partition, offset in kept.get("offsets", {}).items()}
+            self._ids[topic] = kept.get("id", "")
+        consumer = self._consumer = self._make()
+        try:
+            new = self._begin(consumer, self._options.start)
+            yield [self._position(topic, 0) for topic in new]
+            look_at = boot_seconds() + _LOOK_SECONDS
+            while True:
+                yield self._batch(consumer)
+                if boot_seconds() >= look_at:
+                    yield [self._position(topic, 0) for topic in self._look(consumer)]
+                    look_at = boot_seconds() + _LOOK_SECONDS
+        except KafkaException as error:
+            raise self._translated(error.args[0]) from error
+
+    def kept(self, last: Mapping[str, Message]) -> None:
+        """See `Reader`. Topics keep records by their own rules."""
+
+    def close(self) -> None:
+        """See `Reader`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _look(self, consumer: Any) -> Sequence[str]:
+        """Find partitions that were added. While no broker answers they are found later."""
+        try:
+            # What came into a partition before we knew of it is read as well.
+            return self._begin(consumer, "beginning")
+        except (KafkaException, KafkaUnavailable) as error:
+            ours = self._translated(error.args[0]) if isinstance(error, KafkaException) else error
+            if not isinstance(ours, KafkaUnavailable):
+                raise ours from error
+            _log.warning("reader_waits", extra={"topics": list(self._offsets), "reason": ours.evidence})
+            return ()
+
+    def _begin(self, consumer: Any, start: str) -> Sequence[str]:
+        """Assign all partitions, new ones from where they start; return the topics that have such. All or nothing."""
+        is_first = not consumer.assignment()
+        found: dict[str, dict[int, int]] = {}
+        for topic, offsets in self._offsets.items():
+            partitions = self._partitions(consumer, topic)
+            self._require_same(topic)
+            new = partitions - offsets.keys()
+            if gone := offsets.keys() - partitions:
+                raise _lost(f"the topic {topic!r} has lost partitions", f"{sorted(gone)} were read, it was made again")
+            if new:
+                found[topic] = dict(offsets)
+            for partition in sorted(partitions if is_first else new):
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_SECONDS)
+                offset = offsets.get(partition, high if start == "end" else low)
+                if not low <= offset <= high:
+                    what = "no longer has what was not read yet" if offset < low else "was made again"
+                    raise _lost(
+                        f"partition {partition} of {topic!r} {what}",
+                        f"it holds {low} to {high}, {offset} is to be read next",
+                    )
+                if new:
+                    found[topic][partition] = offset
+        self._offsets.update(found)
+        if found or is_first:
+            consumer.assign(
+                [
+                    TopicPartition(topic, partition, offset)
+                    for topic, all_ in self._offsets.items()
+                    for partition, offset in all_.items()
+                ]
+            )
+        return list(found)
+
+    def _require_same(self, topic: str) -> None:
+        """Raise PositionLost if another topic has the name by now, whose offsets mean other records."""
+        if self._admin is None:
+            self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
+        asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
+        try:
+            found = str(asked.result(2 * _ANSWER_SECONDS).topic_id)
+        except (KafkaException, TimeoutError) as error:
+            _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
+            return
+        before, self._ids[topic] = self._ids[topic], found
+        if before and before != found:
+            raise _lost(f"the topic {topic!r} was made again", f"its id was {before}, and is {found}")
+
+    def _partitions(self, consumer: Any, topic: str) -> set[int]:
+        deadline = Deadline(_ANSWER_SECONDS)
+        while True:
+            try:
+                metadata = consumer.list_topics(topic, timeout=1.0).topics[topic]
+            except KafkaException as error:
+                consumer.poll(0)
+                if self._last.denied or deadline.passed:
+                    raise self._translated(self._last.denied or error.args[0]) from error
+                continue
+            if metadata.error is not None:
+                if metadata.error.code() != ClientError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._translated(metadata.error)
+                raise TopicMissing(
+                    f"the topic {topic!r} does not exist",
+                    evidence=metadata.error.str(),
+                    next_step="create it, or correct `topics`",
+                )
+            return set(metadata.partitions)
+
+    def _batch(self, consumer: Any) -> Sequence[Message]:
+        batch: list[Message] = []
+        touched: dict[str, int] = {}
+        for record in consumer.consume(self._options.batch_rows, _WAIT_SECONDS):
+            if (error := record.error()) is not None:
+                if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
+                    raise _lost(f"a partition of {record.topic()!r} no longer has what was not read yet", error.str())
+                if error.code() in _UNREADABLE:
+                    raise _damaged(record, error)
+                if error.fatal() or is_refusal(error) or error.code() == ClientError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._translated(error)
+                continue  # the client tries again by itself
+            message = self._message(record)
+            if message is not None:
+                batch.append(message)
+            self._offsets[record.topic()][record.partition()] = record.offset() + 1
+            touched[record.topic()] = _when(record)
+        return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
+
+    def _message(self, record: Record) -> Message | None:
+        topic, value, timestamp = str(record.topic()), record.value(), _when(record)
+        if self._options.content == "record":
+            return Message(Op.INSERT, timestamp, topic, _whole(record))
+        try:
+            if value is None:
+                # Only what is written by its data alone has deletes without value; elsewhere they clear a key's past.
+                key = loads(record.key() or b"")
+                return Message(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
+            return decode(value, self._options.content, timestamp=timestamp, namespace=topic)
+        except MessageRefused as error:
+            raise MessageRefused(
+                f"a record of {topic!r} is no message: {error.cause}",
+                evidence=f"partition {record.partition()}, offset {record.offset()}: {error.evidence}",
+                next_step=f"say what its records are with `content` (`record` takes anything); {error.next_step}",
+            ) from None
+
+    def _position(self, topic: str, timestamp: int) -> Message:
+        offsets = {str(partition): offset for partition, offset in sorted(self._offsets[topic].items())}
+        return Message(Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic]})
+
+    def _make(self) -> Any:
+        own = {
+            "group.id": "harvest-pipeline",  # asked for by the client; nobody joins it
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+            "check.crcs": True,
+            "fetch.wait.max.ms": 50,
+            "error_cb": self._last,
+        }
+        with refused_settings():
+            return self._provider(client_settings(self._options.kafka, **own))
+
+    def _translated(self, error: ClientError) -> HarvestError:
+        return translate(error, settings=self._options.kafka, said=self._last.text)
+
+
+def _place(topic: str) -> str:
+    return f"kafka/{topic}"
+
+
+def _when(record: Record) -> int:
+    return max(0, record.timestamp()[1])  # -1 where it has none
+
+
+def _damaged(record: Record, error: ClientError) -> AdaptorError:
+    return AdaptorError(
+        f"a record of {record.topic()!r} cannot be read",
+        evidence=f"partition {record.partition()}, offset {record.offset()}: {error.str()}",
+        next_step="bring the broker's replica in order; or delete the partition's records up to it "
+        "(kafka-delete-records.sh), move the pipeline's folder away, and start again",
+    )
+
+
+def _whole(record: Record) -> dict[str, Any]:
+    return {
+        "key": _text(record.key()),
+        "value": _text(record.value()),
+        "headers": [[name, _text(value)] for name, value in cast("Headers", record.headers() or ())],
+        "partition": record.partition(),
+        "offset": record.offset(),
+    }
+
+
+def _text(value: Any) -> str | bytes | None:
+    if not isinstance(value, bytes):
+        return None if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _lost(cause: str, evidence: str) -> PositionLost:
+    return PositionLost(
+        cause,
+        evidence=evidence,
+        next_step="what lies between is gone from Kafka; to go on with what is there, move the pipeline's folder away "
+        "and start again",
+    )

@@ -1,0 +1,265 @@
+"""What has to be there before tables can be read: log level, privileges, publication, keys; and what the tables are.
+
+Each thing that is missing is an error which says the statement that helps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from harvest_lib.database import translate
+from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, DatabaseUnavailable
+from harvest_lib.source.server_identity import require_primary
+
+_ROLE = """
+SELECT current_setting('wal_level'), rolreplication OR rolsuper, quote_ident(rolname), quote_ident(current_database())
+FROM pg_roles WHERE rolname = current_user
+"""
+
+_PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
+
+# As JSON, since the columns differ by version: row filters and lists of columns are there from 15 on.
+_PUBLISHED = "SELECT to_jsonb(t) FROM pg_publication_tables AS t WHERE pubname = %s ORDER BY schemaname, tablename"
+
+# An index may carry columns (INCLUDE) that are no part of its key.
+_TABLE = """
+SELECT c.oid::int8, c.relreplident::text, c.relkind = 'p', ARRAY(
+  SELECT a.attname::text FROM pg_index AS i
+  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+  WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+  ORDER BY array_position(i.indkey::int2[], a.attnum))
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+"""
+
+_COLUMNS = """
+SELECT attname::text, atttypid::oid::int8, attgenerated::text FROM pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+_BASE_TYPE = """
+WITH RECURSIVE base AS (
+  SELECT oid, typbasetype FROM pg_type WHERE oid = %s
+  UNION ALL SELECT t.oid, t.typbasetype FROM base JOIN pg_type AS t ON t.oid = base.typbasetype
+)
+SELECT oid::int8 FROM base WHERE typbasetype = 0
+"""
+
+# What a table is in a publication by: its own entry, or the publication, where that has all of a schema or database.
+_MEMBERSHIP = """
+SELECT coalesce((SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid = c.oid), p.oid)::int8
+FROM pg_class AS c LEFT JOIN pg_publication AS p ON p.pubname = %s WHERE c.oid = %s
+"""
+
+_FIRST_OF_USERS = 16384
+"""Types below are Postgres' own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table that is published. `columns` are those that are sent, with their types' numbers; `key` names a row.
+
+    `oid` stays when it is renamed; another table that takes its name has another. `membership` is another once it was
+    taken out of the publication and put back.
+    """
+
+    oid: int
+    membership: int
+    schema: str
+    name: str
+    columns: Mapping[str, int]
+    key: Sequence[str]
+    row_filter: str | None
+    is_partitioned: bool = False
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def rows(self) -> sql.Composable:
+        """What to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
+        name = sql.Identifier(self.schema, self.name)
+        return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
+
+
+def split(namespace: str) -> tuple[str, str]:
+    """Return schema and table of a namespace, `public` where none is named."""
+    schema, dot, name = namespace.partition(".")
+    return (schema, name) if dot else ("public", namespace)
+
+
+@contextmanager
+def refusals(what: str, next_step: str) -> Iterator[None]:
+    """Turn psycopg's errors into ours, in the words of somebody who wanted `what`."""
+    try:
+        yield
+    except (pg.InsufficientPrivilege, pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedObject) as error:
+        kind = DatabaseAccessDenied if isinstance(error, pg.InsufficientPrivilege) else AdaptorError
+        raise kind(f"Postgres refused: {what}", evidence=_said(error), next_step=next_step) from error
+    except psycopg.Error as error:
+        translated = translate(error)
+        settled = isinstance(error, pg.ObjectNotInPrerequisiteState | pg.ConfigurationLimitExceeded)  # for good
+        if not settled and isinstance(translated, DatabaseUnavailable | DatabaseAccessDenied):
+            raise translated from error
+        raise AdaptorError(f"Postgres refused: {what}", evidence=_said(error), next_step=next_step) from error
+
+
+def require_decoding(connection: psycopg.Connection[Any]) -> None:
+    """Raise unless changes can be decoded here, by us."""
+    require_primary(connection)
+    with refusals("to look at its settings", "check the user's grants"):
+        row = connection.execute(_ROLE).fetchone()
+    assert row is not None  # noqa: S101 - we are somebody
+    wal_level, may_replicate, role, _ = row
+    if wal_level != "logical":
+        raise AdaptorError(
+            "the server does not write what logical decoding needs",
+            evidence=f"wal_level is {wal_level}",
+            next_step="ALTER SYSTEM SET wal_level = logical; and restart the server",
+        )
+    if not may_replicate:
+        raise DatabaseAccessDenied(
+            f"the role {role} may not follow changes",
+            evidence="it has neither REPLICATION nor SUPERUSER",
+            next_step=f"ALTER ROLE {role} REPLICATION; and a line for it in pg_hba.conf",
+        )
+
+
+def publish(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> None:
+    """See to it that a publication is there and has these tables (none named: those that it has)."""
+    name = sql.Identifier(publication)
+    tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
+    with refusals("to look at publications", "check the user's grants"):
+        absent = [each for each in namespaces if connection.execute(_TABLE, split(each)).fetchone() is None]
+        row = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    if absent:
+        raise AdaptorError(
+            f"there is no table {', '.join('.'.join(split(each)) for each in absent)}",
+            evidence="named in `tables`; a view cannot be followed",
+            next_step="correct `tables`, or the database in `data_source`",
+        )
+    if row is not None and not row[0]:
+        raise AdaptorError(
+            f"the publication {publication!r} leaves some changes out",
+            evidence="its `publish` lacks insert, update, delete or truncate",
+            next_step=_spelled(
+                sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')").format(name)
+            ),
+        )
+    if row is None:
+        if not namespaces:
+            raise AdaptorError(
+                f"there is no publication {publication!r}",
+                evidence="and no `tables` are named that one could be made of",
+                next_step="name `tables`, or make it: CREATE PUBLICATION … FOR TABLE …",
+            )
+        statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+            name, tables
+        )
+    else:
+        there = {f"{each['schemaname']}.{each['tablename']}" for each in _published(connection, publication)}
+        missing = [each for each in namespaces if ".".join(split(each)) not in there]
+        if not missing:
+            return
+        tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in missing)
+        statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, tables)
+    remedy = f"have whoever owns the tables, and may create in the database, do it: {_spelled(statement)}"
+    with refusals(f"to publish {', '.join(namespaces)}", remedy):
+        connection.execute(statement)
+
+
+def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
+    """Tell whether a table is in a publication as it was; one that is no more is, as it has no changes."""
+    with refusals("to look at publications", "check the user's grants"):
+        row = connection.execute(_MEMBERSHIP, (publication, table.oid)).fetchone()
+    return row is None or row[0] == table.membership
+
+
+def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
+    """Return the columns that a table has by now."""
+    with refusals(f"to look at {table.namespace}", "check the user's grants"):
+        return frozenset(row[0] for row in connection.execute(_COLUMNS, (table.oid,)).fetchall())
+
+
+def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
+    """Return the tables that are to be read, by name. Raises AdaptorError for those that cannot be."""
+    wanted = {".".join(split(each)) for each in namespaces}
+    missing, found, keyless = set(wanted), [], []
+    for listed in _published(connection, publication):
+        schema, name = listed["schemaname"], listed["tablename"]
+        if wanted and f"{schema}.{name}" not in wanted:
+            continue
+        missing.discard(f"{schema}.{name}")
+        with refusals(f"to look at {schema}.{name}", "check the user's grants"):
+            row = connection.execute(_TABLE, (schema, name)).fetchone()
+            columns = connection.execute(_COLUMNS, (row[0],)).fetchall() if row is not None else []
+            membership = connection.execute(_MEMBERSHIP, (publication, row[0])).fetchone() if row is not None else None
+        if row is None or row[1] == "n" or not row[3]:
+            keyless.append(f"{schema}.{name}")
+            continue
+        sent = listed.get("attnames")
+        kept = {
+            column: base_type(connection, oid)
+            for column, oid, generated in columns
+            if (column in sent if sent is not None else not generated)
+        }
+        found.append(
+            Table(
+                oid=row[0],
+                membership=membership[0] if membership is not None else 0,
+                schema=schema,
+                name=name,
+                columns=kept,
+                key=row[3],
+                row_filter=listed.get("rowfilter"),
+                is_partitioned=row[2],
+            )
+        )
+    if missing:
+        raise AdaptorError(
+            f"the publication {publication!r} does not have {', '.join(sorted(missing))}",
+            evidence="a partitioned table is published as itself only with publish_via_partition_root",
+            next_step=f"ALTER PUBLICATION {_spelled(sql.Identifier(publication))} SET "
+            "(publish_via_partition_root = true), or name its partitions",
+        )
+    if keyless:
+        raise AdaptorError(
+            f"{', '.join(keyless)} cannot be followed: nothing identifies a row",
+            evidence="there is no primary key, and no index as replica identity",
+            next_step="ALTER TABLE … ADD PRIMARY KEY (…), or ALTER TABLE … REPLICA IDENTITY USING INDEX …",
+        )
+    if not found:
+        raise AdaptorError(
+            f"the publication {publication!r} has no tables",
+            next_step="ALTER PUBLICATION … ADD TABLE …, or name `tables`",
+        )
+    return found
+
+
+def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
+    """Return the number of a type, for a domain that of the type below it."""
+    if oid < _FIRST_OF_USERS:
+        return oid
+    with refusals("to look at types", "check the user's grants"):
+        row = connection.execute(_BASE_TYPE, (oid,)).fetchone()
+    return int(row[0]) if row is not None else oid
+
+
+def _published(connection: psycopg.Connection[Any], publication: str) -> list[dict[str, Any]]:
+    with refusals("to look at publications", "check the user's grants"):
+        return [row[0] for row in connection.execute(_PUBLISHED, (publication,)).fetchall()]
+
+
+def _spelled(statement: sql.Composable) -> str:
+    return statement.as_string(None)
+
+
+def _said(error: psycopg.Error) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{first} (SQLSTATE {error.sqlstate})"

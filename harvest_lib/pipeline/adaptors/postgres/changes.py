@@ -1,0 +1,163 @@
+"""Decoded changes of transactions that committed, as messages. No input and output: what it has to ask is passed in.
+
+- An update of a key is a delete of the old one and an insert of the new one.
+- An update does not carry a large value that it left alone, unless the table's replica identity is the full row. Then
+  the value is asked for, as it is by now. Where the row is gone by now the update is left out: its delete follows.
+  Where the column is gone by now it is left out of the message.
+- A table that was emptied is a command, `{"command": "truncate"}`.
+- A table is known by its number, whatever it is called; columns, and which of them name a row, are as they were when
+  the change was made. Another table under the name of one that is followed is an error.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from harvest_lib.errors import AdaptorError, PositionLost
+from harvest_lib.pipeline.adaptors.postgres.catalog import Table
+from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Decoded,
+    Delete,
+    Insert,
+    Other,
+    Relation,
+    Truncate,
+    Update,
+    Value,
+)
+from harvest_lib.pipeline.adaptors.postgres.values import reader_of
+from harvest_lib.pipeline.message import Message, Op
+
+TRUNCATE = {"command": "truncate"}
+
+Row = Sequence[Value]
+Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, str | None] | None]
+"""Return columns of the row with a key, as text, but those that are no more; None if there is no such row."""
+
+_INDEXED = {"d", "i"}
+"""Replica identities whose columns alone are marked in the description of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    table: Table
+    names: Sequence[str]
+    key: Sequence[str]
+    readers: Sequence[Callable[[str], Any]]
+
+
+class Changes:
+    """Takes decoded changes in their order. `end` is where to go on after the last transaction that was taken whole."""
+
+    def __init__(self, tables: Sequence[Table], *, base_type: Callable[[int], int], fetch: Fetch) -> None:
+        self._tables = {each.oid: each for each in tables}
+        self._base_type = base_type
+        self._fetch = fetch
+        self._layouts: dict[int, _Layout | None] = {}
+        self._timestamp = 0
+        self.end = 0
+        self.is_open = False
+        """Whether a transaction has begun and not ended."""
+
+    def take(self, change: Decoded) -> Sequence[Message]:
+        """Return the messages of a change."""
+        match change:
+            case Begin():
+                self.is_open, self._timestamp = True, change.timestamp
+            case Commit():
+                self.is_open, self.end = False, change.end
+            case Relation():
+                self._layouts[change.oid] = self._layout(change)
+            case Insert():
+                if (layout := self._of(change.oid)) is not None:
+                    return [self._message(Op.INSERT, layout, self._row(layout, change.new))]
+            case Update():
+                if (layout := self._of(change.oid)) is not None:
+                    return self._updated(layout, change)
+            case Delete():
+                if (layout := self._of(change.oid)) is not None:
+                    return [self._message(Op.DELETE, layout, self._old(layout, change.old, change.old_is_key))]
+            case Truncate():
+                layouts = [layout for oid in change.oids if (layout := self._of(oid)) is not None]
+                return [self._message(Op.COMMAND, layout, TRUNCATE) for layout in layouts]
+            case Other():
+                pass
+            case _:
+                assert_never(change)
+        return ()
+
+    def _layout(self, relation: Relation) -> _Layout | None:
+        table = self._tables.get(relation.oid)
+        if table is None:
+            self._require_other(relation)
+            return None  # the publication has more than is wanted
+        marked = [column.name for column in relation.columns if column.is_key]
+        return _Layout(
+            table,
+            [column.name for column in relation.columns],
+            marked if relation.identity in _INDEXED else table.key,
+            [reader_of(self._base_type(column.type_oid)) for column in relation.columns],
+        )
+
+    def _require_other(self, relation: Relation) -> None:
+        name = f"{relation.schema}.{relation.name}"
+        for table in self._tables.values():
+            if table.namespace == name:
+                raise PositionLost(
+                    f"{name} is not the table that it was",
+                    evidence=f"changes come of relation {relation.oid}, the table is {table.oid}: it was made anew, or "
+                    "another took its name",
+                    next_step="drop the slot, move the pipeline's folder away, and start again: all is copied anew",
+                )
+
+    def _of(self, oid: int) -> _Layout | None:
+        try:
+            return self._layouts[oid]
+        except KeyError:
+            raise AdaptorError(
+                "Postgres sent a change of a table that it had not described",
+                evidence=f"relation {oid}",
+                next_step="report it with the server's version",
+            ) from None
+
+    def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
+        new = self._whole(layout, update)
+        moved = update.old is not None and any(
+            name in layout.key and old is not UNCHANGED and old != value
+            for name, old, value in zip(layout.names, update.old, update.new, strict=True)
+        )
+        if not moved:
+            return [self._message(Op.UPDATE, layout, self._row(layout, new))] if new is not None else ()
+        assert update.old is not None  # noqa: S101 - it says what was moved
+        gone = self._message(Op.DELETE, layout, self._old(layout, update.old, update.old_is_key))
+        return [gone, self._message(Op.INSERT, layout, self._row(layout, new))] if new is not None else [gone]
+
+    def _whole(self, layout: _Layout, update: Update) -> Row | None:
+        """Return the new row with what was not sent of it; None if it is gone."""
+        if UNCHANGED not in update.new:
+            return update.new
+        if update.old is not None and not update.old_is_key:
+            return [old if new is UNCHANGED else new for old, new in zip(update.old, update.new, strict=True)]
+        named = dict(zip(layout.names, update.new, strict=True))
+        key = {name: value for name in layout.key if isinstance(value := named[name], str)}
+        found = self._fetch(layout.table, key, [name for name, value in named.items() if value is UNCHANGED])
+        if found is None:
+            return None
+        return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named.items()]
+
+    def _old(self, layout: _Layout, old: Row, is_key: bool) -> Mapping[str, Any]:  # noqa: FBT001 - as decoded
+        row = self._row(layout, old)
+        return {name: row[name] for name in layout.key} if is_key else row
+
+    def _row(self, layout: _Layout, values: Row) -> dict[str, Any]:
+        return {
+            name: read(value) if isinstance(value, str) else None
+            for name, read, value in zip(layout.names, layout.readers, values, strict=True)
+            if value is not UNCHANGED
+        }
+
+    def _message(self, op: Op, layout: _Layout, data: Mapping[str, Any]) -> Message:
+        return Message(op, self._timestamp, layout.table.namespace, data)

@@ -1,0 +1,277 @@
+"""Tables of Postgres: first all that they hold, then what changes, as it commits.
+
+    slot made, snapshot exported ─► NOOP where it begins ─► tables under that snapshot ─► changes after the slot's begin
+                                     Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
+
+    NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…"}       where to go on
+    NOOP  postgres/SLOT/tables  {"public.flights": [16402, 16411], "public.old": null}
+                                                     tables that are followed, by their numbers; null: it was once
+Promises
+- Nothing is missed: the slot is made first, and keeps all changes from then on; what the tables hold is read under the
+  snapshot of that very moment.
+- Stopped anywhere, it goes on: after the last transaction that the log has whole; and a table whose copy was not
+  complete is copied again, under a new snapshot, with all changes since the slot was made still to follow. Versions of
+  a row in between may come after a newer one then, until the changes have caught up.
+- What would be a gap is an error: a table that was left out for a while, or out of the publication, or is another under
+  the same name; a server that lacks what was read from it.
+- The slot is told of no place but those that `kept` names. What comes after is there again, whatever happens here.
+- A transaction's messages come together and in order, transactions in the order in which they committed; one that did
+  not commit never comes. A large one comes in several batches.
+- While the server is away it is waited for, once the changes have begun to be followed.
+"""
+
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.database import connect
+from harvest_lib.errors import AdaptorError, DatabaseUnavailable
+from harvest_lib.pipeline.adaptors.postgres import catalog
+from harvest_lib.pipeline.adaptors.postgres.catalog import Table
+from harvest_lib.pipeline.adaptors.postgres.changes import Changes
+from harvest_lib.pipeline.adaptors.postgres.copy import copied, row_of, settled
+from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
+from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
+from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication, with_settings
+from harvest_lib.pipeline.adaptors.postgres.slot import known_of, place_of, require_followed, require_members, system_of
+from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS
+from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.source.server_identity import lsn_number
+
+_log = logging.getLogger(__name__)
+
+_ALL_ROWS = {"row_security": "off"}
+"""What a policy would hide is an error then, not left out."""
+
+_WAIT_SECONDS = 0.2
+_PATIENCE_SECONDS = 5.0
+"""Waiting longer for others' transactions is said."""
+_BUSY_SECONDS = 30.0
+"""A server may take a while to notice that the one before us is gone."""
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class PostgresReader:
+    """`Reader` of published tables."""
+
+    def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
+        """While nothing changes in the tables, where the log is is said every `position_seconds`."""
+        self._options = options
+        self._publication = options.publication or options.slot
+        self._namespace = f"postgres/{options.slot}"
+        self._followed = f"postgres/{options.slot}/tables"
+        self._conninfo = options.data_source.conninfo()
+        self._position_seconds = position_seconds
+        self._connection: psycopg.Connection[Any] | None = None
+        self._stream: Replication | None = None
+        self._system = ""
+        self._said_at = 0.0
+        self._following = False
+        self._kept = self._confirmed = ""
+
+    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+        """See `Reader`."""
+        connection = self._connect()
+        catalog.require_decoding(connection)
+        before, followed = last.get(self._namespace), last.get(self._followed)
+        known = dict(followed.data) if followed is not None else {}
+        options = self._options
+        catalog.publish(connection, self._publication, options.tables)
+        tables = catalog.tables(connection, self._publication, options.tables)
+        require_followed(tables, known, slot=options.slot)
+        place = place_of(connection, options.slot, before.data if before is not None else None)
+        self._system = system_of(connection)
+        replication = Replication(self._conninfo, SETTINGS)
+        self._stream = replication
+        snapshot = None
+        if place is None:
+            lsn, snapshot = yield from self._make_slot(replication)
+        else:
+            lsn = place
+        following = known_of(tables, known)
+        if before is None or known != following:
+            yield [self._position(lsn), Message(Op.NOOP, _now(), self._followed, following)]
+        todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
+        if todo and options.initial_copy:
+            if snapshot is None:
+                yield from self._until_settled(connection)
+            yield from copied(connection, todo, snapshot=snapshot, batch_rows=options.batch_rows)
+        yield from self._follow(tables, lsn)
+
+    def kept(self, last: Mapping[str, Message]) -> None:
+        """See `Reader`."""
+        place = last.get(self._namespace)
+        self._kept = place.data["lsn"] if place is not None else self._kept
+        self._confirm()
+
+    def close(self) -> None:
+        """See `Reader`."""
+        self._leave()
+
+    # -- the slot
+
+    def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
+        """Make the slot; return where it begins and the name of its snapshot. Waits for transactions that are open."""
+        replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
+        remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
+        patience = self._patience()
+        while True:
+            with catalog.refusals(f"to make the slot {self._options.slot!r}", remedy):
+                rows = replication.answer(_WAIT_SECONDS)
+            if rows is not None:
+                return rows[0][1], rows[0][2]
+            next(patience)
+            yield []
+
+    def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
+        have_ended, patience = settled(connection), self._patience()
+        while not have_ended():
+            next(patience)
+            time.sleep(_WAIT_SECONDS)
+            yield []
+
+    def _patience(self) -> Iterator[None]:
+        """Say, once it has taken long, that transactions of others are waited for."""
+        deadline = Deadline(_PATIENCE_SECONDS)
+        while not deadline.passed:
+            yield
+        _log.info("reader_waits", extra={"slot": self._options.slot, "reason": "transactions that are open"})
+        while True:
+            yield
+
+    def _confirm(self) -> None:
+        """Tell the server what was kept, if it listens."""
+        if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
+            return
+        with suppress(psycopg.Error):  # that the connection is lost shows when it is next read from
+            self._stream.confirm(self._kept)
+            self._confirmed = self._kept
+
+    # -- changes
+
+    def _follow(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
+        pause, waits = _WAIT_SECONDS, False
+        while True:
+            try:
+                with catalog.refusals("to send changes", "see the server's words, and its log"):
+                    for batch in self._attached(tables, lsn):
+                        lsn = next((each.data["lsn"] for each in reversed(batch) if each.op is Op.NOOP), lsn)
+                        pause, waits = _WAIT_SECONDS, False
+                        yield batch
+            except DatabaseUnavailable as error:
+                if not waits:
+                    _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": error.evidence})
+                waits = True
+            self._leave()  # all connections: another server may answer now
+            deadline, pause = Deadline(pause), min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            while not deadline.passed:
+                time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds))
+                yield []
+
+    def _attached(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
+        """Follow changes on one connection."""
+        if self._stream is None:
+            connection = self._connect()
+            catalog.require_decoding(connection)
+            place_of(connection, self._options.slot, {"lsn": lsn, "system": self._system})
+        stream = self._stream = self._stream or Replication(self._conninfo, SETTINGS)
+        busy = Deadline(_BUSY_SECONDS)
+        stream.follow(self._options.slot, self._publication, lsn)
+        while True:
+            try:
+                with catalog.refusals("to follow changes", "see the server's words"):
+                    answer = stream.answer(_WAIT_SECONDS)
+            except DatabaseUnavailable as error:
+                if not isinstance(error.__cause__, pg.ObjectInUse):
+                    raise
+                if busy.passed:
+                    raise AdaptorError(
+                        f"the slot {self._options.slot!r} is being read by another",
+                        evidence=error.evidence,
+                        next_step="stop the other pipeline, or give this one a `slot` of its own",
+                    ) from error
+                time.sleep(_WAIT_SECONDS)
+                stream.follow(self._options.slot, self._publication, lsn)
+                answer = None
+            if answer is not None:
+                break
+            yield []
+        self._following, self._confirmed = True, ""
+        self._confirm()
+        changes = Changes(tables, base_type=self._base_type, fetch=self._fetch)
+        yield from self._changes(stream, changes, lsn, tables)
+
+    def _changes(
+        self, stream: Replication, changes: Changes, lsn: str, tables: Sequence[Table]
+    ) -> Iterator[Sequence[Message]]:
+        batch: list[Message] = []
+        look_at = boot_seconds() + self._position_seconds
+        said = lsn_number(lsn)
+        owes = False  # messages were sent down since it was last said where to go on
+        while True:
+            # A transaction that has begun to come comes at once: its end is waited for.
+            received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)
+            match received:
+                case Change():
+                    batch += changes.take(decode(received.payload))
+                    if len(batch) < self._options.batch_rows:
+                        continue
+                case Alive():
+                    if not changes.is_open:
+                        changes.end = max(changes.end, received.lsn)
+                    if batch:
+                        continue
+            if boot_seconds() >= look_at:
+                require_members(self._connect(), self._publication, tables, slot=self._options.slot)
+                look_at = boot_seconds() + self._position_seconds
+            owes = owes or bool(batch)
+            if changes.end > said and (owes or boot_seconds() >= self._said_at + self._position_seconds):
+                said, owes = changes.end, False
+                batch.append(self._position(lsn_text(said)))
+            yield batch
+            batch = []
+
+    def _position(self, lsn: str) -> Message:
+        self._said_at = boot_seconds()
+        data = {"lsn": lsn, "system": self._system}
+        return Message(Op.NOOP, _now(), self._namespace, data)
+
+    def _base_type(self, oid: int) -> int:
+        return catalog.base_type(self._connect(), oid)
+
+    def _fetch(self, table: Table, key: Mapping[str, str], columns: Sequence[str]) -> Mapping[str, str | None] | None:
+        return row_of(self._connect(), table, key, columns)
+
+    # -- connections
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(with_settings(self._conninfo, {**SETTINGS, **_ALL_ROWS}))
+        return self._connection
+
+    def _leave(self) -> None:
+        stream, self._stream, self._following = self._stream, None, False
+        if stream is not None:
+            stream.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def lsn_text(lsn: int) -> str:
+    """Return a number of bytes as an LSN."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def _is_to_be_copied(last: Message | None) -> bool:
+    return last is None or last.mode is Mode.COPY

@@ -1,0 +1,155 @@
+"""Postgres' replication protocol over psycopg's libpq: make a slot, follow it, confirm what is kept.
+
+psycopg has no class for it; libpq's calls for COPY in both directions are all that is needed. Nothing here waits longer
+than it is told to: what a server takes its time for is asked for again.
+
+Promises
+- The server is told of no place as kept but those given to `confirm`.
+- It is answered when it asks whether we live, by `receive`. It does not give us up for not being asked: a transaction
+  that takes longer to be written than its patience would come from its beginning again and again. A host that is gone
+  it notices by TCP.
+"""
+
+import selectors
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.clock import Deadline
+from harvest_lib.database import connect
+from harvest_lib.source.server_identity import lsn_number
+
+_DATA, _ALIVE = b"w", b"k"
+_DATA_HEADER = struct.Struct(">cQQq")
+_ALIVE_MESSAGE = struct.Struct(">cQqB")
+_STATUS = struct.Struct(">cQQQqB")
+
+
+_PATIENCE = {
+    "wal_sender_timeout": "0",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
+
+class Change(NamedTuple):
+    """A message of the output plugin."""
+
+    payload: bytes
+
+
+class Alive(NamedTuple):
+    """The server lives, and has read its log up to here; all changes before that it has sent."""
+
+    lsn: int
+
+
+class Replication:
+    """A connection for replication of one database. Used by one thread."""
+
+    def __init__(self, conninfo: str, settings: Mapping[str, str]) -> None:
+        """Connect; `settings` are the session's. Raises DatabaseError."""
+        self._connection: psycopg.Connection[Any] = connect(
+            make_conninfo(with_settings(conninfo, {**settings, **_PATIENCE}), replication="database")
+        )
+        self._pgconn = self._connection.pgconn
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
+        self._kept = 0  # which the server takes for nothing
+
+    def ask(self, command: str) -> None:
+        """Send a command; `answer` returns what comes of it."""
+        self._pgconn.send_query(command.encode())
+        self._flush()
+
+    def answer(self, timeout_seconds: float) -> list[tuple[str, ...]] | None:
+        """Wait so long for the answer, and return its rows, None if it is not there yet. Raises psycopg.Error."""
+        deadline = Deadline(timeout_seconds)
+        while self._pgconn.is_busy():
+            if not self._selector.select(deadline.remaining_seconds):
+                return None
+            self._pgconn.consume_input()
+        result = self._pgconn.get_result()
+        if result is None:
+            raise psycopg.OperationalError("the connection was lost")
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            return []
+        while self._pgconn.get_result() is not None:
+            pass
+        if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
+            raise psycopg.errors.error_from_result(result)
+        return [
+            tuple((result.get_value(row, column) or b"").decode() for column in range(result.nfields))
+            for row in range(result.ntuples)
+        ]
+
+    def follow(self, slot: str, publication: str, lsn: str) -> None:
+        """Ask for all changes after a place; `answer` tells whether they come, `receive` returns them."""
+        names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
+        self.ask(f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn} (proto_version '1', publication_names {names})")
+
+    def receive(self, timeout_seconds: float) -> Change | Alive | None:
+        """Return what comes next, or None if nothing does for so long. Raises psycopg.Error."""
+        deadline = Deadline(timeout_seconds)
+        while True:
+            size, data = self._pgconn.get_copy_data(1)
+            if size > 0:
+                message = bytes(data)
+                if message[:1] == _DATA:
+                    return Change(message[_DATA_HEADER.size :])
+                if message[:1] == _ALIVE:
+                    _, lsn, _, asks = _ALIVE_MESSAGE.unpack(message)
+                    if asks:
+                        self._report()
+                    return Alive(lsn)
+                continue
+            if size == -1:
+                self._ended()
+            if not self._selector.select(deadline.remaining_seconds):
+                return None
+            self._pgconn.consume_input()
+
+    def confirm(self, lsn: str) -> None:
+        """Tell the server that it need not keep what is before a place any more. Raises psycopg.Error."""
+        self._kept = max(self._kept, lsn_number(lsn))
+        self._report()
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._selector.close()
+        self._connection.close()
+
+    def _report(self) -> None:
+        # Times are for the server's statistics only, zero will do.
+        self._pgconn.put_copy_data(_STATUS.pack(b"r", self._kept, self._kept, self._kept, 0, 0))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._pgconn.flush():
+            selector = selectors.DefaultSelector()
+            with selector:
+                selector.register(self._pgconn.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                if not selector.select(_SEND_SECONDS):
+                    raise psycopg.OperationalError("the server does not take what is sent to it")
+            self._pgconn.consume_input()
+
+    def _ended(self) -> None:
+        result = self._pgconn.get_result()
+        if result is not None and result.error_message:
+            raise psycopg.errors.error_from_result(result)
+        raise psycopg.OperationalError("the server ended the replication")
+
+
+_SEND_SECONDS = 10.0
+
+
+def with_settings(conninfo: str, settings: Mapping[str, str]) -> str:
+    """Return a connection string whose sessions have these settings, beside what it has of its own."""
+    own = conninfo_to_dict(conninfo).get("options")
+    options = " ".join([*([str(own)] if own else []), *(f"-c {name}={value}" for name, value in settings.items())])
+    return make_conninfo(conninfo, options=options)

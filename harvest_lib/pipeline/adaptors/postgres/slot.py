@@ -1,0 +1,130 @@
+"""Whether a slot, its tables and its server still follow on what a pipeline's log has. Each gap is an error.
+
+A gap is what was changed and will never be sent: the slot is gone or was moved on; a table was left out for a while, or
+made anew; the server was restored to an earlier time, or promoted before it had everything.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from harvest_lib.errors import AdaptorError, PositionLost
+from harvest_lib.pipeline.adaptors.postgres import catalog
+from harvest_lib.pipeline.adaptors.postgres.catalog import Table
+from harvest_lib.source.server_identity import lsn_number
+
+Known = Mapping[str, Sequence[int] | None]
+"""Tables that were ever followed, by namespace: their numbers (the table's, that of its entry in the publication), None
+for those that are not followed any more."""
+
+_SLOT = """
+SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
+"""
+_SERVER = "SELECT system_identifier::text, pg_current_wal_flush_lsn()::text FROM pg_control_system()"
+
+
+def system_of(connection: psycopg.Connection[Any]) -> str:
+    """Return the server's identifier, which a copy of its files has too."""
+    return _server(connection)[0]
+
+
+def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str, Any] | None) -> str | None:
+    """Return where a slot is to be followed from; None if it has to be made. Raises PositionLost.
+
+    `before` is where the log has come to: `lsn`, and `system`, the server's identifier.
+    """
+    with catalog.refusals("to look at slots", "check the user's grants"):
+        row = connection.execute(_SLOT, (slot,)).fetchone()
+    anew = f"what changed since is gone: {_anew(slot)}; all tables are copied anew then"
+    if row is None:
+        if before is None:
+            return None
+        raise PositionLost(
+            f"the slot {slot!r} is not there any more",
+            evidence=f"the pipeline's log has come to {before['lsn']} of it",
+            next_step=anew,
+        )
+    plugin, database, confirmed, is_lost = row
+    if plugin != "pgoutput" or database != connection.info.dbname:
+        raise AdaptorError(
+            f"the slot {slot!r} is another's",
+            evidence=f"its plugin is {plugin}, its database {database}",
+            next_step="give `slot` a name of its own",
+        )
+    if is_lost:
+        raise PositionLost(f"the server has given up the slot {slot!r}", evidence="wal_status lost", next_step=anew)
+    if before is None:
+        return str(confirmed)
+    _require_server(connection, before, anew)
+    if lsn_number(confirmed) > lsn_number(before["lsn"]):
+        raise PositionLost(
+            f"somebody else has moved the slot {slot!r} on",
+            evidence=f"it is at {confirmed}, the pipeline's log has come to {before['lsn']}",
+            next_step=f"find who reads it, and give each a `slot` of its own; {anew}",
+        )
+    return str(before["lsn"])
+
+
+def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
+    """Return what is known once these are followed."""
+    return {**dict.fromkeys(before), **{each.namespace: [each.oid, each.membership] for each in tables}}
+
+
+def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> None:
+    """Raise PositionLost if one of the tables was not followed all the time since it first was."""
+    for table in tables:
+        before = known.get(table.namespace, [table.oid, table.membership])
+        if before is None:
+            raise _gap(table.namespace, slot, "the pipeline ran without it")
+        if before[0] != table.oid:
+            raise _gap(table.namespace, slot, f"it was relation {before[0]}, and is {table.oid}: it was made anew")
+        if before[1] != table.membership:
+            raise _gap(table.namespace, slot, "it was taken out of the publication; it is back by now")
+
+
+def require_members(
+    connection: psycopg.Connection[Any], publication: str, tables: Sequence[Table], *, slot: str
+) -> None:
+    """Raise PositionLost if one of the tables was taken out of the publication since: its changes do not come."""
+    for table in tables:
+        if not catalog.is_member(connection, publication, table):
+            raise _gap(table.namespace, slot, f"somebody took it out of the publication {publication!r}")
+
+
+def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, Any], anew: str) -> None:
+    system, end = _server(connection)
+    if before["system"] != system:
+        raise PositionLost(
+            "this is not the server that the pipeline's log came from",
+            evidence=f"its system identifier is {system}, the log's {before['system']}",
+            next_step=f"correct `data_source`, or: {anew}",
+        )
+    if lsn_number(end) < lsn_number(before["lsn"]):
+        raise PositionLost(
+            "the server lacks what was read from it: it was restored, or promoted before it had everything",
+            evidence=f"its log ends at {end}, the pipeline's log has come to {before['lsn']}",
+            next_step=f"compare the destinations with the source; {anew}",
+        )
+
+
+def _server(connection: psycopg.Connection[Any]) -> tuple[str, str]:
+    with catalog.refusals("to look at the server", "check the user's grants"):
+        row = connection.execute(_SERVER).fetchone()
+    return (row[0], row[1]) if row is not None else ("", "0/0")
+
+
+def _gap(namespace: str, slot: str, evidence: str) -> PositionLost:
+    return PositionLost(
+        f"{namespace} was not followed for a while, and what changed in it meanwhile is gone",
+        evidence=evidence,
+        next_step="leave it out here, and give it a pipeline of its own, which copies it (another `folder`, `slot` and "
+        f"`publication`); or have all copied anew: {_anew(slot)}",
+    )
+
+
+def _anew(slot: str) -> str:
+    return (
+        f"drop the slot if it is there (SELECT pg_drop_replication_slot('{slot}')), move the pipeline's folder away, "
+        "and start again"
+    )

@@ -1,0 +1,162 @@
+"""What an operator asks of a pipeline that does not run, or only looks at.
+
+Looking takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
+refused while one has it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from harvest_lib.errors import PipelineError
+from harvest_lib.pipeline.commit_log import CommitLog, Compacted, Skipped
+from harvest_lib.pipeline.compacting import undeclared
+from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
+from harvest_lib.pipeline.folder import commit_folder, offsets_folder, opened, parked
+from harvest_lib.pipeline.log_entries import message_of
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.offset_log import flushed_position
+from harvest_lib.pipeline.writer_progress import Writing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterStanding:
+    """`position` is the first offset that is not acknowledged; `behind` how far that is from the log's end."""
+
+    name: str
+    adaptor: str
+    position: int
+    behind: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a pipeline stands, as its files say. `end` is the offset that the next message gets."""
+
+    begin: int
+    end: int
+    writers: Sequence[WriterStanding]
+    undeclared: Mapping[str, int]
+    """The positions of writers that have offsets and are not declared: the log is kept for them too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What a step did for a writer: sent one message, or found that there was none to send."""
+
+    writer: str
+    sent: Message | None
+    position: int
+    behind: int
+
+
+def standing(declaration: Declaration) -> Standing:
+    """Return where a pipeline stands."""
+    folder = declaration.folder
+    if not CommitLog.is_there(commit_folder(folder)):
+        begin = end = 0
+    else:
+        log = CommitLog.look(commit_folder(folder))
+        begin, end = log.begin, log.end
+    writers = [_stands(declaration, each, end) for each in declaration.writers]
+    return Standing(begin=begin, end=end, writers=writers, undeclared=undeclared(declaration))
+
+
+def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
+    """Yield the messages from one offset to another, both included, as the reader sent them down.
+
+    What was compacted away is missing. Raises PipelineError where the log ends before the first.
+    """
+    _require_log(declaration)
+    log = CommitLog.look(commit_folder(declaration.folder))
+    if first >= log.end:
+        raise PipelineError(
+            f"the log has no offset {first} yet",
+            evidence=f"the next message gets offset {log.end}",
+            next_step=f"give offsets from {log.begin} on, below {log.end}" if log.begin < log.end else "run it first",
+        )
+    for entry in log.read(first, last + 1):
+        yield message_of(entry)
+
+
+def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
+    """Send each writer that is behind, or the one named, its next message, as what became of the one before is taken.
+
+    Raises PipelineError where it is not taken.
+    """
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        for each in _chosen(declaration, writer):
+            writing, end = logs.writing(each), logs.log.end
+            try:
+                with closing(each.open()) as opened_writer:
+                    sent = next((each for each in writing.resume(opened_writer, end) if each is not None), None)
+            finally:
+                writing.flush()
+            behind = max(0, end - writing.position)
+            yield Stepped(writer=each.name, sent=sent, position=writing.position, behind=behind)
+
+
+def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> Writing:
+    """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next one."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        chosen = _chosen(declaration, writer)
+        if len(chosen) > 1:
+            raise PipelineError(
+                "there are several writers, and each has offsets of its own",
+                evidence=", ".join(each.name for each in chosen),
+                next_step="say which one with `--writer`",
+            )
+        writing = logs.writing(chosen[0])
+        writing.skip(offset)
+    return writing  # whose offsets were flushed as they were closed
+
+
+def compact(declaration: Declaration) -> Compacted:
+    """Compact closed segments up to the earliest writer's offset, and the offsets of each."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        for offsets in logs.offsets.values():
+            offsets.compact()
+        positions = [logs.writing(each).position for each in declaration.writers]
+        return logs.log.compact(min([*positions, *undeclared(declaration).values()]))
+
+
+def skip_damage(declaration: Declaration, offset: int) -> Skipped:
+    """Have the log read on behind the damage at an offset, for good: what cannot be read is lost to every writer."""
+    _require_log(declaration)
+    with opened(declaration) as logs:
+        return logs.log.skip(offset)
+
+
+def _stands(declaration: Declaration, writer: DeclaredWriter, end: int) -> WriterStanding:
+    position = flushed_position(offsets_folder(declaration.folder, writer.name))
+    return WriterStanding(
+        name=writer.name,
+        adaptor=writer.adaptor,
+        position=position,
+        behind=max(0, end - position),
+        parked=sum(1 for _ in parked(declaration.folder, writer.name)),
+    )
+
+
+def _chosen(declaration: Declaration, writer: str | None) -> Sequence[DeclaredWriter]:
+    chosen = [each for each in declaration.writers if writer in {None, each.name}]
+    if not chosen:
+        raise PipelineError(
+            f"the pipeline has no writer `{writer}`",
+            evidence=f"it has {', '.join(each.name for each in declaration.writers)}",
+            next_step="choose one of them",
+        )
+    return chosen
+
+
+def _require_log(declaration: Declaration) -> None:
+    if not CommitLog.is_there(commit_folder(declaration.folder)):
+        raise PipelineError(
+            "the pipeline has no commit log yet",
+            evidence=f"{declaration.folder} has none",
+            next_step="run it first, or correct `folder`",
+        )

@@ -1,0 +1,95 @@
+"""What the reader yields goes into the commit log; what all writers have for good, the reader is told of.
+
+Promises
+- A batch is in the commit log before the reader is asked for the next one.
+- The reader hears that messages are kept only once every writer's offsets are on the disk past them, and the log too.
+- The reader is never more than `most_ahead` messages, and one batch, ahead of the slowest writer that is at work.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from harvest_lib.pipeline.adaptors import Reader
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.log_entries import message_of, packed
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message_cache import Recent
+
+_TICK_SECONDS = 0.2
+
+
+class Reading:
+    """Used by one thread at a time, which `run` keeps until there is nothing more or `stopping` is set."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        *,
+        changed: threading.Condition,
+        slowest: Callable[[], int | None],
+        flushed: Callable[[], int],
+        most_ahead: int,
+        recent: Recent | None = None,
+    ) -> None:
+        """Prepare.
+
+        `changed` is told of what is appended, and tells of writers that go on. `slowest` says where the slowest of
+        those at work stands, None if there is none; `flushed` up to where the offsets of all are on the disk.
+        `recent` gets what is appended, for them.
+        """
+        self._log = log
+        self._changed = changed
+        self._slowest = slowest
+        self._flushed = flushed
+        self._most_ahead = most_ahead
+        self._recent = recent
+        self._last: dict[str, Message] = {}
+        self._told = -1
+        self._mark: tuple[int, Mapping[str, Message]] | None = None
+
+    def run(self, reader: Reader, stopping: threading.Event) -> None:
+        """Read until the end, or until told to stop. Raises what the reader and the log raise."""
+        self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest().items()}
+        self.tell(reader)
+        batches = reader.read(dict(self._last))
+        try:
+            for batch in batches:
+                if batch:
+                    entries = packed(batch)
+                    offsets = self._log.append(entries)
+                    if self._recent is not None:
+                        self._recent.add(offsets, batch, entries)
+                    for message in batch:
+                        self._last[message.namespace] = message
+                    with self._changed:
+                        self._changed.notify_all()
+                self.tell(reader)
+                self._wait(reader, stopping)
+                if stopping.is_set():
+                    break
+        finally:
+            close = getattr(batches, "close", None)  # a generator lets go of what it holds
+            if close is not None:
+                close()
+
+    def tell(self, reader: Reader) -> None:
+        """Tell the reader what is kept, if there is news of it."""
+        # One mark at a time: however far behind a writer is, what is remembered is one message of each namespace.
+        flushed = self._flushed()
+        while True:
+            if self._mark is None and self._log.end > self._told:
+                self._mark = (self._log.end, dict(self._last))
+            if self._mark is None or flushed < self._mark[0]:
+                return
+            if self._mark[1]:
+                reader.kept(self._mark[1])
+            self._told, self._mark = self._mark[0], None
+
+    def _wait(self, reader: Reader, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            slowest = self._slowest()
+            if slowest is None or self._log.end - slowest <= self._most_ahead:
+                return
+            with self._changed:
+                self._changed.wait(_TICK_SECONDS)
+            self.tell(reader)

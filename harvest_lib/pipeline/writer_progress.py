@@ -1,0 +1,177 @@
+"""One writer's way along the commit log: a message at a time to resume, in bulk from then on.
+
+Promises
+- A message counts as acknowledged once its writer returned from it, or once it is known that the writer does not get
+  it; never before what stands before it in the log.
+- Where a bulk fails, nothing of it counts. Where one message of it cannot be sent for what a transform did, what stands
+  before it is written, and counts.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.pipeline.adaptors import Writer
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.log_entries import Unreadable
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.offset_log import OffsetLog
+from harvest_lib.pipeline.routing import Routing
+from harvest_lib.pipeline.stop_reason import in_a_line
+from harvest_lib.pipeline.transforms import TransformFailed
+
+
+class Writing:
+    """Used by one thread; others may read `position` and `flushed`, and flush."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: CommitLog,
+        offsets: OffsetLog,
+        routing: Routing,
+        batch_messages: int = 1_000,
+        flush_seconds: float = 1.0,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> None:
+        """Stand where the offsets say. Raises OffsetBeyondLog where the log does not reach so far."""
+        self.name = name
+        self._log = log
+        self._offsets = offsets
+        self._routing = routing
+        self._batch = batch_messages
+        self._flush_seconds = flush_seconds
+        self._clock = clock
+        offsets.check(log.end)
+        self.position = offsets.position
+        """The first offset that is not acknowledged."""
+        self.flushed = offsets.position
+        """All before it would still be acknowledged after a kill."""
+        self.missed = 0
+        """How many offsets were compacted away, or given up, before this writer came to them; known once it resumed."""
+        self._flushed_at = clock()
+        self._flushing = threading.Lock()
+
+    def resume(self, writer: Writer, end: int) -> Iterator[Message | None]:
+        """Write what there is before `end`, one message at a time.
+
+        Yields each once it was taken, and None for what the writer does not get. Raises PipelineError, and stands at
+        the message that was not taken.
+        """
+        for entry in self._log.read(self.position, end):
+            self.missed += entry.offset - self.position  # offsets are left out where some were compacted, or given up
+            message = self._message(entry)
+            if message is not None:
+                self._write(writer, [message])
+            self._acknowledge([entry])
+            yield message
+        self.missed += max(0, end - self.position)
+        self.position = max(self.position, end)
+
+    def bulk(self, writer: Writer, end: int) -> None:
+        """Write a batch of what there is before `end`. Raises PipelineError, and stands where it stood."""
+        entries = list(islice(self._log.read(self.position, end), self._batch))
+        messages: list[Message] = []
+        failure = None
+        for number, entry in enumerate(entries):
+            try:
+                message = self._message(entry)
+            except PipelineError as error:
+                failure, entries = error, entries[:number]
+                break
+            if message is not None:
+                messages.append(message)
+        if messages:
+            self._write(writer, messages)
+        if entries:
+            self._acknowledge(entries)
+        if failure is not None:
+            raise failure
+
+    def skip(self, offset: int) -> None:
+        """Count the next message as acknowledged, unsent. Raises PipelineError if that is not the one at `offset`."""
+        found = None
+        if offset < self._log.end:
+            found = next(
+                (each for each in self._log.read(self.position, offset + 1) if self._is_next(each, offset)), None
+            )
+        if found is None:
+            raise PipelineError(
+                f"writer `{self.name}` waits for no message at offset {offset}",
+                evidence=f"it stands at {self.position}, and the next offset of the log is {self._log.end}",
+                next_step="look where it stands with `harvest pipeline status -f FILE`",
+            )
+        if found.offset != offset:
+            raise PipelineError(
+                f"the next message for writer `{self.name}` is not the one at offset {offset}",
+                evidence=f"it is the one at offset {found.offset}",
+                next_step=f"send that one with `harvest pipeline resume --step --writer {self.name} -f FILE`, or "
+                "acknowledge it first",
+            )
+        self._acknowledge([found])
+
+    def flush(self) -> None:
+        """Have what was acknowledged stay so, whatever happens."""
+        with self._flushing:
+            position = self.position
+            self._offsets.flush()  # which has the log on the disk before
+            self.flushed = position
+            self._flushed_at = self._clock()
+
+    def flush_if_due(self) -> None:
+        """Flush what was acknowledged an interval ago."""
+        if self.position != self.flushed and self._clock() - self._flushed_at >= self._flush_seconds:
+            self.flush()
+
+    def _is_next(self, entry: Entry, offset: int) -> bool:
+        return entry.offset == offset or self._routing.wants(entry)
+
+    def _message(self, entry: Entry) -> Message | None:
+        try:
+            return self._routing.message(entry)
+        except TransformFailed as error:
+            raise PipelineError(
+                f"a transform of writer `{self.name}` failed at offset {entry.offset}: {error.name}",
+                evidence=f"it {error.reason}",
+                next_step="correct the transform and run the pipeline again; or `on_transform_error: park`; or "
+                f"`harvest pipeline ack {entry.offset} --without-sending --writer {self.name} -f FILE`",
+            ) from error
+        except OSError as error:
+            raise PipelineError(
+                f"what a transform of writer `{self.name}` failed at cannot be parked: offset {entry.offset}",
+                evidence=f"{error.filename}: {error.strerror}",
+                next_step="mend that, and run it again: it resumes there",
+            ) from error
+        except Unreadable as error:
+            raise PipelineError(
+                f"writer `{self.name}` cannot be sent offset {entry.offset}: it holds no message",
+                evidence=error.evidence,
+                next_step=f"{error.next_step}; or go past it: `harvest pipeline ack {entry.offset} --without-sending "
+                f"--writer {self.name} -f FILE`",
+            ) from error
+
+    def _write(self, writer: Writer, messages: Sequence[Message]) -> None:
+        try:
+            writer.write(messages)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # one that ends its thread would end the writer unnoticed
+            first, last = messages[0].offset, messages[-1].offset
+            what = f"offset {first}" if first == last else f"offsets {first} to {last}"
+            advice = f"{error.next_step}; then run it again, " if isinstance(error, HarvestError) else "run it again: "
+            shown = f"{first}" if first == last else f"{first}..{last}"
+            raise PipelineError(
+                f"writer `{self.name}` did not take {what}",
+                evidence=in_a_line(error),
+                next_step=f"{advice}it goes on one message at a time; `harvest pipeline show {shown} -f FILE` "
+                "shows what it was given",
+            ) from error
+
+    def _acknowledge(self, entries: Sequence[Entry]) -> None:
+        for namespace, offset in {entry.key: entry.offset for entry in entries}.items():
+            self._offsets.acknowledge(namespace, offset)
+        self.position = entries[-1].offset + 1

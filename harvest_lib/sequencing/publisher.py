@@ -1,0 +1,196 @@
+"""Publishes messages with ids, alone or as a transaction that is read once it is acknowledged.
+
+    publish_uncommitted, … ─► intents ─► (the caller keeps them, in its own transaction) ─► acknowledge
+
+Promises
+- Intents are made only once Kafka has every message they acknowledge, on every in-sync replica. Who keeps them and
+  crashes, has them sent again by who comes after: `acknowledge` is safe to repeat, before the next transaction's first
+  message; behind it, it rolls that back.
+- Messages of the next transaction are behind the acknowledgements of this one in each partition, as long as these were
+  handed over first.
+- Each intent has an id of its own, which it is kept with: written again, it has the same.
+- One request at a time is on the wire, so nothing is called delivered that is in no log.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from harvest_lib.clock import Deadline
+from harvest_lib.errors import RecordError
+from harvest_lib.kafka_client import (
+    KafkaProducer,
+    KafkaProducerProvider,
+    client_settings,
+    refused_settings,
+    translate,
+)
+from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, pack
+
+_Told = Callable[[KafkaError | None, Any], None]
+
+_NEVER_TAKEN = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own code
+}
+_FULL_SECONDS = 0.05
+_OWN = {
+    "allow.auto.create.topics": False,
+    "enable.idempotence": True,
+    "acks": "all",
+    "max.in.flight.requests.per.connection": 1,
+    "message.timeout.ms": 0,
+    "linger.ms": 5,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """An acknowledgement that is to be written to a partition."""
+
+    topic: str
+    partition: int
+    id: bytes
+
+    def to_json(self) -> list[Any]:
+        """Return it as values that JSON knows."""
+        return [self.topic, self.partition, self.id.hex()]
+
+    @classmethod
+    def of_json(cls, value: Sequence[Any]) -> "Intent":
+        topic, partition, message_id = value
+        return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
+
+
+class PublishRefused(RecordError):
+    """Kafka never takes a message. `about` is what the caller had said that it follows from."""
+
+    def __init__(self, error: KafkaError, topic: str, about: Any) -> None:
+        self.about = about
+        super().__init__(
+            f"Kafka takes no such message for {topic!r}",
+            evidence=error.str(),
+            next_step="where it is too large, make it smaller, or raise `message.max.bytes`, and the topic's "
+            "`max.message.bytes`; where its partition is unknown, name one that the topic has",
+        )
+
+
+class Publisher:
+    """Of one producer id; used by one thread."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        *,
+        producer_id: int,
+        clock: Clock,
+        timeout_seconds: float = 30.0,
+        provider: KafkaProducerProvider = Producer,
+    ) -> None:
+        """`timeout_seconds` is how long Kafka may take to take what is pending."""
+        self._settings = settings
+        with refused_settings():
+            self._producer: KafkaProducer = provider(client_settings(settings, **_OWN))
+        self._producer_id, self._clock = producer_id, clock
+        self._timeout_seconds = timeout_seconds
+        self._pending: set[tuple[str, int]] = set()
+        self._error: KafkaError | None = None
+        self._refused: PublishRefused | None = None
+
+    def publish_committed(self, topic: str, value: bytes | None, **named: Any) -> None:
+        """Publish a message that stands for itself. `named` are a `key`, a `partition` and more `headers`, as a list.
+
+        Not to be mixed with uncommitted ones in a partition: those before it would be given up.
+        """
+        self._produce(topic, value, self._next_id(Flag.OUTSIDE_TXN), self._sent, **named)
+
+    def publish_uncommitted(self, topic: str, value: bytes | None, *, about: Any = None, **named: Any) -> None:
+        """Publish a message that is pending until it is acknowledged. `about` comes back with PublishRefused, which is
+        raised here, or by `intents` and `flush`, where Kafka never takes it."""
+        told = self._sent_uncommitted if about is None else partial(self._sent_uncommitted, about=about)
+        self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), told, about=about, **named)
+
+    def intents(self) -> list[Intent]:
+        """End the transaction: wait until Kafka has all of it; return what acknowledges it, an intent per partition.
+
+        Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused; then the publisher is of no more use.
+        """
+        self.flush()
+        intents = [
+            Intent(topic=topic, partition=partition, id=self._next_id(Flag.ACK_TXN))
+            for topic, partition in sorted(self._pending)
+        ]
+        self._pending.clear()
+        return intents
+
+    def acknowledge(self, intents: Iterable[Intent]) -> None:
+        """Hand over acknowledgements, one's own or those of who was here before; `flush` waits for them."""
+        for intent in intents:
+            self._produce(intent.topic, None, intent.id, self._sent, partition=intent.partition)
+
+    def flush(self) -> None:
+        """Wait until Kafka has all that was handed over. Raises as `intents`."""
+        deadline = Deadline(self._timeout_seconds)
+        while len(self._producer) and not deadline.passed and self._error is None:
+            self._serve(self._producer.flush, min(0.5, deadline.remaining_seconds))
+        if self._error is not None or len(self._producer):
+            raise self._failed()
+
+    def _failed(self) -> Exception:
+        if self._refused is not None:
+            return self._refused
+        error = self._error or KafkaError(KafkaError._TIMED_OUT, f"not taken within {self._timeout_seconds:g} s")  # noqa: SLF001
+        return translate(error, settings=self._settings)
+
+    def close(self) -> None:
+        """Let go of what is queued, of connections and threads."""
+        try:
+            self._producer.purge()
+            with suppress(KafkaException):  # what it has to say of its end
+                self._producer.poll(0)
+        finally:
+            self._producer.close()
+
+    def _next_id(self, flag: Flag) -> bytes:
+        return pack(self._producer_id, self._clock.tick(), flag)
+
+    def _serve(self, call: Callable[[float], int], seconds: float) -> None:
+        try:
+            call(seconds)
+        except KafkaException as error:
+            raise translate(error.args[0], settings=self._settings) from error
+
+    def _produce(
+        self, topic: str, value: bytes | None, message_id: bytes, told: _Told, *, about: Any = None, **named: Any
+    ) -> None:
+        headers = [(HEADER_NAME, message_id), *(named.pop("headers", None) or ())]
+        deadline = Deadline(self._timeout_seconds)
+        while True:
+            try:
+                self._producer.produce(topic, value, headers=headers, on_delivery=told, **named)
+            except BufferError:
+                self._serve(self._producer.poll, _FULL_SECONDS)
+                if deadline.passed or self._error is not None:
+                    raise self._failed() from None
+            except KafkaException as error:
+                if error.args[0].code() in _NEVER_TAKEN:
+                    raise PublishRefused(error.args[0], topic, about) from error
+                raise translate(error.args[0], settings=self._settings) from error
+            else:
+                break
+        self._serve(self._producer.poll, 0)
+
+    def _sent(self, error: KafkaError | None, _message: Any) -> None:
+        self._error = self._error or error
+
+    def _sent_uncommitted(self, error: KafkaError | None, message: Any, about: Any = None) -> None:
+        self._sent(error, message)
+        if error is not None and error.code() in _NEVER_TAKEN and self._refused is None:
+            self._refused = PublishRefused(error, message.topic(), about)
+        if error is None:
+            self._pending.add((message.topic(), message.partition()))

@@ -1,0 +1,270 @@
+"""Makes of all messages of a partition those that are committed: once each, and only when their sender says so.
+
+    message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
+               CONTINUE_TXN ─► held in the ring ─┐
+               ACK_TXN ──────────────────────────┴─► committed up to its clock, rolled back above
+                                                     (read again from the log, where the ring was too small)
+
+Promises
+- Of each producer, a message comes at most once, in the order of its clocks: one whose clock is not above what was
+  seen before is a repetition, and is dropped.
+- A message without an id, or whose clock is zero (so has the zero UUID), is committed as it comes, whatever its flag:
+  its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
+- Nothing waits for anybody: what a producer acknowledges comes at once, wherever others' pending messages stand.
+- All that one acknowledgement commits comes together.
+- At most `ring` messages are held, whatever is pending. Where it is full, the transaction that began first is let go,
+  and is read again once it is acknowledged.
+- Where it stands between two of `take` (`offset`, `states`) is all that another one needs to go on from there.
+
+What it cannot keep: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
+some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, and what
+was exactly once is at least once until it has caught up. Pure, no I/O.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from harvest_lib.sequencing.batch import Batch, Held, Message
+from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
+from harvest_lib.sequencing.pending_runs import runs
+
+_NOTHING = -1
+_OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
+
+
+Committed: TypeAlias = Sequence[Message]
+"""Messages that are to be processed within one transaction, in the order of their clocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerState:
+    """What has to be known of a producer: the clock of its last committed message or acknowledgement, the offset at
+    which its pending messages begin, -1 without any, and the clock of the newest of them."""
+
+    producer: int
+    acknowledged: int
+    begin: int = _NOTHING
+    newest: int = 0
+    ack: int = 0
+    """The clock of the last acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A transaction that was committed and is not held any more: `begin` to before `end`, to be read again."""
+
+    producer: int
+    begin: int
+    end: int
+    after: int
+    """Messages at or below this clock were committed before."""
+    through: int
+    """Messages above this clock were rolled back."""
+
+    def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Return those that were committed, of all that stand between `begin` and `end`, by rising offset."""
+        last = self.after
+        for message in messages:
+            if message.id is None or not self.begin <= message.offset < self.end:
+                continue
+            try:
+                producer, clock, flag = parts(message.id)
+            except MalformedId:
+                continue  # was let through when it was first seen
+            if producer == self.producer and flag == _CONTINUE and clock > last:
+                last = clock
+                if clock <= self.through:
+                    yield message
+
+
+class _Producer:
+    """What is known of a producer. `held` are its pending messages, None where they have to be read again."""
+
+    __slots__ = ("ack", "acknowledged", "begin", "held", "newest")
+
+    def __init__(self, acknowledged: int, begin: int = _NOTHING, newest: int = 0, ack: int = 0) -> None:
+        self.ack = ack
+        self.acknowledged = acknowledged
+        self.newest = max(acknowledged, newest)
+        self.begin = begin
+        self.held: Held | None = None
+
+
+class Sequencer:
+    """Of one partition; used by one thread."""
+
+    def __init__(self, *, offset: int = 0, states: Iterable[ProducerState] = (), ring: int = 8_192) -> None:
+        """Go on from a checkpoint. `ring` is how many pending messages are held, at least 1."""
+        if ring < 1:
+            raise ValueError(f"a ring holds a message at least, not {ring}")
+        self.offset = offset
+        """The offset up to which messages were taken and are done with, or pending."""
+        self.held = 0
+        """How many messages are held."""
+        self.duplicates = 0
+        """How many messages were dropped, as they had been seen before."""
+        self.rolled_back = 0
+        """How many held messages were rolled back."""
+        self.malformed = 0
+        """How many messages were let through that have an id nobody can read, or a flag nobody knows."""
+        self.empty = 0
+        """How many acknowledgements found nothing pending."""
+        self.regressions = 0
+        """How many acknowledgements were at a clock before the last one's."""
+        self._ring = ring
+        self._producers = {
+            each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
+        }
+        self._holding: dict[int, _Producer] = {}  # by the order in which their transactions began
+
+    def states(self) -> list[ProducerState]:
+        """Return what is known of each producer, as of the last message of which all was taken."""
+        return [
+            ProducerState(
+                producer=producer,
+                acknowledged=each.acknowledged,
+                begin=each.begin,
+                newest=each.newest,
+                ack=each.ack,
+            )
+            for producer, each in self._producers.items()
+        ]
+
+    def pass_over(self, offset: int) -> None:
+        """Go on from an offset, where all before it was taken, or is no message."""
+        self.offset = max(self.offset, offset)
+
+    @property
+    def newest(self) -> int:
+        """Return the newest clock that was seen of any producer that is known, 0 without one."""
+        return max((each.newest for each in self._producers.values()), default=0)
+
+    def prune(self, before: int) -> int:
+        """Forget producers of which nothing was seen since this clock; return how many those were.
+
+        What such a producer has pending is given up: a transaction is to go on sooner than that. If it goes on all the
+        same, what comes then is taken for another one.
+        """
+        old = [producer for producer, each in self._producers.items() if each.newest < before]
+        for producer in old:
+            self._let_go(producer, self._producers.pop(producer))
+        return len(old)
+
+    def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
+        """Take messages as they stand in the log, by rising offset, and return what they commit, one acknowledgement at
+        a time. Each message is taken when what comes of it is asked for.
+
+        A message below `offset` was taken before, and is passed over. A `Batch` costs much less than others.
+        """
+        if not isinstance(messages, Batch):
+            yield from self._take(messages)
+            return
+        done = 0
+        for begin, end in runs(messages.ids):
+            yield from self._take(messages[done : begin + 1])
+            done = self._take_rest(messages, begin + 1, end)
+        yield from self._take(messages[done:])
+
+    def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
+        """Hold what follows in a run whose first message was taken, as far as the ring has room; return how far."""
+        known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
+        first = messages.offsets[begin - 1]
+        if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
+            return begin  # a repetition, not held, or taken before: so may be what follows
+        rest = messages[begin : min(end, begin + self._ring - self.held)]
+        if rest:
+            known.held.extend(rest)
+            self.held += len(rest)
+            known.newest = parts(rest.ids[-1] or b"")[1]
+            self.offset = rest.offsets[-1] + 1
+        return begin + len(rest)
+
+    def _take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
+        producers = self._producers
+        for message in messages:
+            offset, message_id, _ = message
+            if offset < self.offset:
+                continue
+            self.offset = offset + 1
+            if message_id is None:
+                yield (message,)
+                continue
+            try:
+                producer, clock, flag = parts(message_id)
+            except MalformedId:
+                self.malformed += message_id != ZERO
+                yield (message,)
+                continue
+            if not clock:
+                yield (message,)
+                continue
+            known = producers.get(producer)
+            if known is None:
+                known = producers[producer] = _Producer(clock - 1)
+            if flag == _CONTINUE:
+                if clock <= known.newest:
+                    self.duplicates += 1
+                else:
+                    known.newest = clock
+                    self._hold(message, producer, known)
+            elif flag == _ACK:
+                committed = self._acknowledge(offset, producer, known, clock)
+                if committed:
+                    yield committed
+            elif clock <= known.acknowledged:
+                self.duplicates += 1
+            else:
+                self.malformed += flag != _OUTSIDE
+                self._settle(producer, known, clock)
+                yield (message,)
+
+    def _hold(self, message: Message, producer: int, known: _Producer) -> None:
+        if known.begin == _NOTHING:
+            known.begin = message.offset
+            known.held = Held([], [], [])
+            self._holding[producer] = known
+        if known.held is None:
+            return
+        if self.held == self._ring:
+            first = next(iter(self._holding))
+            self._let_go(first, self._holding[first])
+            if known.held is None:
+                return
+        known.held.append(message)
+        self.held += 1
+
+    def _let_go(self, producer: int, known: _Producer) -> None:
+        if known.held is not None:
+            self.held -= len(known.held)
+            known.held = None
+            self._holding.pop(producer, None)
+
+    def _settle(self, producer: int, known: _Producer, clock: int) -> None:
+        """Nothing is pending any more, and what comes up to this clock is a repetition."""
+        self._let_go(producer, known)
+        known.acknowledged = known.newest = clock
+        known.begin = _NOTHING
+
+    def _acknowledge(self, offset: int, producer: int, known: _Producer, clock: int) -> Committed | Replay | None:
+        begin, after, newest, held = known.begin, known.acknowledged, known.newest, known.held
+        if clock < after and clock == known.ack:  # written again, after messages that stood for themselves
+            self._settle(producer, known, after)
+            self.rolled_back += len(held or ())
+            return None
+        self._settle(producer, known, clock)
+        known.ack = clock
+        if clock <= after:
+            self.regressions += clock < after
+            self.rolled_back += len(held or ())
+            return None
+        if begin == _NOTHING:
+            self.empty += 1
+            return None
+        if held is None:
+            return Replay(producer=producer, begin=begin, end=offset, after=after, through=clock)
+        if newest <= clock:
+            return held
+        committed = Batch.of(message for message in held if unpack(message.id or b"").clock <= clock)
+        self.rolled_back += len(held) - len(committed)
+        return committed

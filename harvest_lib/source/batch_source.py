@@ -1,0 +1,238 @@
+"""What the sources that only read have in common: their connection, and the checks of the server behind it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, cast
+
+import psycopg
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.database import connect, translated
+from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.outbox.row_security import require_all_rows
+from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.source import server_identity
+from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.by_bytes import take_next, within
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source.prefetch import Ahead
+from harvest_lib.source.readable import readable
+from harvest_lib.source.selection import Scope, Scoping, Selection, everything
+
+# By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
+# is sorted, or picked from a bitmap, reads the rest of its batch each time. What may take long is to find where a batch
+# of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
+_SETTINGS = """
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
+SET jit = off;
+SET lock_timeout = '30s'; SET statement_timeout = '10min'
+"""
+
+_NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"
+
+# Above the present xmax there can be nothing, but in a table that came from another cluster.
+_FOREIGN = """
+SELECT {transaction_id}::text, pg_snapshot_xmax(pg_current_snapshot())::text FROM {table}
+WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
+"""
+
+
+_SOME = within("""
+SELECT found.* FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
+JOIN (SELECT {columns} FROM {table} WHERE {id} = ANY (%(ids)s::bigint[])) AS found ON found.id = put_off.number
+ORDER BY put_off.place
+""")
+
+_MANY_TRANSACTIONS = 1_000
+_LONG_LOOK_SECONDS = 0.02
+_BETWEEN_ADVANCES_SECONDS = 1.0
+_LONG_SINCE_SECONDS = 5.0
+_OWN_TRANSACTIONS = 3
+"""Remembering takes two or three itself; they are no reason to remember again."""
+
+
+class Plans(StrEnum):
+    """Where a prepared statement's plan comes from.
+
+    KEPT is for the look at the head of the table, which is always the same: over a handful of segments to plan it takes
+    three times as long as to run it. FRESH is for pages: one kept from the head of the table is wrong in its depth.
+    """
+
+    KEPT = "force_generic_plan"
+    FRESH = "force_custom_plan"
+
+
+class ConnectedSource(ABC):
+    """A `PagedSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
+    what commits from now on. `scoping` is asked on each new connection what of `selection` is to be read."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        selection: Selection,
+        *,
+        subscription: str = "default",
+        start: Snapshot | None = NOTHING,
+        scoping: Scoping = everything,
+    ) -> None:
+        self._conninfo = conninfo
+        self._selected = selection
+        self._scope = Scope(selection=selection)
+        self._scoping = scoping
+        self._subscription = subscription
+        self._start = start
+        self._connection: psycopg.Connection[Any] | None = None
+        self._ahead: Ahead | None = None
+        self._place: server_identity.Place | None = None
+        self._plans: Plans | None = None
+        self._deferred: list[int] = []
+        self._advanced_at = boot_seconds()
+        self._fill()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the statements, for what the scope says."""
+
+    @abstractmethod
+    def open(self, position: Position | None) -> Position:
+        """See `PagedSource`."""
+
+    @abstractmethod
+    def read(self, limit: int) -> Page | None:
+        """See `PagedSource`."""
+
+    def load(self, ids: Sequence[int]) -> list[Row]:
+        """See `PagedSource`."""
+        with translated():
+            values = {"ids": list(ids), "bytes": PAGE_BYTES}
+            rows: list[Row] = self._connected().cursor(binary=True).execute(self._some, values).fetchall()
+        take_next(rows)
+        return readable(rows, self._connected())
+
+    def committed(self, put_off: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
+        """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
+        return
+
+    def close(self) -> None:
+        """See `PagedSource`."""
+        connection, self._connection = self._connection, None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        if connection is not None:
+            connection.close()
+
+    def _defer(self, position: Position | None) -> None:
+        """Remember which records a position has passed without their having been delivered."""
+        self._deferred = list(position.get("deferred", ())) if position else []
+
+    def _read_deferred(self, position: Position, limit: int) -> Page:
+        """Return those, in the order in which they were put off, up to `limit`; the position names what is left."""
+        asked = self._deferred[:limit]
+        rows = self.load(asked)
+        self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
+        left = {"deferred": list(self._deferred)} if self._deferred else {}
+        return Page(rows, {**position, **left}, more=True)
+
+    def _reconnect(self, position: Position | None) -> psycopg.Connection[Any]:
+        """Return the connection; a new one is checked against the place that the position came from."""
+        if self._connection is None or self._connection.closed:
+            self.close()
+            self._place = None
+            self._connection = self._connect()
+            scope = self._scoping(self._connection, self._selected)
+            # From here on it reads nothing but the outbox.
+            guard = require_all_rows(self._connection, [self._selected.table])
+            scope = replace(scope, selection=replace(scope.selection, guard=guard))
+            if scope != self._scope:
+                self._scope = scope
+                self._fill()
+            self._ahead = Ahead(self._connection)
+        if self._place is None:
+            before = cast("Mapping[str, str] | None", position and position.get("server"))
+            server_identity.require_primary(self._connection)
+            place = (
+                server_identity.check(self._connection, before, self._subscription)
+                if before
+                else server_identity.place(self._connection)
+            )
+            self._refuse_foreign(self._connection)
+            self._place = place  # all is well: it is not looked at again while this connection lasts
+        return self._connection
+
+    def _fill(self) -> None:
+        self._foreign, self._some = (self._scope.selection.fill(each) for each in (_FOREIGN, _SOME))
+        self._prepare()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = connect(self._conninfo)
+        with translated():
+            connection.execute(_SETTINGS)
+        self._plans = None
+        return connection
+
+    def _plan(self, plans: Plans) -> None:
+        """Have the statements that follow planned in this way. None may be on its way."""
+        if plans is not self._plans:
+            self._connected().execute(f"SET plan_cache_mode = {plans}")
+            self._plans = plans
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            with translated():
+                raise psycopg.OperationalError("not connected")
+        return self._connection
+
+    def _now(self, connection: psycopg.Connection[Any]) -> Snapshot:
+        with translated():
+            row = connection.execute(_NOW).fetchone()
+        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        if row[1]:
+            raise server_identity.standby()
+        return Snapshot.parse(row[0])
+
+    def _barrier(self, connection: psycopg.Connection[Any]) -> None:
+        """Have on disk all that was visible so far, and remember how far that was."""
+        assert self._place is not None  # noqa: S101 - set with the connection
+        lsn = server_identity.barrier(connection)
+        self._place = server_identity.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
+
+    def _should_advance(self, transactions: int, began: float) -> bool:
+        """Tell whether a look that found nothing should be remembered, at the price of a barrier and a checkpoint.
+
+        What a filter leaves out is read by every look until one is remembered; and retention keeps it until then.
+        """
+        if not self._scope.selection.conditions or transactions <= _OWN_TRANSACTIONS:
+            return False
+        now = boot_seconds()
+        is_long_since = now >= self._advanced_at + _LONG_SINCE_SECONDS
+        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_LOOK_SECONDS and not is_long_since:
+            return False
+        if now < self._advanced_at + _BETWEEN_ADVANCES_SECONDS:
+            return False
+        self._advanced_at = now
+        return True
+
+    def _place_json(self) -> Mapping[str, str]:
+        return self._place.as_json() if self._place is not None else {}
+
+    def _refuse_ahead(self, transaction_id: int, now: Snapshot) -> None:
+        if transaction_id > now.xmax:
+            raise CheckpointError(
+                f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
+                evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
+                next_step="correct `dataSource`, or, after a restore, anchor it anew: `harvest subscriptions rewind "
+                f"{self._subscription} --to mirror|beginning|now|SNAPSHOT`",
+            )
+
+    def _refuse_foreign(self, connection: psycopg.Connection[Any]) -> None:
+        with translated():
+            row = connection.execute(self._foreign, {}).fetchone()
+        if row is not None:
+            raise OutboxTableError(
+                "the table holds records of another cluster's transactions: it was restored or replicated",
+                evidence=f"transaction_id {row[0]}, the server has only come to {row[1]}",
+                next_step="harvest subscriptions move; or, to begin its subscriptions anew, harvest migrate --restamp",
+            )

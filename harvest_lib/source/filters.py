@@ -1,0 +1,83 @@
+"""What a subscription reads: its share of the keys, its filter by topic and key, and where it is told to stop.
+
+The filter stands in the subscription's rows, and nowhere else: whoever leads reads it there. Values get into statements
+as quoted literals only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.config import ColumnMapping
+from harvest_lib.database import in_statement, translated
+from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.selection import COLUMNS, Scope, Scoping, Selection
+from harvest_lib.source.sharding import shard_expression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """One reader of one outbox: its name, its share of the keys, and the kind of its positions."""
+
+    name: str = "default"
+    shard: int = 0
+    shards: int = 1
+    source: str = "snapshot"
+
+
+_ROW = "SELECT topics, keys, until::text FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
+
+_IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
+
+
+def scoping(table: sql.Identifier, subscription: Subscription, mapping: ColumnMapping | None = None) -> Scoping:
+    """Return what narrows a selection to what the subscription's row in `table` says now.
+
+    With a mapping it also finds out whether values are bytes.
+    """
+    statement = sql.SQL(_ROW).format(table=in_statement(table))
+
+    def scope(connection: psycopg.Connection[Any], selection: Selection) -> Scope:
+        with translated():
+            row = connection.execute(statement, {"name": subscription.name, "shard": subscription.shard}).fetchone()
+            columns = selection.columns if mapping is None else _mapped(connection, selection.table, mapping)
+        topics, keys, until = row if row is not None else (None, None, None)
+        conditions = [*selection.conditions, *filter_conditions(topics, keys, selection.columns)]
+        return Scope(
+            selection=replace(selection, columns=columns, conditions=conditions),
+            until=Snapshot.parse(until) if until is not None else None,
+        )
+
+    return scope
+
+
+def _mapped(
+    connection: psycopg.Connection[Any], table: sql.Identifier, mapping: ColumnMapping
+) -> Mapping[str, sql.Composable]:
+    values = (table.as_string(connection), mapping.kafka_value if isinstance(mapping.kafka_value, str) else "")
+    row = connection.execute(_IS_BYTES, values).fetchone()
+    return mapped_columns(mapping, value_is_bytes=row is not None and bool(row[0]))
+
+
+def filter_conditions(
+    topics: Sequence[str] | None, keys: str | None, columns: Mapping[str, sql.Composable] = COLUMNS
+) -> list[sql.Composable]:
+    """Return the conditions of a filter: any of the topics, and keys that a regular expression of Postgres' finds."""
+    conditions: list[sql.Composable] = []
+    if topics is not None:
+        listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
+        conditions.append(sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(columns["kafka_topic"], listed))
+    if keys is not None:
+        conditions.append(sql.SQL("{} ~ {}").format(columns["kafka_key"], in_statement(sql.Literal(keys))))
+    return conditions
+
+
+def shard_conditions(shard: int, shards: int, columns: Mapping[str, sql.Composable] = COLUMNS) -> list[sql.Composable]:
+    """Return the condition of a shard's share of the keys."""
+    if shards == 1:
+        return []
+    return [sql.SQL("{} = {}").format(shard_expression(columns["kafka_key"], shards), sql.Literal(shard))]

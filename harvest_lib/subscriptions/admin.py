@@ -1,0 +1,477 @@
+"""The subscriptions of an outbox, for people: which there are, how far behind, and how they are added and moved.
+
+Promises
+- What a command changes is one transaction, under a lock that leaders take before they lead.
+- A rewound subscription has a generation of its own: nothing that was saved before, in Postgres or in Kafka, counts
+  any more, not even if one of its name was removed and added again. A generation is never lower than the time it was
+  made at, in seconds.
+- A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
+- A snapshot belongs to the server that it was taken on: one of another server is refused, and so is one that may be of
+  another, as the outbox came from there. `seen@system` says which it is of.
+- What was delivered and is still to be acknowledged stays so, wherever the subscription is moved.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from harvest_lib.checkpoints.record import read_checkpoint
+from harvest_lib.checkpoints.table import Checkpoint, lock_subscription
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError, ConfigError
+from harvest_lib.leadership.pool import announced
+from harvest_lib.outbox import Moves, OutboxTable
+from harvest_lib.outbox.identity import identity_of
+from harvest_lib.record import is_legal_topic
+from harvest_lib.source import server_identity, snapshot, transaction_id
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source.selection import Selection
+from harvest_lib.subscriptions.lag import Lag, lag
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_MOST_SHARDS = 1000
+SOURCES = (snapshot.NAME, transaction_id.NAME)
+
+_ROWS = """
+SELECT subscription, shard, shards, source, generation, epoch, leader_id, topics, keys, seen::text, holds, until::text,
+       checkpoint, updated_at, extract(epoch FROM clock_timestamp() - updated_at)::float8
+FROM {table} WHERE subscription = coalesce(%(name)s, subscription) ORDER BY subscription, shard
+"""
+
+_LEADERS = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'harvest leader %'"
+
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
+
+_ADD = """
+INSERT INTO {table} (subscription, shard, shards, source, generation, topics, keys, seen, checkpoint)
+VALUES (%(name)s, %(shard)s, %(shards)s, %(source)s, %(generation)s, %(topics)s, %(keys)s, %(seen)s, %(checkpoint)s)
+"""
+
+_REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
+
+_FORGET = "DELETE FROM {set_aside} WHERE subscription = %(name)s"
+
+_MOVE = """
+UPDATE {table} SET source = %(source)s, generation = %(generation)s, seen = %(seen)s, holds = %(holds)s,
+  checkpoint = %(checkpoint)s, updated_at = now()
+WHERE subscription = %(name)s AND shard = %(shard)s
+"""
+
+_READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::text"
+
+_BOUNDS = """
+SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+WHERE i.inhparent = to_regclass(%s)
+"""
+
+_OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transaction_id}, {id} LIMIT 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionShard:
+    """Where one shard of a subscription stands.
+
+    `seen`: every record visible in it was delivered, except ids at or above `holds`. `until`: it is told to stop there.
+    `leader_id` is that of the last leader; `is_led` tells whether that one still lives.
+    """
+
+    name: str
+    shard: int
+    shards: int
+    source: str
+    generation: int
+    epoch: int
+    leader_id: str | None
+    is_led: bool
+    topics: Sequence[str] | None
+    keys: str | None
+    seen: str
+    holds: int | None
+    until: str | None
+    checkpoint: Checkpoint | None
+    updated_at: datetime
+    updated_seconds_ago: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Where a subscription was set, whether somebody leads it, and what should be known about it."""
+
+    to: str
+    generation: int
+    is_led: bool
+    warnings: Sequence[str]
+
+
+class Subscriptions:
+    """The subscriptions of the outbox that `selection` reads, on a connection of the caller's, in autocommit.
+
+    All calls raise DatabaseError, and CheckpointError for what does not fit.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxTable, selection: Selection) -> None:
+        self.connection = connection
+        self.outbox = outbox
+        self._selection = selection
+
+    # -- looking
+
+    def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
+        """Return where each shard of each subscription stands, or of one."""
+        with translated():
+            leaders = {each for (each,) in self.connection.execute(_LEADERS)}
+            rows = self.execute(_ROWS, name=name).fetchall()
+        return [_standing(row, leaders) for row in rows]
+
+    def get(self, name: str) -> Sequence[SubscriptionShard]:
+        """Return where each shard of a subscription stands. Raises CheckpointError if there is none of that name."""
+        if found := self.shards(name):
+            return found
+        others = sorted({each.name for each in self.shards()})
+        raise CheckpointError(
+            f"there is no subscription {name!r} of {self.outbox}",
+            evidence=f"there are {', '.join(others)}" if others else "there is none at all",
+            next_step=f"correct the name, or `harvest subscriptions add {name}`",
+        )
+
+    def lag(self, standing: SubscriptionShard) -> Lag:
+        """Return how far behind a shard is; counts no further than `harvest_lib.subscriptions.lag.MOST`."""
+        return lag(
+            self.connection,
+            self._selection,
+            source=standing.source,
+            position=standing.checkpoint.position if standing.checkpoint is not None else None,
+            share=(standing.shard, standing.shards),
+            topics=standing.topics,
+            keys=standing.keys,
+        )
+
+    # -- changing
+
+    def add(
+        self,
+        name: str,
+        *,
+        start: str = "beginning",
+        source: str = snapshot.NAME,
+        shards: int = 1,
+        topics: Sequence[str] | None = None,
+        keys: str | None = None,
+    ) -> Moved:
+        """Begin a subscription: at `beginning`, `now`, or a snapshot; of some topics, of keys that an expression finds.
+
+        Raises CheckpointError if there is one of that name, and ConfigError for what cannot be.
+        """
+        self._check(name, source, shards, topics, keys)
+        at, place = self.anchor(start)
+        with translated(), self.connection.transaction():
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
+            if self.shards(name):
+                raise CheckpointError(
+                    f"there is a subscription {name!r} already",
+                    evidence=f"it has rows in {self.outbox.subscriptions}",
+                    next_step=f"move it with `harvest subscriptions rewind {name} --to …`, or remove it before",
+                )
+            generation = self.now()
+            for shard in range(shards):
+                self.insert(
+                    Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(source, at, place),
+                        seen=str(at),
+                        origin=self.placed(None),
+                    ),
+                    name=name,
+                    shard=shard,
+                    shards=shards,
+                    source=source,
+                    topics=[*topics] if topics else None,
+                    keys=keys,
+                )
+        return Moved(to=str(at), generation=generation, is_led=False, warnings=self._dropped_before(at))
+
+    def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
+        """Forget a subscription; return where it stood. Raises CheckpointError while it is led, unless `force`."""
+        with translated(), self.connection.transaction():
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
+            standings = self.get(name)
+            led = [each for each in standings if each.is_led]
+            if led and not force:
+                raise CheckpointError(
+                    f"the subscription {name!r} is being harvested",
+                    evidence=f"shard {led[0].shard} is led by {led[0].leader_id}",
+                    next_step="stop its harvesters first, else they begin it anew at their `startFrom`; or --force",
+                )
+            self.execute(_REMOVE, name=name)
+            self.execute(_FORGET, name=name)
+        return standings
+
+    def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
+        """Have a subscription go on from `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
+
+        `source` changes what its positions are; where the new kind cannot express the old one, records repeat.
+        """
+        if source is not None and source not in SOURCES:
+            raise _unknown_source(source)
+        anchor = None if to == "mirror" else self.anchor(to)
+        with translated(), self.connection.transaction():
+            lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
+            standings = self.get(name)
+            generation = max(self.now(), *(each.generation + 1 for each in standings))
+            if to == "mirror":
+                self._refuse_other_servers(name, standings)
+            for each in standings:
+                kind = source or each.source
+                if anchor is not None and kind not in SOURCES:
+                    raise CheckpointError(
+                        f"the subscription {name!r} marks and purges: what it has delivered is not there any more",
+                        evidence=f"its source is {kind}",
+                        next_step=f"where its checkpoint topic was lost: `harvest subscriptions rewind {name} --to "
+                        "mirror`; to read by snapshots from now on, add `--source snapshot`",
+                    )
+                if anchor is not None:
+                    at, place = anchor
+                    checkpoint = Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(kind, at, place),
+                        seen=str(at),
+                        intents=each.checkpoint.intents if each.checkpoint is not None else (),
+                    )
+                else:
+                    checkpoint = _mirrored(each, kind, generation)
+                checkpoint = replace(checkpoint, origin=self.placed(each.checkpoint))
+                values = {"source": kind, "generation": generation, "shard": each.shard}
+                self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
+        warnings = [] if anchor is None else self._dropped_before(anchor[0])
+        if source is not None and any(each.source != source for each in standings):
+            warnings.append(f"records that a position of {source} cannot express as delivered come again")
+        return Moved(
+            to=str(anchor[0]) if anchor is not None else "mirror",
+            generation=generation,
+            is_led=any(each.is_led for each in standings),
+            warnings=warnings,
+        )
+
+    # -- what commands are made of
+
+    def anchor(self, text: str) -> tuple[Snapshot, server_identity.Place]:
+        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log.
+
+        Raises CheckpointError for a snapshot that is of another server, or may be.
+        """
+        server_identity.require_primary(self.connection)
+        place = server_identity.place(self.connection)
+        text, _, system = text.partition("@")
+        values = {"text": str(NOTHING) if text in {"beginning", "now"} else text}
+        with translated():
+            try:
+                row = self.connection.execute(_READ_SNAPSHOT, values).fetchone()
+            except psycopg.DataError:
+                row = None
+        if row is None:
+            raise CheckpointError(
+                "that is no snapshot of Postgres'",
+                evidence=f"{text[:80]!r} does not read as xmin:xmax:in,progress",
+                next_step="give `beginning`, `now`, or a `seen` that `harvest subscriptions list` has shown",
+            )
+        if text not in {"beginning", "now"}:
+            self._require_own(system, place.system)
+        given, now = (Snapshot.parse(each) for each in row)
+        if text == "now":
+            given = now
+        elif given.xmax > now.xmax:
+            raise CheckpointError(
+                "the snapshot is ahead of the database",
+                evidence=f"it has seen transactions up to {given.xmax}, the server has only come to {now.xmax}",
+                next_step="give one that was taken on this server, `beginning` or `now`",
+            )
+        return given, replace(place, lsn=server_identity.barrier(self.connection))
+
+    def _require_own(self, system: str, ours: str) -> None:
+        """Raise CheckpointError unless a snapshot is of this server, or of one whose transactions go on here."""
+        moves = Moves(self.outbox).read(self.connection)
+        known = {ours, *(each.from_system for each in moves if each.keeps_transactions)}
+        if system in known:
+            return
+        others = {each.from_system for each in moves}.union(
+            other for each in self.shards() if (other := system_of(each.checkpoint)) not in {None, ours}
+        )
+        is_native = self.outbox.kind(self.connection) == "native"
+        if system or others or (is_native and Moves(self.outbox).has_foreign_rows(self.connection)):
+            raise CheckpointError(
+                "the snapshot is of another server" if system else "the snapshot cannot be shown to be of this server",
+                evidence=f"this server is {ours}"
+                + (f", the snapshot's {system}" if system else f"; the outbox came from {_named(others)}"),
+                next_step="give `beginning`, `now`, or a snapshot of this server with the server that it is of: "
+                f"`xmin:xmax:in,progress@{ours}`, as `harvest subscriptions list` shows it; a subscription that "
+                "was moved from another server goes on where it was after `harvest subscriptions move`",
+            )
+
+    def _refuse_other_servers(self, name: str, standings: Sequence[SubscriptionShard]) -> None:
+        ours = server_identity.place(self.connection).system
+        for each in standings:
+            if (system := system_of(each.checkpoint)) not in {None, ours}:
+                raise CheckpointError(
+                    f"the checkpoint of the subscription {name!r} in Postgres came from another server",
+                    evidence=f"its system identifier is {system}, this one's is {ours}",
+                    next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
+                    "replication: `harvest subscriptions move`",
+                )
+
+    def placed(self, before: Checkpoint | None) -> dict[str, Any]:
+        """Return what a checkpoint that people place says of its origin, in place of one that was there before."""
+        origin = before.origin if before is not None else {}
+        now = str(identity_of(self.connection, self.outbox.identifier))
+        was = [each for each in (*origin.get("was", ()), origin.get("identity", now)) if each != now]
+        kept = {name: origin[name] for name in ("leaders",) if name in origin}
+        return {"identity": now, "placed": True, **({"was": was} if was else {}), **kept}
+
+    def insert(self, checkpoint: Checkpoint, **row: Any) -> None:
+        """Add the row of one shard, in the caller's transaction."""
+        values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
+        del values["holds"]
+        self.execute(_ADD, **values)
+
+    def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
+        """Put a checkpoint into the row of one shard by a statement, in the caller's transaction."""
+        saved = Jsonb(checkpoint.as_json())
+        self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
+
+    def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
+        """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""
+        tables = {"table": self.outbox.subscriptions.identifier, "set_aside": self.outbox.set_aside.identifier}
+        names = {name: in_statement(each) for name, each in tables.items()}
+        return self.connection.execute(sql.SQL(statement).format(**names), values)
+
+    def now(self) -> int:
+        """Return the server's time in seconds, which generations begin with."""
+        row = self.connection.execute(_NOW).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _check(self, name: str, source: str, shards: int, topics: Sequence[str] | None, keys: str | None) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                "the name of a subscription is not legal",
+                field="subscription",
+                next_step="use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
+            )
+        if source not in SOURCES:
+            raise _unknown_source(source)
+        if not 1 <= shards <= _MOST_SHARDS:
+            raise ConfigError("the number of shards is out of range", field="shards", next_step="choose 1 to 1000")
+        for topic in topics or ():
+            if not is_legal_topic(topic):
+                raise ConfigError(f"{topic[:80]!r} cannot name a topic", field="topics", next_step="correct the topic")
+        if keys is not None:
+            try:
+                self.connection.execute("SELECT '' ~ %s", (keys,))
+            except psycopg.DataError as error:
+                raise ConfigError(
+                    f"Postgres does not take the expression for keys: {str(error).splitlines()[0]}",
+                    field="keys",
+                    next_step="write a regular expression as Postgres has them, `^order-` for instance",
+                ) from error
+
+    def _dropped_before(self, at: Snapshot) -> list[str]:
+        """Say so if what came before the oldest record that is kept may belong to what is to be delivered."""
+        with translated():
+            bounds = [each for (each,) in self.connection.execute(_BOUNDS, (str(self.outbox),))]
+            if not bounds or any("MINVALUE" in each for each in bounds):
+                return []
+            oldest = self.connection.execute(self._selection.fill(_OLDEST)).fetchone()
+        if oldest is not None and at.sees(int(oldest[0])):
+            return []
+        return ["segments were dropped before the oldest record that is there: what was in them does not come again"]
+
+
+def position_at(source: str, at: Snapshot, place: server_identity.Place) -> Mapping[str, Any]:
+    """Return the position of a source that has delivered what a snapshot saw, or nearly so."""
+    return _make_position(source)(at, place.as_json())
+
+
+def system_of(checkpoint: Checkpoint | None) -> str | None:
+    """Return the system identifier of the server that a checkpoint's transaction ids are of, if it says so."""
+    if checkpoint is None:
+        return None
+    if (place := (checkpoint.position or {}).get("server")) and place.get("system"):
+        return str(place["system"])
+    return str(checkpoint.origin["identity"]).split("/")[0] if "identity" in checkpoint.origin else None
+
+
+def place_of(position: Mapping[str, Any]) -> Snapshot | None:
+    """Return the snapshot of which a position has delivered exactly what it saw, if there is one."""
+    if "cur" in position or position.get("deferred"):
+        return None
+    if "prev" in position:
+        return Snapshot.parse(position["prev"])
+    return transaction_id.snapshot_of(position)
+
+
+def _make_position(source: str) -> Callable[[Snapshot, Mapping[str, str]], Mapping[str, Any]]:
+    return transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
+
+
+def _mirrored(standing: SubscriptionShard, source: str, generation: int) -> Checkpoint:
+    """Return the checkpoint that is kept in Postgres as one that counts."""
+    kept = standing.checkpoint
+    if kept is None or kept.position is None:
+        raise CheckpointError(
+            f"the subscription {standing.name!r} has no checkpoint in Postgres",
+            evidence=f"shard {standing.shard} was never harvested",
+            next_step=f"harvest subscriptions rewind {standing.name} --to beginning|now|SNAPSHOT",
+        )
+    position, seen = kept.position, Snapshot.parse(standing.seen)
+    if source != standing.source:
+        if standing.source not in SOURCES:
+            raise _unknown_source(standing.source)
+        position = {
+            **_make_position(source)(seen, position.get("server", {})),
+            "deferred": position.get("deferred", []),
+        }
+    return replace(
+        kept, generation=generation, position=position, seen=standing.seen, holds=standing.holds, kept_in="postgres"
+    )
+
+
+def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"seen": checkpoint.seen, "holds": checkpoint.holds, "checkpoint": Jsonb(checkpoint.as_json())}
+
+
+def _standing(row: Sequence[Any], leaders: set[str]) -> SubscriptionShard:
+    name, shard, shards, source, generation, epoch, leader_id, topics, keys, seen, holds, until, saved, at, ago = row
+    return SubscriptionShard(
+        name=name,
+        shard=shard,
+        shards=shards,
+        source=source,
+        generation=generation,
+        epoch=epoch,
+        leader_id=str(leader_id) if leader_id is not None else None,
+        is_led=leader_id is not None and announced(leader_id) in leaders,
+        topics=topics,
+        keys=keys,
+        seen=seen,
+        holds=holds,
+        until=until,
+        checkpoint=read_checkpoint(saved) if saved else None,
+        updated_at=at,
+        updated_seconds_ago=max(0.0, ago),
+    )
+
+
+def _named(systems: Collection[str]) -> str:
+    return f"another server, {', '.join(sorted(systems))}" if systems else "another server, by what its rows say"
+
+
+def _unknown_source(source: str) -> ConfigError:
+    return ConfigError(
+        f"{source[:80]!r} is no source that has positions", field="source", next_step=f"choose {' or '.join(SOURCES)}"
+    )

@@ -1,0 +1,88 @@
+"""How far behind a subscription is: records that it has still to deliver, and the age of the oldest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.source import snapshot, transaction_id
+from harvest_lib.source.filters import filter_conditions, shard_conditions
+from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source.selection import Selection
+
+MOST = 100_000
+"""Records that are looked at; beyond, the number is a lower bound."""
+
+# Both searches go by the index on (transaction_id, id). What is in a batch that is being read by pages, up to where it
+# has come, is delivered; what was put off is not.
+_LAG = """
+WITH found AS (
+  SELECT * FROM (
+    (SELECT {parts}, false AS put_off FROM {table} WHERE {after} ORDER BY {transaction_id}, {id} LIMIT %(limit)s)
+    UNION ALL
+    (SELECT {parts}, false FROM {table} WHERE {transaction_id} = ANY (%(open)s::xid8[]) LIMIT %(limit)s)
+    UNION ALL
+    (SELECT {parts}, true FROM {table} WHERE {id} = ANY (%(deferred)s::bigint[]))
+  ) AS parts
+), waiting AS (
+  SELECT create_time FROM found
+  WHERE (put_off OR NOT (id <= %(done)s AND pg_visible_in_snapshot(transaction_id, %(batch)s::pg_snapshot))) {filter}
+)
+SELECT count(*), (SELECT count(*) FROM found) > %(most)s,
+       extract(epoch FROM clock_timestamp() - min(create_time))::float8
+FROM waiting
+"""
+
+_AFTER = {
+    snapshot.NAME: "{transaction_id} >= %(xmax)s::xid8",
+    transaction_id.NAME: "({transaction_id}, {id}) > (%(transaction)s::xid8, %(id)s)",
+}
+_OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier(name) for name in ("kafka_topic", "kafka_key")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """Records that are still to be delivered, and the age of the oldest in seconds; None if nothing waits, or no column
+    says when a record was made. `is_estimate`: there may be more, and older ones."""
+
+    records: int
+    is_estimate: bool
+    oldest_age_seconds: float | None
+
+
+def lag(
+    connection: psycopg.Connection[Any],
+    selection: Selection,
+    *,
+    source: str,
+    position: Mapping[str, Any] | None,
+    share: tuple[int, int],
+    topics: Sequence[str] | None,
+    keys: str | None,
+) -> Lag:
+    """Return how far behind a position is, of a shard's `share` (shard, shards) of the keys, under a filter."""
+    after = _AFTER.get(source, _AFTER[snapshot.NAME])
+    conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
+    statement = selection.fill(_LAG.replace("{after}", after), conditions)
+    with translated():
+        row = connection.execute(statement, _values(source, position or {})).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate has one row
+    return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=max(0.0, row[2]) if row[2] is not None else None)
+
+
+def _values(source: str, position: Mapping[str, Any]) -> dict[str, Any]:
+    prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
+    return {
+        "xmax": str(prev.xmax),
+        "open": [str(each) for each in prev.in_progress],
+        "transaction": position.get("transaction_id", "0"),
+        "id": position.get("id", 0) if source == transaction_id.NAME else 0,
+        "deferred": list(position.get("deferred", ())),
+        "done": position.get("after", -(2**63)),
+        "batch": position.get("cur", str(NOTHING)),
+        "limit": MOST + 1,
+        "most": MOST,
+    }

@@ -1,0 +1,311 @@
+"""Subscriptions go on after their outbox was moved to another server: by dump and restore, pg_upgrade or replication.
+
+    which rows came along ─► which of them each subscription has delivered ─► new transaction ids for the rows, and new
+                             (by the old ids, and its last checkpoint)         positions, all in one transaction
+
+Promises
+- Nothing is lost: a row that no checkpoint has passed is still to come, and so is all that was written here.
+- Nothing that the last checkpoint has passed comes again. Where the last one is Kafka's, it is read there.
+- What came along comes before what was written here, each key's records in the order of their ids.
+- What was put off, is set aside or owed stays so.
+- Killed at any step it has changed nothing; run again it does nothing more. What cannot be known is an error that says
+  so, and which option tells it.
+
+After pg_upgrade transactions keep their numbers, so positions go on as they are, and no row is touched.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg import sql
+
+from harvest_lib.checkpoints.record import Checkpoint
+from harvest_lib.checkpoints.table import lock_subscription
+from harvest_lib.checkpoints.topic import read_checkpoints
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
+from harvest_lib.outbox import MovedRows, Moves
+from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
+from harvest_lib.source import server_identity
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.sharding import shard_expression
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard, position_at, system_of
+
+UNKNOWN = "unknown"
+"""The server that rows came from, where no checkpoint says it."""
+
+MOST_DEFERRED = 20_000
+"""So many records may be put off by their ids in one position."""
+
+_PLACE = """
+UPDATE {table} SET generation = %(generation)s, seen = %(seen)s, holds = %(holds)s, until = NULL,
+  checkpoint = %(checkpoint)s, updated_at = now()
+WHERE subscription = %(name)s AND shard = %(shard)s
+"""
+
+_FORGET_CLOSED = "DELETE FROM {segments} WHERE NOT leaving"
+
+Fetch = Callable[[SubscriptionShard], Mapping[str, Any] | None]
+"""Returns the last checkpoint that Kafka has of a shard, if it has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedOutbox:
+    """What a move has done. `waiting` are the rows that came along and are still to be delivered, by subscription."""
+
+    from_system: str
+    to_system: str
+    origin: Origin
+    waiting: Mapping[str, int]
+
+
+class Moving:
+    """A move of all subscriptions of one outbox. `fetch` reads checkpoints that are kept in Kafka."""
+
+    def __init__(self, subscriptions: Subscriptions, fetch: Fetch, *, from_mirror: bool = False) -> None:
+        """`from_mirror`: go on from the mirrors in Postgres; what was delivered after they were written comes again."""
+        self._subscriptions = subscriptions
+        self._connection = subscriptions.connection
+        self._outbox = subscriptions.outbox
+        self._fetch = fetch
+        self._from_mirror = from_mirror
+
+    def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
+        """Do it; None if every subscription is of this server already. `last_id` is the last of the old server.
+
+        Raises CheckpointError while one is led or its last checkpoint cannot be had, and OutboxTableError if it cannot
+        be known which rows came along.
+        """
+        subscriptions, connection = self._subscriptions, self._connection
+        server_identity.require_primary(connection)
+        place = server_identity.place(connection)
+        place = replace(place, lsn=server_identity.barrier(connection))
+        rows = MovedRows(self._outbox)
+        with translated(), connection.transaction():
+            names = sorted({each.name for each in subscriptions.shards()})
+            for name in names:
+                lock_subscription(connection, self._outbox.subscriptions.identifier, name)
+            shards = subscriptions.shards()
+            systems = {system for each in shards if (system := system_of(each.checkpoint)) is not None}
+            is_native = self._outbox.kind(connection) == "native" and any(each.source != "mark" for each in shards)
+            if systems <= {place.system}:
+                if systems or not (is_native and Moves(self._outbox).has_foreign_rows(connection)):
+                    return None
+                systems = {UNKNOWN}  # no subscription has come anywhere yet
+            self._check(shards, systems - {place.system}, place.system)
+            if is_native:
+                rows.check_quiet(connection)
+            lasts = [self._last(each) for each in shards]
+            origin = rows.origin(connection, last_id) if is_native else Origin()
+            generation = max(subscriptions.now(), *(each.generation + 1 for each in shards))
+            if origin.is_upgraded or not is_native:
+                positions, waiting = self._kept(lasts), dict[str, int]()
+            else:
+                positions, waiting = self._ranked(rows, origin, shards, lasts)
+            for each, last, position in zip(shards, lasts, positions, strict=True):
+                if last is not None:
+                    server_now = {} if each.source == "mark" else {"server": place.as_json()}
+                    self._place(each, last, {**position, **server_now}, generation)
+            if is_native:
+                names_of = {"segments": in_statement(self._outbox.segments.identifier)}
+                connection.execute(sql.SQL(_FORGET_CLOSED).format(**names_of))
+            (from_system,) = systems - {place.system}
+            Moves(self._outbox).add(
+                connection,
+                from_system=from_system,
+                to_system=place.system,
+                last_id=origin.last_id,
+                keeps_transactions=origin.is_upgraded,
+            )
+        return MovedOutbox(from_system=from_system, to_system=place.system, origin=origin, waiting=waiting)
+
+    def _check(self, shards: Sequence[SubscriptionShard], others: set[str], ours: str) -> None:
+        if led := [each for each in shards if each.is_led]:
+            raise CheckpointError(
+                f"the subscription {led[0].name!r} is being harvested",
+                evidence=f"shard {led[0].shard} is led by {led[0].leader_id}",
+                next_step="stop its harvesters first",
+            )
+        if len(others) > 1 or any(system_of(each.checkpoint) == ours for each in shards):
+            raise CheckpointError(
+                "the subscriptions are of several servers: which numbers the rows have cannot be known",
+                evidence=f"their checkpoints came from {', '.join(sorted({*others, ours}))}; this server is {ours}",
+                next_step="`harvest subscriptions remove` those that were begun here, move the others, and add them "
+                "again",
+            )
+
+    # -- what was delivered
+
+    def _last(self, shard: SubscriptionShard) -> Checkpoint | None:
+        """Return the last checkpoint of a shard: Kafka's where that is the one that counts."""
+        mirror = shard.checkpoint
+        if mirror is None or mirror.position is None:
+            return None
+        if mirror.kept_in != "kafka" or self._from_mirror:
+            return mirror
+        record = self._fetch(shard)
+        theirs = Checkpoint.of_json(record) if record is not None else None
+        is_ours = record is not None and mirror.origin.get("identity") == record.get("identity")
+        if theirs is None or not is_ours or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
+            found = f"it has number {theirs.number}, generation {theirs.generation}" if theirs else "it has none"
+            raise CheckpointError(
+                f"the last checkpoint of the subscription {shard.name!r}, shard {shard.shard}, is not in Kafka",
+                evidence=f"{found}{'' if is_ours or theirs is None else ', of another outbox'}; the mirror's number is "
+                f"{mirror.number}, generation {mirror.generation}",
+                next_step="correct `baseKafkaConfig` and `leaderGroupID`; if its topic is gone, add --from-mirror: "
+                "what was delivered after the mirror was written comes again",
+            )
+        if theirs.generation > mirror.generation:
+            raise CheckpointError(
+                f"the subscription {shard.name!r} was rewound after the copy was made",
+                evidence=f"Kafka has generation {theirs.generation}, the mirror is of {mirror.generation}",
+                next_step="add --from-mirror to go on from the copy, or copy the database again",
+            )
+        older = [str(record["outbox"])] if record is not None and "identity" not in record else []
+        origin = {**mirror.origin, "was": [*mirror.origin.get("was", ()), *older]}
+        return replace(theirs, origin=origin)
+
+    def _kept(self, lasts: Sequence[Checkpoint | None]) -> list[Mapping[str, Any]]:
+        """Return positions that go on as they are."""
+        return [(each.position or {}) if each is not None else {} for each in lasts]
+
+    def _ranked(
+        self,
+        rows: MovedRows,
+        origin: Origin,
+        shards: Sequence[SubscriptionShard],
+        lasts: Sequence[Checkpoint | None],
+    ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
+        """Stamp what came along so that each subscription finds what it has not delivered, and return where it stands:
+        what more subscriptions have delivered comes first."""
+        names = sorted({each.name for each in shards})
+        conditions = [
+            _any_of([_delivered(each, last) for each, last in zip(shards, lasts, strict=True) if each.name == name])
+            for name in names
+        ]
+        last_id = origin.last_id if origin.last_id is not None else -(2**63)
+        counts = rows.rank(self._connection, last_id, conditions)
+        order = sorted(counts, key=lambda states: (-states.count("1"), -counts[states], states))
+        rows.stamp(self._connection, {states: FIRST_RANK + number for number, states in enumerate(order)})
+        positions: list[Mapping[str, Any]] = []
+        waiting: dict[str, int] = {}
+        for each, last in zip(shards, lasts, strict=True):
+            place = names.index(each.name)
+            passed = max((number + 1 for number, states in enumerate(order) if states[place] == "1"), default=0)
+            waiting[each.name] = sum(counts[states] for states in order if states[place] == "0")
+            skipped = [states for states in order[:passed] if states[place] == "0"]
+            if sum(counts[states] for states in skipped) > MOST_DEFERRED:
+                raise CheckpointError(
+                    "the subscriptions stand too far apart to be moved together",
+                    evidence=f"{each.name!r} has not delivered {sum(counts[states] for states in skipped)} of the "
+                    f"records that others have, nor those all of its own; {MOST_DEFERRED} can be put off",
+                    next_step="on the old server let them come to the end of the outbox, and copy again; or remove one "
+                    "and begin it anew here",
+                )
+            at = FIRST_RANK + passed
+            position: dict[str, Any] = {**position_at(each.source, Snapshot(at, at), _NOWHERE)}
+            old = (last.position if last is not None else None) or {}
+            deferred = rows.ids(self._connection, skipped) if skipped else []
+            if each.shards > 1 and deferred:
+                deferred = self._of_shard(each, deferred)
+            kept = {"retried": old["retried"]} if old.get("retried") else {}
+            positions.append({**position, **({"deferred": deferred} if deferred else {}), **kept})
+        return positions, waiting
+
+    def _of_shard(self, shard: SubscriptionShard, ids: Sequence[int]) -> list[int]:
+        statement = sql.SQL("SELECT id FROM {} WHERE id = ANY (%s) AND {} = {} ORDER BY id").format(
+            in_statement(self._outbox.identifier),
+            shard_expression(sql.Identifier("kafka_key"), shard.shards),
+            sql.Literal(shard.shard),
+        )
+        return [each for (each,) in self._connection.execute(statement, (list(ids),)).fetchall()]
+
+    def _place(self, shard: SubscriptionShard, last: Checkpoint, position: Mapping[str, Any], generation: int) -> None:
+        checkpoint = replace(
+            last,
+            generation=generation,
+            number=1,
+            position=position,
+            kept_in="postgres",
+            origin=self._subscriptions.placed(last),
+        )
+        seen, deferred = _seen(shard, position), position.get("deferred", ())
+        self._subscriptions.place(
+            _PLACE, checkpoint, name=shard.name, shard=shard.shard, seen=seen, holds=min(deferred, default=None)
+        )
+
+
+_NOWHERE = server_identity.Place(system="", timeline="", lsn="")
+
+
+def kafka_checkpoints(config: HarvestConfig) -> Fetch:
+    """Return what reads the checkpoints of subscriptions in Kafka, under the names that they were written under."""
+    settings = config.kafka_settings(for_producer=False)
+
+    def fetch(shard: SubscriptionShard) -> Mapping[str, Any] | None:
+        known = shard.checkpoint.origin.get("kafka", {}) if shard.checkpoint is not None else {}
+        own = config.checkpoint_topic if shard.name == config.subscription else ""
+        topic = known.get("topic") or own or f"{config.leader_group_id}.{shard.name}.checkpoint"
+        try:
+            found = read_checkpoints(settings, topic, shard.shard, f"{shard.name}/{shard.shard}")
+        except TopicMissing:
+            return None
+        if found and found[0].trouble:
+            raise CheckpointError(
+                f"what stands in Kafka as the checkpoint of {shard.name!r}, shard {shard.shard}, is none",
+                evidence=f"topic {topic}, partition {shard.shard}, offset {found[0].offset}: {found[0].trouble}",
+                next_step="add --from-mirror: what was delivered after the mirror was written comes again",
+            )
+        return found[0].record if found else None
+
+    return fetch
+
+
+def _seen(shard: SubscriptionShard, position: Mapping[str, Any]) -> str:
+    if "prev" in position:
+        return str(position["prev"])
+    if "transaction_id" in position:
+        first = max(1, int(position["transaction_id"]))
+        return f"{first}:{first}:"
+    return shard.seen
+
+
+def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(conditions)) if conditions else sql.SQL("false")
+
+
+def _delivered(shard: SubscriptionShard, last: Checkpoint | None) -> sql.Composable:
+    """Return the condition of what a shard has delivered of the rows that have the old server's transaction ids."""
+    if last is None or last.position is None:
+        return sql.SQL("false")
+    position = last.position
+    match shard.source:
+        case "snapshot":
+            passed = sql.SQL("pg_visible_in_snapshot(transaction_id, {})").format(_snapshot(position["prev"]))
+            if "cur" in position:
+                passed = sql.SQL("({} OR (pg_visible_in_snapshot(transaction_id, {}) AND id <= {}))").format(
+                    passed, _snapshot(position["cur"]), sql.Literal(position["after"])
+                )
+        case "transaction_id":
+            passed = sql.SQL("(transaction_id, id) <= ({}::text::xid8, {}::bigint)").format(
+                sql.Literal(str(position["transaction_id"])), sql.Literal(int(position["id"]))
+            )
+        case other:
+            raise OutboxTableError(
+                f"the subscription {shard.name!r} marks and purges: it cannot be one of several on a native table",
+                evidence=f"its source is {other}",
+                next_step="remove it, or the others",
+            )
+    parts = [passed]
+    if deferred := position.get("deferred"):
+        parts.append(sql.SQL("id <> ALL ({}::bigint[])").format(sql.Literal(list(deferred))))
+    if shard.shards > 1:
+        key = shard_expression(sql.Identifier("kafka_key"), shard.shards)
+        parts.append(sql.SQL("{} = {}").format(key, sql.Literal(shard.shard)))
+    return sql.SQL("({})").format(sql.SQL(" AND ").join(parts))
+
+
+def _snapshot(text: str) -> sql.Composable:
+    return sql.SQL("{}::pg_snapshot").format(sql.Literal(str(text)))

@@ -1,0 +1,178 @@
+"""Changing the number of shards of a subscription while it is harvested, each key's order kept.
+
+    tell all shards to stop at a snapshot S ─► each delivers what S saw, and says so ─► in one transaction: the old rows
+                    ▲                                     │                              go, the new ones begin at S
+                    └──────── one had passed S already ───┘
+
+Promises
+- The new shards begin where every old one ended: nothing is skipped, and nothing comes twice.
+- A leader of an old shard, dead or alive, can save nothing and deliver nothing of its own that the new ones have not
+  got behind them: it has stopped before its row goes, and what it would save after that is refused.
+- If it cannot be done in time the shards go on as before.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from harvest_lib.checkpoints.table import Checkpoint, lock_subscription
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.server_identity import Place
+from harvest_lib.source.sharding import shard_expression
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard, place_of, position_at
+
+_POLL_SECONDS = 0.1
+
+_STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
+# A save that is under way is waited for, and counts.
+_FORGET_SENT = """
+DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
+"""
+_MOVE_SET_ASIDE = "UPDATE {table} SET shard = {shard} WHERE subscription = %(name)s"
+_REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resharded:
+    """How many shards there were and are, and the snapshot between."""
+
+    before: int
+    after: int
+    at: str
+
+
+class Resharding:
+    """A change of the number of shards. `tell` hears what is being waited for."""
+
+    def __init__(
+        self, subscriptions: Subscriptions, name: str, shards: int, *, tell: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._name = name
+        self._shards = shards
+        self._tell = tell
+
+    def run(self, timeout_seconds: float) -> Resharded:
+        """Do it. Raises CheckpointError if the old shards do not come to one place in time: then they go on."""
+        deadline = time.monotonic() + timeout_seconds
+        before = self._subscriptions.get(self._name)
+        try:
+            if before[0].shards == self._shards:
+                return Resharded(before=self._shards, after=self._shards, at="")
+            if (at := _resting_place(before)) is not None and (done := self._swap(at, None)) is not None:
+                return done
+            while True:
+                at, place = self._subscriptions.anchor("now")
+                self._stop_at(str(at))
+                if self._all_come_to(at, deadline) and (done := self._swap(at, place)) is not None:
+                    return done
+        finally:
+            self._stop_at(None)
+
+    def _stop_at(self, until: str | None) -> None:
+        with translated():
+            self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
+
+    def _all_come_to(self, at: Snapshot, deadline: float) -> bool:
+        """Wait until every shard has stopped; False if one of them had passed the place before it was told."""
+        told: set[str] = set()
+        while True:
+            rows = self._subscriptions.get(self._name)
+            if len(rows) == rows[0].shards and all(_has_stopped(each, at) for each in rows):
+                return all(_stands_at(each, at) for each in rows)
+            waits = _waits_for(rows, at)
+            if waits not in told:
+                told.add(waits)
+                self._tell(f"waiting for {waits}")
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"the shards of {self._name!r} did not come to one place in time; they go on as before",
+                    evidence=waits,
+                    next_step="let harvesters run that have the old number of shards, or allow more time: --timeout",
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _swap(self, at: Snapshot, place: Place | None) -> Resharded | None:
+        """Put the new rows in place of the old ones; None if those do not stand there any more."""
+        subscriptions = self._subscriptions
+        place = place or subscriptions.anchor("now")[1]
+        with translated(), subscriptions.connection.transaction():
+            lock_subscription(subscriptions.connection, subscriptions.outbox.subscriptions.identifier, self._name)
+            rows = subscriptions.get(self._name)
+            told = rows[0].until is not None
+            if not (all(_stands_at(each, at) for each in rows) if told else _resting_place(rows) == at):
+                return None
+            generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))
+            self._move_set_aside(rows)
+            subscriptions.execute(_REMOVE, name=self._name)
+            intents = [intent for each in rows if each.checkpoint is not None for intent in each.checkpoint.intents]
+            for shard in range(self._shards):
+                subscriptions.insert(
+                    Checkpoint(
+                        generation=generation,
+                        number=1,
+                        position=position_at(rows[0].source, at, place),
+                        seen=rows[0].seen,
+                        origin=subscriptions.placed(rows[0].checkpoint),
+                        intents=intents,  # any of them may be the first to send the next record of a key
+                    ),
+                    name=self._name,
+                    shard=shard,
+                    shards=self._shards,
+                    source=rows[0].source,
+                    topics=rows[0].topics,
+                    keys=rows[0].keys,
+                )
+        return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
+
+    def _move_set_aside(self, rows: Sequence[SubscriptionShard]) -> None:
+        """Give what could not be sent to the shards that its keys belong to now, but what was sent after all."""
+        outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
+        if not outbox.set_aside.exists(connection):
+            return
+        names = {"table": in_statement(outbox.set_aside.identifier)}
+        for each in rows:
+            position = (each.checkpoint.position if each.checkpoint is not None else None) or {}
+            values = {"name": self._name, "shard": each.shard, "ids": list(position.get("retried", ()))}
+            connection.execute(sql.SQL(_FORGET_SENT).format(**names), values)
+        shard = shard_expression(sql.Identifier("kafka_key"), self._shards)
+        connection.execute(sql.SQL(_MOVE_SET_ASIDE).format(shard=shard, **names), {"name": self._name})
+
+
+def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:
+    """Tell whether its leader knew that it was to stop there, and has nothing left to do."""
+    position = shard.checkpoint.position if shard.checkpoint is not None else None
+    return position is not None and position.get("until") == str(at) and not position.get("deferred")
+
+
+def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
+    position = shard.checkpoint.position if shard.checkpoint is not None else None
+    if position is None or not _has_stopped(shard, at) or "cur" in position:
+        return False
+    wanted = position_at(shard.source, at, Place(system="", timeline="", lsn=""))
+    return all(position.get(name) == value for name, value in wanted.items() if name != "server")
+
+
+def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
+    """Return the snapshot at which all stand, if nobody leads them and what Postgres has is what counts."""
+    places = set()
+    for each in shards:
+        position = each.checkpoint.position if each.checkpoint is not None else None
+        if each.is_led or each.checkpoint is None or each.checkpoint.kept_in != "postgres" or position is None:
+            return None
+        at = place_of(position)
+        if at is None:
+            return None
+        places.add(at)
+    return places.pop() if len(places) == 1 and len(shards) == shards[0].shards else None
+
+
+def _waits_for(rows: Sequence[SubscriptionShard], at: Snapshot) -> str:
+    if (missing := rows[0].shards - len(rows)) > 0:
+        return f"{missing} of {rows[0].shards} shards, which were never led"
+    late = next(each for each in rows if not _has_stopped(each, at))
+    return f"shard {late.shard}" if late.is_led else f"shard {late.shard}, which nobody leads"

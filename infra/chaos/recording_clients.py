@@ -1,0 +1,342 @@
+"""`harvest run` that writes down what it does: `python -m infra.chaos.recording_clients HISTORY run -f …`.
+
+The parts of a harvester are wrapped where they are made; the product knows nothing of it. What it costs is a report for
+each record, which laps do without, and a line for each event.
+"""
+
+import importlib
+import json
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from harvest_lib import cli
+from harvest_lib.audit.history import (
+    Acknowledge,
+    Checkpoint,
+    EventType,
+    HistoryWriter,
+    Mark,
+    Produce,
+    Purge,
+    Reset,
+    Term,
+    Transaction,
+)
+from harvest_lib.audit.history import Event as HistoryEvent
+from harvest_lib.checkpoints.stores import IntentStore
+from harvest_lib.checkpoints.table import Checkpoint as Stored
+from harvest_lib.config import HarvestConfig
+from harvest_lib.consume import Intent
+from harvest_lib.delivery import Committed, LapDelivery, Offer, Outcome
+from harvest_lib.delivery.batch_protocol import Keep
+from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
+from harvest_lib.harvester import engines
+from harvest_lib.harvester import factory as parts
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.source import Batch, MarkPages, MarkSource, Source
+from infra.chaos.clock import OffClock, clock_of
+
+OWN = (".neli", ".checkpoint")
+"""How the topics end that harvesters have to themselves."""
+
+
+class Recorder:
+    """Where all parts of a process write, and the term it leads in, by shard."""
+
+    def __init__(self, history: HistoryWriter, process: str, clock: OffClock) -> None:
+        self._history, self._process = history, process
+        self.clock = clock
+        self._terms: dict[int, str] = {}
+        self.sending = ""
+        """The leader id under which laps are sent; there is one shard."""
+        self._telling = threading.Lock()
+
+    def tell(self, kind: type[HistoryEvent], how: str, **fields: Any) -> None:
+        """Write an event down."""
+        self._history.append(kind(type=how, process=self._process, **fields))  # type: ignore[arg-type]
+
+    def heard(self, event: Event) -> None:
+        """Take in what the harvester says of leadership: a term begins, which ends the one before."""
+        with self._telling:
+            if isinstance(event, LeaderAcquired | LeaderRefreshed):
+                self._end(event.shard)
+                self._terms[event.shard] = str(event.leader_id)
+                self.tell(Term, "invoke", leader_id=str(event.leader_id), shard=event.shard)
+            elif hasattr(event, "shard"):
+                self._end(event.shard)
+
+    def _end(self, shard: int) -> None:
+        if (before := self._terms.pop(shard, None)) is not None:
+            self.tell(Term, "ok", leader_id=before, shard=shard)
+
+
+Report = Callable[[KafkaError | None, Message], None]
+
+
+class RecordedProducer:
+    """A producer whose records and reports are written down; what harvesters say among themselves is not."""
+
+    def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
+        self._recorder = recorder
+        self._report: Report | None = settings.get("on_delivery")
+        self._hears_all = not settings.get("delivery.report.only.error")
+        self._id = str(settings.get("transactional.id", ""))
+        self._sent: dict[str, deque[tuple[str, int]]] = defaultdict(deque)  # by event: a report has no headers
+        own = {"on_delivery": self._reported, "delivery.report.only.error": False} if self._report else {}
+        self._producer = Producer({**settings, **own})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def produce(  # noqa: PLR0917 - the client's own
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        callback: Report | None = None,
+        on_delivery: Report | None = None,
+        timestamp: int = 0,
+        headers: list[tuple[str, str | bytes | None]] | None = None,
+    ) -> None:
+        stamped = dict(headers or []).get(HEADER_NAME)
+        report = callback or on_delivery
+        if isinstance(stamped, bytes):
+            leader_id, outbox_id = unpack(stamped)
+            leader, event = str(leader_id), json.loads(value)["event"]
+            self._recorder.tell(Produce, "invoke", leader_id=leader, id=outbox_id, event=event)
+            self._sent[event].append((leader, outbox_id))
+            report = self._relayed(report) if report is not None else None
+        if not timestamp and self._recorder.clock.off_seconds():  # the client would look at a clock of its own
+            timestamp = int(self._recorder.clock.time() * 1000)
+        self._producer.produce(topic, value, key, partition, report, None, timestamp, headers)
+
+    def begin_transaction(self) -> None:
+        self._step("begin", self._producer.begin_transaction)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._step("commit", lambda: self._producer.commit_transaction(timeout))
+
+    def _step(self, step: str, call: Callable[[], object]) -> None:
+        said = {"transactional_id": self._id, "leader_id": self._recorder.sending, "step": step}
+        self._recorder.tell(Transaction, "invoke", **said)
+        try:
+            call()
+        except KafkaException:
+            self._recorder.tell(Transaction, "info", **said)
+            raise
+        self._recorder.tell(Transaction, "ok", **said)
+
+    def _reported(self, error: KafkaError | None, message: Message) -> None:
+        self._write(error, message)
+        if self._report is not None and (error is not None or self._hears_all):
+            self._report(error, message)
+
+    def _relayed(self, callback: Report) -> Report:
+        def relay(error: KafkaError | None, message: Message) -> None:
+            self._write(error, message)
+            callback(error, message)
+
+        return relay
+
+    def _write(self, error: KafkaError | None, message: Message) -> None:
+        value = message.value()
+        sent = (
+            self._sent.get(json.loads(value).get("event")) if value and not str(message.topic()).endswith(OWN) else None
+        )
+        if not sent:
+            return
+        leader_id, outbox_id = sent.popleft()
+        said = {"leader_id": leader_id, "id": outbox_id, "topic": message.topic(), "partition": message.partition()}
+        if error is None and message.offset() is not None:
+            self._recorder.tell(Acknowledge, "ok", **said, offset=message.offset())
+        else:
+            self._recorder.tell(Acknowledge, "info", **said, reason=error.str() if error else "without an offset")
+
+
+class RecordedSource:
+    """A source that marks and purges. `of` says for which term it marks under an id."""
+
+    def __init__(self, recorder: Recorder, source: Source, of: Callable[[UUID], str] = str) -> None:
+        self._recorder, self._source, self._of = recorder, source, of
+        self._leader = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def open(self, leader_id: UUID) -> None:
+        self._leader = self._of(leader_id)
+        self._source.open(leader_id)
+
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+        purge = {"leader_id": self._leader, "ids": tuple(delivered), "count": len(delivered)}
+        try:
+            batch = self._source.fetch(limit, delivered)
+        except DatabaseUnavailable:
+            if delivered:
+                self._recorder.tell(Purge, "info", **purge)
+            raise
+        if delivered:
+            self._recorder.tell(Purge, "ok", **purge)
+        if batch.rows:
+            self._recorder.tell(Mark, "ok", leader_id=self._leader, ids=tuple(row[0] for row in batch.rows))
+        return batch
+
+    def reset(self, ids: Sequence[int]) -> None:
+        self._source.reset(ids)
+        self._recorder.tell(Reset, "ok", leader_id=self._leader, count=len(ids))
+
+
+class RecordedStore:
+    """A store of checkpoints: those that count are written down, their mirrors are not."""
+
+    def __init__(self, recorder: Recorder, store: Any, shard: int) -> None:
+        self._recorder, self._store, self._shard = recorder, store, shard
+        self._leader = ""
+        self._told: Stored | None = None
+        self.offered: Stored | None = None
+        """What the lap carries that is about to be committed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def lead(self, leader_id: UUID) -> None:
+        self._leader = str(leader_id)
+        self._store.lead(leader_id)
+
+    def offer(self, checkpoint: Stored) -> Offer:
+        self.offered = checkpoint
+        offer: Offer = self._store.offer(checkpoint)
+        return offer
+
+    def save(self, checkpoint: Stored) -> bool:
+        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its lap
+        if was_kept or self._store.kept_in != "postgres":
+            return bool(self._store.save(checkpoint))
+        self.tell(checkpoint, "invoke")
+        saved: bool = self._store.save(checkpoint)
+        self.tell(checkpoint, "ok" if saved else "fail")
+        return saved
+
+    def tell(self, checkpoint: Stored, how: EventType) -> None:
+        """Write a checkpoint down."""
+        if how == "ok":
+            self._told = checkpoint
+        self._recorder.tell(
+            Checkpoint,
+            how,
+            number=checkpoint.number,
+            subscription="default",
+            shard=self._shard,
+            generation=checkpoint.generation,
+            position=checkpoint.position or {},
+            leader_id=self._leader,
+        )
+
+
+class RecordedLaps:
+    """A delivery by laps: a transaction that was committed has stored its checkpoint."""
+
+    def __init__(self, recorder: Recorder, laps: LapDelivery, store: Callable[[], RecordedStore]) -> None:
+        self._recorder, self._laps, self._store = recorder, laps, store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._laps, name)
+
+    def begin(self, leader_id: UUID) -> Outcome:
+        self._recorder.sending = str(leader_id)
+        return self._laps.begin(leader_id)
+
+    def _kept(self, keep: Keep, store: RecordedStore, checkpoint: Stored) -> Keep:
+        """Have it told when a checkpoint is kept, which makes its lap seen."""
+
+        def kept(intents: Sequence[Intent]) -> bool:
+            said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
+            self._recorder.tell(Transaction, "invoke", **said)
+            store.tell(checkpoint, "invoke")
+            try:
+                is_kept = keep(intents)
+            except DatabaseUnavailable:
+                self._recorder.tell(Transaction, "info", **said)
+                raise
+            store.tell(checkpoint, "ok" if is_kept else "fail")
+            self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
+            return is_kept
+
+        return kept
+
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+        store = self._store()
+        stored = store.offered if checkpoint is not None else None
+        if stored is None:
+            return self._laps.commit(checkpoint, may_send)
+        if callable(checkpoint):
+            return self._laps.commit(self._kept(checkpoint, store, stored), may_send)
+        store.tell(stored, "invoke")
+        outcome = self._laps.commit(checkpoint, may_send)
+        if isinstance(outcome, Committed):
+            store.tell(stored, "ok")
+        return outcome
+
+
+def record(recorder: Recorder) -> None:
+    """Have every harvester that this process makes from now on written down."""
+    make_source, make_store, make_laps = parts.make_source, parts.make_store, parts.make_lap_delivery
+    stores: dict[int, RecordedStore] = {}
+
+    def recorded_store(config: Any, table: Any, checkpoints: Any, shard: int, **providers: Any) -> Any:
+        store = make_store(config, table, checkpoints, shard, **providers)
+        stores[shard] = RecordedStore(recorder, store, shard)
+        return stores[shard]
+
+    def recorded_laps(config: Any, topics: Any, shard: int, *rest: Any) -> Any:
+        return RecordedLaps(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
+
+    def recorded_harvest(config: HarvestConfig) -> Harvest:
+        harvest = Harvest(config, kafka_producer_provider=lambda settings: RecordedProducer(recorder, settings))
+        harvest.set_event_handler(recorder.heard)
+        return harvest
+
+    def recorded_source(config: Any, table: Any) -> Any:
+        return RecordedSource(recorder, make_source(config, table))
+
+    class RecordedPages(MarkPages):
+        """Pages are marked under ids of their own; the term for which they are is known by then."""
+
+        def __init__(self, source: Any) -> None:
+            super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
+
+    command = importlib.import_module("harvest_lib.cli.run")  # the name itself leads to the function
+    made = {"make_source": recorded_source, "make_store": recorded_store, "make_lap_delivery": recorded_laps}
+    for name, make in made.items():
+        setattr(engines, name, make)
+    vars(parts)["MarkPages"] = RecordedPages
+    vars(command)["Harvest"] = recorded_harvest
+
+
+def main() -> None:
+    """Take the history's file off the command line, and run the rest of it."""
+    file = Path(sys.argv.pop(1))
+    with HistoryWriter(file) as history, suppress(KeyboardInterrupt):
+        clock = clock_of(file)
+        time.time = clock.time
+        record(Recorder(history, file.stem, clock))
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Data contracts (pandera) and expectations (Great Expectations) for the records."""

@@ -1,0 +1,127 @@
+"""A batch from end to end, and what other runs of the same batch see.
+
+A run holds the batch's session lock from its first look at the ledger to the commit of its promotion, both on one
+connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So whoever holds it
+may remove all the staging rows it finds, waits for nobody who is dead, and of two runs at once one promotes and the
+other finds the batch promoted. `promote` looks into the ledger once more, under the outbox's lock, for callers without
+the batch's.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import psycopg
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from spark_jobs.errors import SourceError
+from spark_jobs.sink import queries
+from spark_jobs.sink.content import Content, content_of
+from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
+from spark_jobs.sink.plan import Plan
+from spark_jobs.sink.promotion import check_same, ledger_entry, promote, refused
+from spark_jobs.sink.staging import sentence_of, stage
+from spark_jobs.sink.staging_tables import sweep_staging
+
+_LOCK_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What became of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty one."""
+
+    batch: str
+    rows: int
+    status: Literal["promoted", "already-promoted", "empty"]
+    staging_seconds: float = 0.0
+    promote_seconds: float = 0.0
+    at: float | None = None
+
+    @property
+    def rows_per_second(self) -> int:
+        seconds = self.staging_seconds + self.promote_seconds
+        return round(self.rows / seconds) if seconds else 0
+
+    def as_json(self) -> str:
+        """Return it as a JSON object in one line, `rows_per_second` included."""
+        return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
+
+
+def load_batch(
+    frame: DataFrame,
+    batch: str,
+    *,
+    connection: psycopg.Connection,
+    target: JdbcTarget,
+    plan: Plan,
+    content: Content | None = None,
+) -> BatchReport:
+    """Stage and promote a batch unless it is promoted already.
+
+    `connection` is this call's alone while it runs. `content` is what the frame holds, if that is known already; then
+    the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
+    PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
+    died during the commit.
+    """
+    run, tables = str(uuid.uuid4()), plan.tables
+    with _batch_lock(connection, batch, tables):
+        sweep_staging(connection, tables=tables)
+        if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
+            check_same(entry, batch, content or _content_of(frame, batch))
+            return BatchReport(
+                batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp()
+            )
+        if content is not None and content.rows == 0:
+            return BatchReport(batch=batch, rows=0, status="empty")
+        began = time.monotonic()
+        stage(frame, batch=batch, run=run, target=target)
+        staged = time.monotonic()
+        promoted = promote(connection, batch, content, run=run, plan=plan)
+        if promoted is None:
+            if (computed := content or _content_of(frame, batch)).rows:
+                raise refused(batch, f"Spark computed {computed}; nothing is staged")
+            return BatchReport(batch=batch, rows=0, status="empty")
+        entry, is_ours = promoted
+        return BatchReport(
+            batch=batch,
+            rows=entry.rows,
+            status="promoted" if is_ours else "already-promoted",
+            staging_seconds=round(staged - began, 3),
+            promote_seconds=round(time.monotonic() - staged, 3),
+            at=entry.promoted_at.timestamp(),
+        )
+
+
+def _content_of(frame: DataFrame, batch: str) -> Content:
+    try:
+        return content_of(frame)
+    except (PySparkException, Py4JError) as error:
+        raise SourceError(
+            f"Spark could not compute the frame of batch {batch}",
+            evidence=sentence_of(error),
+            next_step="correct what the message names; nothing was written",
+        ) from error
+
+
+@contextmanager
+def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
+    who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
+    # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
+    while True:
+        with postgres_errors(f"locking batch {batch}"):
+            row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()
+        if row is not None and row[0]:
+            break
+        time.sleep(_LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        if not connection.broken:  # a session that is gone holds no lock
+            with postgres_errors(f"unlocking batch {batch}"):
+                connection.execute(queries.UNLOCK_BATCH, who)

@@ -1,0 +1,207 @@
+"""Postgres as the jobs see it: connections, table names, and what its refusals are called."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import class_row
+
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.sql_ascii import take_text_as_it_is
+from spark_jobs.sink import queries
+
+_LONGEST_NAME_BYTES = 63
+
+# libpq gives no SQLSTATE for a connection that failed, only the server's sentence.
+_DENIED = (
+    "authentication failed",
+    "no password supplied",
+    "pg_hba.conf",
+    "is not permitted to log in",
+    "permission denied",
+    "does not exist",
+)
+
+
+# SQLSTATE classes of a connection that broke and of a server that shuts down.
+_LOST = ("08", "57P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name."""
+
+    business: sql.Identifier | None
+    outbox: sql.Identifier
+    staging: sql.Identifier
+    ledger: sql.Identifier
+
+    @classmethod
+    def named(cls, *, business: str | None, outbox: str) -> "Tables":
+        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError."""
+        beside, option = (outbox, "--outbox") if business is None else (business, "--table")
+        return cls(
+            business=None if business is None else _identifier(business, option="--table"),
+            outbox=_identifier(outbox, option="--outbox"),
+            staging=_identifier(f"{beside}_staging", option=option),
+            ledger=_identifier(f"{beside}_batches", option=option),
+        )
+
+    def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
+        """Put the names into a statement's braces."""
+        business = self.business or sql.SQL("")
+        return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
+
+
+def _identifier(text: str, *, option: str) -> sql.Identifier:
+    parts = text.split(".")
+    longest = max(len(part.encode()) for part in parts)
+    if len(parts) > 2 or not all(parts) or "\0" in text or longest > _LONGEST_NAME_BYTES:  # noqa: PLR2004
+        raise ConfigError(
+            f"{text!r} cannot name a table",
+            field=option,
+            next_step=f"use table or schema.table, at most {_LONGEST_NAME_BYTES} bytes each, suffixes included",
+        )
+    return sql.Identifier(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """A column as Postgres has it. `filled_by` is the expression that fills it when it is not given."""
+
+    name: str
+    type: str
+    required: bool = False
+    longest_chars: int | None = None
+    filled_by: str | None = None
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JdbcTarget:
+    """Where Spark writes: a URL without secrets, the quoted table, its oid, and the connection's properties."""
+
+    url: str
+    table: str
+    oid: int
+    properties: Mapping[str, str] = field(repr=False)
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    """Open an autocommit connection to a server that accepts writes.
+
+    Raises ConfigError, DatabaseUnavailable or DatabaseAccessDenied.
+    """
+    try:
+        host = str(conninfo_to_dict(dsn).get("host") or "")
+    except psycopg.Error:
+        host = "@"
+    if "@" in host:
+        # libpq's own message would repeat a piece of the DSN, which may be the password.
+        raise ConfigError(
+            "the DSN cannot be read",
+            field="--dsn",
+            next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
+        )
+    try:
+        connection = psycopg.connect(
+            dsn,
+            autocommit=True,
+            target_session_attrs="read-write",
+            client_encoding="utf8",  # whatever the database's encoding is
+        )
+        take_text_as_it_is(connection)
+    except psycopg.Error as error:
+        evidence = " ".join(str(error).split())
+        if any(sentence in evidence for sentence in _DENIED):
+            raise DatabaseAccessDenied(
+                "Postgres refused the connection",
+                evidence=evidence,
+                next_step="check user, password and database of the DSN, and the server's pg_hba.conf",
+            ) from error
+        raise DatabaseUnavailable(
+            "Postgres does not answer",
+            evidence=evidence,
+            next_step="check host and port of the DSN and whether the server runs and accepts writes",
+        ) from error
+    # Whatever the role's default: what is seen under a lock must be as new as the lock.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+@contextmanager
+def postgres_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg's errors into the harvester's, saying what was being done."""
+    try:
+        yield
+    except psycopg.Error as error:
+        evidence = error.diag.message_primary or " ".join(str(error).split())
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise DatabaseAccessDenied(
+                f"Postgres refused {doing}", evidence=evidence, next_step="grant the user what the message names"
+            ) from error
+        if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST):
+            raise DatabaseUnavailable(
+                f"the connection was lost while {doing}",
+                evidence=evidence,
+                next_step="run the batch again: the ledger knows whether it was promoted",
+            ) from error
+        raise DatabaseError(
+            f"Postgres failed while {doing}",
+            evidence=evidence,
+            next_step="correct what the message names and run the batch again: nothing of it was promoted",
+        ) from error
+
+
+def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int, sql.Identifier] | None:
+    """Return a table's oid and its name with the schema, None if there is no such table."""
+    name = table.as_string(None)
+    with postgres_errors(f"looking for the table {name}"):
+        found = connection.execute(queries.PLACE_OF, {"table": name}).fetchone()
+    return None if found is None else (found[0], sql.Identifier(found[1], found[2]))
+
+
+def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[TableColumn]:
+    """Return a table's columns in their order; none if there is no such table."""
+    name = table.as_string(None)
+    with (
+        postgres_errors(f"looking at the columns of {name}"),
+        connection.cursor(row_factory=class_row(TableColumn)) as cursor,
+    ):
+        return cursor.execute(queries.COLUMNS_OF, {"table": name}).fetchall()
+
+
+def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
+    """Say to Spark's JDBC writer what libpq made of the DSN, its environment and its password file."""
+    info = connection.info
+    if info.host.startswith("/"):
+        raise ConfigError(
+            "Spark's JDBC driver needs TCP, and this DSN leads to a Unix socket",
+            field="--dsn",
+            next_step="name a host in the DSN",
+        )
+    found = place_of(connection, tables.staging)
+    assert found is not None  # noqa: S101 - `prepare` has made it
+    oid, staging = found
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    given = info.get_parameters()
+    tls: dict[str, str] = {name: given[name] for name in given if name in {"sslmode", "sslrootcert"}}
+    return JdbcTarget(
+        url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
+        table=staging.as_string(None),
+        oid=oid,
+        properties={
+            "user": info.user,
+            "password": info.password,
+            "driver": "org.postgresql.Driver",
+            "batchsize": "5000",
+            "reWriteBatchedInserts": "true",
+            # Else the driver's exceptions, and so Spark's log, carry whole rows.
+            "logServerErrorDetail": "false",
+            **tls,
+        },
+    )

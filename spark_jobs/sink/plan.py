@@ -1,0 +1,315 @@
+"""From a declaration, a frame's columns and the tables that are there: what will be written where, checked beforehand.
+
+Nothing here starts a Spark job. Whatever can be known to fail is refused before the first row is read: a column that
+is missing or has no place, a type the table does not take, an outbox that is not one, a staging table of another make.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import types as spark
+
+from harvest_lib.errors import ConfigError, OutboxTableError
+from spark_jobs.sink import queries
+from spark_jobs.sink.database import TableColumn, Tables, columns_of, place_of, postgres_errors
+from spark_jobs.sink.queries import as_sql
+from spark_jobs.sink.records import Records
+from spark_jobs.sink.staging_tables import sweep_staging
+
+_OUTBOX_COLUMNS = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "leader_id",
+)
+_BOOKKEEPING = {
+    "batch": "text",
+    "run": "uuid",
+    "partition": "integer",
+    "attempt": "xid8",
+    "row": "bigint",
+    "row_hash": "bigint",
+}
+_TYPES: Mapping[type[spark.DataType], str] = {
+    spark.BooleanType: "boolean",
+    spark.ByteType: "smallint",
+    spark.ShortType: "smallint",
+    spark.IntegerType: "integer",
+    spark.LongType: "bigint",
+    spark.FloatType: "real",
+    spark.DoubleType: "double precision",
+    spark.DecimalType: "numeric",
+    spark.StringType: "text",
+    spark.VarcharType: "text",
+    spark.CharType: "text",
+    spark.BinaryType: "bytea",
+    spark.DateType: "date",
+    spark.TimestampType: "timestamp with time zone",
+    spark.TimestampNTZType: "timestamp without time zone",
+}
+_LONGEST_NAME_BYTES = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedColumn:
+    """A column of the frame: its name, the name it has in the staging table, and its type in Postgres."""
+
+    name: str
+    staged: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is written where. `business` is empty without a business table."""
+
+    tables: Tables
+    records: Records
+    columns: tuple[StagedColumn, ...]
+    business: Mapping[str, TableColumn]
+    outbox: Mapping[str, TableColumn]
+    batch_column: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.columns)
+
+    @property
+    def filled_columns(self) -> tuple[TableColumn, ...]:
+        """Columns that Postgres fills and the record shows: filled by us, so that both say the same."""
+        used = self.records.columns(self.names)
+        return tuple(each for name, each in self.business.items() if name in used and name not in self.names)
+
+    def type_of(self, name: str) -> str:
+        """Return the type that a column has in the record."""
+        if name in self.business:
+            return self.business[name].type
+        return next(each.type for each in self.columns if each.name == name)
+
+
+def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
+    """Return the columns of a frame as the staging table has them. Raises ConfigError."""
+    seen: set[str] = set()
+    columns = []
+    for each in schema.fields:
+        if each.name.lower() in seen:
+            raise ConfigError(
+                f"the frame has two columns {each.name!r}",
+                field=each.name,
+                next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
+            )
+        seen.add(each.name.lower())
+        # The staging table's own names are kept out of the way.
+        staged = f"{each.name} (frame)" if each.name.lower() in _BOOKKEEPING else each.name
+        if not each.name or len(staged.encode()) > _LONGEST_NAME_BYTES or "\0" in staged or '"' in staged:
+            raise ConfigError(
+                f"{each.name!r} cannot name a column in Postgres",
+                field=each.name,
+                next_step=f"rename it: at most {_LONGEST_NAME_BYTES} bytes, no double quotes",
+            )
+        columns.append(StagedColumn(name=each.name, staged=staged, type=_type_of(each)))
+    return tuple(columns)
+
+
+def _type_of(each: spark.StructField) -> str:
+    kind, suffix = each.dataType, ""
+    if isinstance(kind, spark.ArrayType):
+        kind, suffix = kind.elementType, "[]"
+    found = _TYPES.get(type(kind))
+    if found is None or (suffix and found == "bytea"):
+        raise ConfigError(
+            f"the frame's column {each.name!r} is of type {each.dataType.simpleString()}, which JDBC cannot carry",
+            field=each.name,
+            next_step="make it text, with to_json for instance, or leave it out",
+        )
+    return found + suffix
+
+
+def prepare(
+    connection: psycopg.Connection,
+    tables: Tables,
+    records: Records,
+    schema: spark.StructType,
+    *,
+    batch_column: str | None = None,
+) -> Plan:
+    """Check everything, make staging table and ledger where they are missing, and return the plan.
+
+    Raises ConfigError or OutboxTableError.
+    """
+    plan = Plan(
+        tables=tables,
+        records=records,
+        columns=staged_columns(schema),
+        business=_business(connection, tables),
+        outbox=check_outbox(connection, tables),
+        batch_column=batch_column,
+    )
+    _check_columns(plan)
+    _check_types(connection, plan)
+    with postgres_errors("making the sink's tables"), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
+            connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
+        if _staging_fits(connection, plan):
+            return plan
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(each.staged), as_sql(each.type)) for each in plan.columns
+        )
+        connection.execute(tables.fill(sql.SQL(queries.CREATE_STAGING), columns=columns))
+    return plan
+
+
+def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
+    """Return the columns of the outbox table, of either layout. Raises OutboxTableError if it is not one."""
+    name = tables.outbox.as_string(None)
+    columns = {each.name: each for each in columns_of(connection, tables.outbox)}
+    next_step = "create it with `harvest init`, or name the right one by --outbox"
+    if not columns:
+        raise OutboxTableError(f"the outbox table {name} does not exist", next_step=next_step)
+    if missing := [column for column in _OUTBOX_COLUMNS if column not in columns]:
+        raise OutboxTableError(
+            f"the table {name} is not an outbox table", evidence=f"it lacks {', '.join(missing)}", next_step=next_step
+        )
+    return columns
+
+
+def _business(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
+    if tables.business is None:
+        return {}
+    columns = {each.name: each for each in columns_of(connection, tables.business)}
+    if not columns:
+        raise ConfigError(
+            f"the business table {tables.business.as_string(None)} does not exist",
+            field="--table",
+            next_step="create it, name another, or leave it out to write records alone",
+        )
+    return columns
+
+
+def _check_columns(plan: Plan) -> None:
+    frame, used = plan.names, plan.records.columns(plan.names)
+    fillable = {name for name, each in plan.business.items() if each.filled_by is not None}
+    for name, option in used.items():
+        if name not in frame and name not in fillable:
+            raise _lacks(name, option, frame)
+    for name in plan.records.order_by:
+        if name not in frame:
+            raise _lacks(name, "--order-by", frame)
+    if not plan.business:
+        if plan.batch_column is not None:
+            raise ConfigError(
+                "there is no table for the batch's id", field="--batch-column", next_step="name one by --table"
+            )
+        return
+    table = plan.tables.business.as_string(None) if plan.tables.business else ""
+    for name in frame:
+        if name not in plan.business and name not in used and name not in plan.records.order_by:
+            raise ConfigError(
+                f"the frame's column {name!r} has no place: neither {table} nor the record has it",
+                field=name,
+                next_step="drop it from the frame, add it to the table, or name it for key, value, header or order",
+            )
+    given = {*frame, plan.batch_column}
+    if plan.batch_column is not None and (plan.batch_column not in plan.business or plan.batch_column in frame):
+        raise ConfigError(
+            f"{plan.batch_column!r} cannot take the batch's id: it is not a column of {table}, or the frame has it",
+            field="--batch-column",
+            next_step="name a column of the table that the frame leaves out",
+        )
+    for name, each in plan.business.items():
+        if each.required and each.filled_by is None and not each.generated and name not in given:
+            raise ConfigError(
+                f"{table} requires a column {name!r}, which the frame lacks",
+                field=name,
+                next_step="add it to the frame, or give it a default in the table",
+            )
+        if each.generated and name in frame:
+            raise ConfigError(
+                f"the column {name!r} of {table} is computed by Postgres and cannot be written",
+                field=name,
+                next_step="drop it from the frame",
+            )
+
+
+def _lacks(name: str, option: str, frame: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"there is no column {name!r}",
+        field=option,
+        next_step=f"name one of the frame: {', '.join(frame)}, or one that the business table fills itself",
+    )
+
+
+def _check_types(connection: psycopg.Connection, plan: Plan) -> None:
+    pairs = [
+        (each.name, each.type, plan.business[each.name].type) for each in plan.columns if each.name in plan.business
+    ]
+    values = {
+        "names": [name for name, _, _ in pairs],
+        "given": [given for _, given, _ in pairs],
+        "wanted": [wanted for _, _, wanted in pairs],
+    }
+    with postgres_errors("comparing the types of columns"):
+        wrong = connection.execute(queries.MISFITS, values).fetchall()
+    if wrong:
+        raise ConfigError(
+            "; ".join(
+                f"column {name!r} is {given} in the frame and {wanted} in the table" for name, given, wanted in wrong
+            ),
+            field=wrong[0][0],
+            next_step="cast it in the frame",
+        )
+    used = plan.records.columns(plan.names)
+    as_bytes = {name: option for name, option in used.items() if plan.type_of(name) == "bytea"}
+    if isinstance(plan.records.value, str) and plan.outbox["kafka_value"].type == "bytea":
+        as_bytes.pop(plan.records.value, None)
+    for name, option in as_bytes.items():
+        raise ConfigError(
+            f"column {name!r} holds bytes, and text is needed",
+            field=option,
+            next_step="decode it in the frame (base64, hex, decode), or use an outbox whose values are BYTEA",
+        )
+
+
+def _staging_fits(connection: psycopg.Connection, plan: Plan) -> bool:
+    """Tell whether the staging table is there as the frame needs it; one of another frame is removed if empty."""
+    found = {each.name: each.type for each in columns_of(connection, plan.tables.staging)}
+    if not found:
+        return False
+    name = plan.tables.staging.as_string(None)
+    bookkeeping = {column: kind for column, kind in found.items() if column in _BOOKKEEPING}
+    if bookkeeping != _BOOKKEEPING:
+        missing = [column for column, kind in _BOOKKEEPING.items() if found.get(column) != kind]
+        raise OutboxTableError(
+            f"the staging table {name} is not of this version of the sink",
+            evidence=f"missing, or of another type: {', '.join(missing)}",
+            next_step=f"if nothing else uses it, DROP TABLE {name}: what is in it was never promoted",
+        )
+    if found == _BOOKKEEPING | {each.staged: each.type for each in plan.columns}:
+        return True
+    if not _is_idle(connection, plan.tables):
+        raise OutboxTableError(
+            f"the staging table {name} holds rows of a batch with other columns, which is being written now",
+            evidence=f"it has {', '.join(column for column in found if column not in _BOOKKEEPING)}; the frame has "
+            f"{', '.join(plan.names)}",
+            next_step="wait until that batch is promoted, or give frames of other columns a table of their own",
+        )
+    connection.execute(plan.tables.fill(sql.SQL(queries.DROP_STAGING)))
+    return False
+
+
+def _is_idle(connection: psycopg.Connection, tables: Tables) -> bool:
+    """Tell whether nobody stages anything; the table is then ours until the transaction ends."""
+    sweep_staging(connection, tables=tables)
+    try:
+        with connection.transaction():
+            connection.execute(tables.fill(sql.SQL(queries.LOCK_STAGING)))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return connection.execute(tables.fill(sql.SQL(queries.ANY_STAGED))).fetchone() is None

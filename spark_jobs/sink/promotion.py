@@ -1,0 +1,163 @@
+"""From staging to the business table and the outbox, in one transaction.
+
+The steps, which `promote` repeats:
+
+1. end what the run's tasks have left open: a copy that lost the race may be about to commit
+2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
+3. read the ledger: a batch that is there already is left alone, or refused if it stands for other data
+4. choose one attempt per partition, each whole; where it is known what Spark computed, compare count and hash with it
+5. insert business rows and outbox rows in the declared order; compare the counts again
+6. remove the batch's staging rows, of this run and of dead ones
+7. enter the batch into the ledger; commit
+
+That all of the batch is there needs no second look at the frame: Spark's job is done, so each partition has committed
+an attempt, and Postgres has not been restarted since (which empties the staging table), or the connection that holds
+the batch's lock, and promotes, would be gone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from harvest_lib.errors import RecordError
+from spark_jobs.errors import BatchConflict, PromotionRefused
+from spark_jobs.sink import queries
+from spark_jobs.sink.content import Content
+from spark_jobs.sink.database import Tables, postgres_errors
+from spark_jobs.sink.staging_tables import _empty_staging, clear_staging, end_writers
+from spark_jobs.sink.statement import Attempt, faults, promotion
+
+if TYPE_CHECKING:
+    from spark_jobs.sink.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit."""
+
+    rows: int
+    content_hash: str
+    run: str
+    promoted_at: datetime
+
+
+def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
+    """Return the batch's ledger row, if it was promoted."""
+    with postgres_errors("reading the ledger"), connection.cursor(row_factory=class_row(LedgerEntry)) as cursor:
+        return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
+
+
+def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
+    """Raise BatchConflict if a promoted batch stands for other data."""
+    if (entry.rows, entry.content_hash) != (content.rows, content.content_hash):
+        raise BatchConflict(
+            f"batch {batch} was promoted before, with other data",
+            evidence=f"promoted at {entry.promoted_at.isoformat()} with {entry.rows} rows, hash {entry.content_hash}; "
+            f"now it has {content}",
+            next_step="give the new data a batch id of its own, or write the data of before; if ids are counted anew "
+            "(a stream without its checkpoint), give the stream a new name",
+        )
+
+
+def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Take the earliest attempt of each partition, in order of partition."""
+    chosen: dict[int, Attempt] = {}
+    for attempt in sorted(attempts, key=lambda a: (a.partition, int(a.attempt))):
+        chosen.setdefault(attempt.partition, attempt)
+    return list(chosen.values())
+
+
+def promote(
+    connection: psycopg.Connection, batch: str, content: Content | None, *, run: str, plan: "Plan"
+) -> tuple[LedgerEntry, bool] | None:
+    """Promote what `run` staged of the batch; return its ledger row and whether this call has written it.
+
+    `content` is what Spark computed, if that is known. Returns None, and writes nothing, if nothing was staged and
+    nothing is known. Raises BatchConflict, RecordError, PromotionRefused (nothing is written) or another DatabaseError.
+    """
+    tables = plan.tables
+    end_writers(connection, batch, tables=tables)
+    with postgres_errors(f"promoting batch {batch}"), connection.transaction():
+        connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(None)})
+        connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
+        connection.execute(queries.MORE_TO_SORT_IN)
+        chosen = _chosen(connection, batch, run=run, tables=tables)
+        hash_sum = sum((attempt.hash_sum for attempt in chosen), Decimal(0))
+        staged = Content(rows=sum(attempt.rows for attempt in chosen), content_hash=str(hash_sum))
+        if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
+            check_same(entry, batch, content or staged)
+            clear_staging(connection, batch, tables=tables)
+            return entry, False
+        if content is None and not chosen:
+            return None
+        if content is not None and staged != content:
+            raise refused(batch, f"Spark computed {content}; staging holds {staged}")
+        for attempt in chosen:
+            if not attempt.whole:
+                raise refused(batch, f"of partition {attempt.partition}, only {attempt.rows} rows are staged")
+
+        recorded, written = _insert(connection, batch, run=run, plan=plan, chosen=chosen)
+        if recorded != staged.rows:
+            raise refused(batch, f"Spark computed {staged}; {recorded} rows reached the outbox")
+        if written is not None and written != staged.rows:
+            raise refused(batch, f"Spark computed {staged}; {written} rows reached the business table")
+        if not _empty_staging(connection, batch, tables=tables):
+            clear_staging(connection, batch, tables=tables)
+        with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
+            values = {"batch": batch, "rows": staged.rows, "content_hash": staged.content_hash, "run": run}
+            entry = entering.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
+    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
+    return entry, True
+
+
+def _chosen(connection: psycopg.Connection, batch: str, *, run: str, tables: Tables) -> list[Attempt]:
+    with connection.cursor(row_factory=class_row(Attempt)) as cursor:
+        return choose_attempts(cursor.execute(tables.fill(sql.SQL(queries.ATTEMPTS)), {"batch": batch, "run": run}))
+
+
+def _insert(
+    connection: psycopg.Connection, batch: str, *, run: str, plan: "Plan", chosen: list[Attempt]
+) -> tuple[int, int | None]:
+    try:
+        with connection.transaction():  # a savepoint: what is wrong with the rows can still be asked
+            done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
+    except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
+        found = connection.execute(faults(plan, batch=batch, run=run, attempts=chosen)).fetchone()
+        evidence = _fault(plan, *(found or (0, None, None)))
+        raise RecordError(
+            f"batch {batch} holds rows that cannot be records",
+            evidence=evidence or f"{error.diag.message_primary} (table {error.diag.table_name or 'not named'})",
+            next_step="correct it in the frame (coalesce, where), or widen the column; nothing was promoted",
+        ) from error
+    if plan.tables.business is None:
+        return done.rowcount, None
+    row = done.fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    return row[0], row[1]
+
+
+def _fault(plan: "Plan", keyless: int, key: int | None, value: int | None) -> str:
+    key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
+    if keyless:
+        return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"
+    if key is not None and key_limit is not None and key > key_limit:
+        return f"the longest key has {key} characters, kafka_key takes {key_limit}"
+    if value is not None and value_limit is not None and value > value_limit:
+        return f"the longest value has {value} characters, kafka_value takes {value_limit}"
+    return ""
+
+
+def refused(batch: str, evidence: str) -> PromotionRefused:
+    """Say that what stands in Postgres is not what Spark computed."""
+    return PromotionRefused(
+        f"batch {batch} was not promoted: Postgres does not hold what Spark computed",
+        evidence=evidence,
+        next_step="run the batch again; look for triggers on the tables if it repeats, and for a frame that is not the "
+        "same each time it is computed (random values, the current time)",
+    )
