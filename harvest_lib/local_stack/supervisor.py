@@ -42,7 +42,7 @@ def hold(stack: Stack) -> NoReturn:
     while True:
         time.sleep(_WATCH_SECONDS)
         if names := stack.revive():
-            _log.warning("servers ended and were started again", servers=names)
+            _log.warning("servers_restarted", servers=names)
             if len(revivals) == _REVIVALS and time.monotonic() - revivals[0] < _REVIVALS_SECONDS:
                 raise StackError(
                     f"{' and '.join(names)} kept ending",
@@ -207,13 +207,13 @@ def main(arguments: list[str]) -> int:
         ) as stack:
             report.write("{}")
             report.close()
-            _log.info("stack is up", state=str(options.state))
+            _log.info("stack_up", state=str(options.state))
             hold(stack)
     except Stopped:
-        _log.info("stack is down")
+        _log.info("stack_down")
         return 0
     except StackError as error:
-        _log.error("stack is down", reason=str(error))
+        _log.error("stack_down", reason=str(error))
         if not report.closed:
             failure = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
             report.write(json.dumps(failure))

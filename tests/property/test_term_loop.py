@@ -246,7 +246,7 @@ class Pool(RuleBasedStateMachine):
             drain_interval_seconds=0.2,
         )
         self.seconds = 1_000.0
-        for module in ("term_loop", "deadline"):
+        for module in ("marking.loop", "clock"):
             self.stack.enter_context(patch(f"harvest_lib.{module}.boot_seconds", lambda: self.seconds))
         self.stack.enter_context(patch.object(Enquiry, "wait", _waiting(self)))
         self.table = FakeTable()

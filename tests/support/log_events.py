@@ -28,8 +28,8 @@ def calls():
 def _said(node):
     event = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
     extra = next((each.value for each in node.keywords if each.arg == "extra"), None)
-    if extra is None:
-        return event, frozenset()
+    if extra is None:  # structlog takes fields as keyword arguments
+        return event, frozenset(each.arg for each in node.keywords if each.arg != "exc_info")
     if not isinstance(extra, ast.Dict) or any(key is None or not isinstance(key, ast.Constant) for key in extra.keys):
         return event, None
     return event, frozenset(key.value for key in extra.keys)

@@ -57,7 +57,7 @@ SECRET_ON_A_COMMAND_LINE = re.compile(
 )
 
 
-SHOWN = [*PAGES, ROOT / "infra" / "local" / "secure.py"]
+SHOWN = [*PAGES, ROOT / "harvest_lib" / "local_stack" / "secure.py"]
 """Pages, and what `harvest up --secure` prints."""
 
 
