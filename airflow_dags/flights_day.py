@@ -11,7 +11,7 @@ from airflow.sdk import Param, PokeReturnValue, dag, task
 from airflow_dags.dagster.operator import DagsterJobOperator
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 
 _DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
 
@@ -22,7 +22,7 @@ def harvested() -> PokeReturnValue:
     file = os.environ.get("HARVEST_CONFIG")
     config = load(file).harvest if file else HarvestConfig()
     with connect(config.data_source.conninfo()) as connection:
-        waiting = Outlook(connection, config).waiting().records
+        waiting = StatusReader(connection, config).waiting().records
     print(f"{waiting:,} records wait")  # noqa: T201 - a task's output is its log
     return PokeReturnValue(is_done=waiting == 0, xcom_value=waiting)
 

@@ -19,7 +19,7 @@ from dagster_harvest.audit_results import last_summary, require_compared
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import Outlook, Waiting
+from harvest_lib.harvester.status import Backlog, StatusReader
 from spark_jobs.audit_summary import AuditSummary
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")
@@ -32,7 +32,7 @@ _WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 # -- judging: numbers in, a verdict out
 
 
-def judged_backlog(waiting: Waiting, thresholds: Thresholds) -> tuple[Verdict, Verdict]:
+def judged_backlog(waiting: Backlog, thresholds: Thresholds) -> tuple[Verdict, Verdict]:
     """Judge how old and how long the backlog is. A threshold that is reached counts as crossed."""
     age = _graded(
         waiting.age_seconds,
@@ -158,7 +158,7 @@ def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         resource = _resource(context, settings)
         try:
             with resource.connect() as connection:
-                verdicts = judged_backlog(Outlook(connection, resource.config()).waiting(), settings.thresholds)
+                verdicts = judged_backlog(StatusReader(connection, resource.config()).waiting(), settings.thresholds)
         except HarvestError as error:
             verdicts = (unreadable(error), unreadable(error))
         for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True):

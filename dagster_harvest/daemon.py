@@ -27,7 +27,7 @@ from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, Outb
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
-from harvest_lib.harvester.status import Outlook, Waiting
+from harvest_lib.harvester.status import Backlog, StatusReader
 from harvest_lib.outbox import OutboxTable
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Numbers:
     in_flight: int
     leader_id: str | None
     generation: int
-    waiting: Waiting | None
+    waiting: Backlog | None
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
         """Return them as the UI plots them."""
@@ -221,10 +221,10 @@ class _Daemon:
             self._context.instance.add_run_tags(self._context.run.run_id, {WORKED_TAG: "true"})
             self._has_told_of_work = True
 
-    def _waiting(self) -> Waiting | None:
+    def _waiting(self) -> Backlog | None:
         try:
             with self._resource.connect() as connection:
-                return Outlook(connection, self._config).waiting()
+                return StatusReader(connection, self._config).waiting()
         except (DatabaseError, OutboxTableError) as error:  # the harvester waits it out or tells, and so do we
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None

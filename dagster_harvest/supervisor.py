@@ -20,7 +20,7 @@ from dagster_harvest.heartbeat import Beat, Heartbeats, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import Outlook, Waiting
+from harvest_lib.harvester.status import Backlog, StatusReader
 from harvest_lib.outbox import OutboxTable
 
 _RUNS_LOOKED_AT = 25
@@ -170,7 +170,7 @@ class _Tick:
         try:
             with self._resource.connect() as connection:
                 config = self._resource.config()
-                outlook = Outlook(connection, config)
+                outlook = StatusReader(connection, config)
                 waiting = outlook.waiting()
                 leads = outlook.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
         except HarvestError as error:
@@ -210,7 +210,7 @@ class _Tick:
         return events, words
 
 
-def _seen_outside(waiting: Waiting, leads: str | None) -> dict[str, Any]:
+def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:
     return {
         "backlog_records": waiting.records,
         "backlog_age_seconds": round(waiting.age_seconds, 3),

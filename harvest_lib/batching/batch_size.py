@@ -25,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 0.05
 _PAUSE_GROWTH = 1.25
 
 
-class LapSize:
+class BatchSize:
     """How many records the next lap and the next page may have, and how long to wait when there are none."""
 
     def __init__(self) -> None:

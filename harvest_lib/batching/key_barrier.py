@@ -1,6 +1,6 @@
 """What of a lap may go now, and what is put off to later ones. Pure, no I/O.
 
-`OnePerKey` is the key barrier by laps: at most one record of a key in a lap. `AnyPerKey` has no barrier; it puts off
+`KeyBarrier` is the key barrier by laps: at most one record of a key in a lap. `NoBarrier` has no barrier; it puts off
 only what there is no room for.
 """
 
@@ -16,7 +16,7 @@ _SMALL_ROWS = 1_000
 rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
 
 
-class Gate(Protocol):
+class Barrier(Protocol):
     """What may go before the next checkpoint is on disk, which `begin_lap` tells of. Records whose ids are in `alone`
     have a lap to themselves."""
 
@@ -62,8 +62,8 @@ class Gate(Protocol):
         ...
 
 
-class OnePerKey:
-    """`Gate` that lets the first of each key go."""
+class KeyBarrier:
+    """`Barrier` that lets the first of each key go."""
 
     def __init__(self) -> None:
         self.alone: set[int] = set()
@@ -144,8 +144,8 @@ class OnePerKey:
         )
 
 
-class AnyPerKey:
-    """`Gate` that stands open."""
+class NoBarrier:
+    """`Barrier` that stands open."""
 
     is_blocked = False
 
@@ -160,7 +160,7 @@ class AnyPerKey:
         self._waiting = ()
 
     def begin_lap(self) -> None:
-        """See `Gate`. Nothing waits for a checkpoint."""
+        """See `Barrier`. Nothing waits for a checkpoint."""
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         if self._waiting:

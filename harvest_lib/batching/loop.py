@@ -32,14 +32,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
 
-from harvest_lib.batching.batch_size import LAP_BYTES, LAP_SECONDS, LARGE_PAGE_BYTES, LapSize
-from harvest_lib.batching.key_barrier import AnyPerKey, Gate, OnePerKey
-from harvest_lib.batching.ports import TailWiring
-from harvest_lib.batching.redelivery import Retries
-from harvest_lib.checkpoints.table import Checkpoint, Standing
+from harvest_lib.batching.batch_size import LAP_BYTES, LAP_SECONDS, LARGE_PAGE_BYTES, BatchSize
+from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.batching.redelivery import Redelivery
+from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import say_denied
-from harvest_lib.delivery import Committed, Deposed, Failed, Outcome
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaAccessDenied, KafkaUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
@@ -78,10 +78,10 @@ class InFlight:
         return []
 
 
-class TailLoop:
+class BatchLoop:
     """Harvest by laps under one term."""
 
-    def __init__(self, term: Term, wiring: TailWiring, stopping: threading.Event) -> None:
+    def __init__(self, term: Term, wiring: BatchPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
         self.in_flight = InFlight()
         self.idle = False
@@ -91,12 +91,12 @@ class TailLoop:
         self._term = term
         self._wiring = wiring
         self._stopping = stopping
-        self._size = LapSize()
-        self._retries = Retries(wiring.source, wiring.shelf)
+        self._size = BatchSize()
+        self._retries = Redelivery(wiring.source, wiring.shelf)
         self._retried = False  # in the last lap
         self._caught_up = False  # since the source was opened: what is set aside does not come from it again
         self._told: int | None = None  # in the last checkpoint: the lowest id that is set aside
-        self._gate: Gate = OnePerKey() if wiring.one_per_key else AnyPerKey()
+        self._gate: Barrier = KeyBarrier() if wiring.one_per_key else NoBarrier()
         self._last: Row | None = None  # of those sent in this lap
         self._was_deposed = self._has_led = self._is_open = False
         self._checkpoint = Checkpoint(generation=0)
@@ -184,14 +184,14 @@ class TailLoop:
             return False
         self._look_at = boot_seconds() + _LOOK_SECONDS
         outcome = wiring.delivery.begin(self.leader_id)
-        if not isinstance(outcome, Committed):
+        if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, 0, self._size)
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
         self._checkpoint = wiring.store.stands()
         position = wiring.source.open(self._checkpoint.position)
-        if wiring.store.standing() is not Standing.LEADS:
+        if wiring.store.standing() is not LeadershipStatus.LEADS:
             wiring.source.close()  # which of the two it has read is not known
             return False
         self._saved_number = self._checkpoint.number
@@ -213,24 +213,24 @@ class TailLoop:
     def _still_leads(self) -> bool:
         """Tell whether we were not deposed; what is read is found out anew if the subscription was moved."""
         standing = self._wiring.store.standing()
-        if standing is Standing.DEPOSED:
+        if standing is LeadershipStatus.DEPOSED:
             self._deposed(_SUPERSEDED)
-        elif standing is Standing.MOVED:
+        elif standing is LeadershipStatus.MOVED:
             self._wiring.source.close()
-        return standing is not Standing.DEPOSED
+        return standing is not LeadershipStatus.DEPOSED
 
     def _look(self) -> bool:
         """Look at the row of the subscription; False if there is no going on from here."""
         self._look_at = boot_seconds() + _LOOK_SECONDS
         match self._wiring.store.standing():
-            case Standing.LEADS:
+            case LeadershipStatus.LEADS:
                 return True
-            case Standing.MOVED:
+            case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
                 self._wiring.store.save(self._checkpoint)  # refused if it was rewound
                 self._interrupted()
-            case Standing.DEPOSED:
+            case LeadershipStatus.DEPOSED:
                 self._deposed(_SUPERSEDED)
             case other:
                 assert_never(other)
@@ -273,14 +273,14 @@ class TailLoop:
         self._last = rows[-1] if rows else self._last
         return True
 
-    def _commit(self, position: Position, lap: LapSize, *, full: bool, retried: Sequence[int] = ()) -> None:
+    def _commit(self, position: Position, lap: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
         wiring, sent = self._wiring, self.in_flight.records
         if not wiring.shelf.write():
             self._deposed(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position)
         outcome = wiring.delivery.commit(wiring.store.offer(following), self._term.is_live)
-        if not isinstance(outcome, Committed):
+        if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, sent, lap)
             return
         self._checkpoint = following
@@ -297,25 +297,25 @@ class TailLoop:
         if retried and not wiring.shelf.release(retried):
             self._deposed(_SUPERSEDED)
 
-    def _not_committed(self, outcome: Outcome, sent: int, lap: LapSize) -> None:
+    def _not_committed(self, outcome: BatchOutcome, sent: int, lap: BatchSize) -> None:
         match outcome:
-            case Failed(reason=reason, refused=True) if sent and self._last is not None:
+            case BatchFailed(reason=reason, refused=True) if sent and self._last is not None:
                 _log.warning("lap_refused", extra={"records": sent, "reason": reason})
                 lap.refused(sent)
                 if sent == 1:
                     self._park(self._last, reason)
                 else:
                     self._again(pause_seconds=0.0)
-            case Failed(reason=reason, unnamed=unnamed):
+            case BatchFailed(reason=reason, unnamed=unnamed):
                 _log.warning("lap_failed", extra={"records": sent, "reason": reason})
                 if unnamed and sent == 1 and self._last is not None:
                     self._wiring.shelf.blame(self._last, reason)
                 elif unnamed and sent:
                     lap.refused(sent)
                 self._again()
-            case Deposed(reason=reason):
+            case BatchFenced(reason=reason):
                 self._deposed(reason)
-            case Committed():
+            case BatchCommitted():
                 raise ValueError(outcome)
             case other:
                 assert_never(other)
@@ -399,7 +399,7 @@ class TailLoop:
 
     def _rest(self) -> None:
         settled = self._wiring.delivery.settle(self._term.is_live)
-        if not isinstance(settled, Committed):
+        if not isinstance(settled, BatchCommitted):
             self._not_committed(settled, 0, self._size)
             return
         may_look = self._retries.may_look

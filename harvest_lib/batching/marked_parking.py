@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from harvest_lib.batching.parking import Knowledge
 from harvest_lib.config.limits import Policy
-from harvest_lib.outbox.parking_rules import Held, Parking
+from harvest_lib.outbox.parking_rules import HeldKey, ParkingRules
 from harvest_lib.record import Row
 from harvest_lib.source import MarkPages, Position
 
 
-class MarkShelf:
+class MarkedParking:
     """What one term parks; in the place of `parking.Shelf`. Nothing is sent again from here: what people put
     back is marked."""
 
@@ -25,11 +25,13 @@ class MarkShelf:
     lowest: int | None = None
 
     def __init__(self, policy: Policy, topics: Knowledge, pages: MarkPages) -> None:
-        self._parking = Parking(policy, self._refused)
+        self._parking = ParkingRules(policy, self._refused)
         self._topics = topics
         self._pages = pages
         self._largest: int | None = None
-        self._first: dict[Held, int] = {}  # of each key in its topic the lowest id parked since the source was opened
+        self._first: dict[
+            HeldKey, int
+        ] = {}  # of each key in its topic the lowest id parked since the source was opened
         self._holds = policy == "hold_key"
         self.is_full = False
         """Never: what is found is written at once."""

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.parking_rules import Held
+from harvest_lib.outbox.parking_rules import HeldKey
 from harvest_lib.source import Selection
 
 _MAY_MATCH = """
@@ -114,7 +114,7 @@ class Entry(NamedTuple):
     held: bool
 
 
-class SetAside:
+class ParkedIds:
     """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` says which rows
     the outbox has, by which entries are told apart; without it, or the grants for it, entries go by their ids alone.
 
@@ -123,7 +123,7 @@ class SetAside:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointTable,
         table: sql.Identifier,
         subscriptions: sql.Identifier,
         rows: Selection | None = None,
@@ -165,7 +165,7 @@ class SetAside:
             rows = self._connected().execute(self._matching, {**self._checkpoints.holder, "ids": list(ids)}).fetchall()
         return {record_id for (record_id,) in rows}
 
-    def load(self, *, each: bool) -> list[tuple[Held, int]]:
+    def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
         """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
@@ -191,14 +191,14 @@ class SetAside:
                 row = connection.execute(self._add, values).fetchone()
         return row is not None and bool(row[0])
 
-    def moved(self, known: Sequence[tuple[Held, int]]) -> list[Held]:
+    def moved(self, known: Sequence[tuple[HeldKey, int]]) -> list[HeldKey]:
         """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
         values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
             rows = self._connected().execute(self._moved, values).fetchall()
         return [(topic, key) for topic, key in rows]
 
-    def due(self, keys: Sequence[Held], limit: int, *, keep_order: bool) -> list[int]:
+    def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
         """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
@@ -213,7 +213,7 @@ class SetAside:
         return row is not None and bool(row[0])
 
 
-def _apart(keys: Sequence[Held]) -> dict[str, list[str]]:
+def _apart(keys: Sequence[HeldKey]) -> dict[str, list[str]]:
     return {"topics": [topic for topic, _ in keys], "keys": [key for _, key in keys]}
 
 

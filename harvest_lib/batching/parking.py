@@ -16,7 +16,7 @@ from typing import Protocol
 from harvest_lib.batching.parked_ids import Entry
 from harvest_lib.config.limits import Policy
 from harvest_lib.errors import RecordError
-from harvest_lib.outbox.parking_rules import Held
+from harvest_lib.outbox.parking_rules import HeldKey
 from harvest_lib.record import Row
 from harvest_lib.source import Position
 
@@ -30,7 +30,7 @@ _MOST_FOUND = 10_000
 class Places(Protocol):
     """Where it is written down what is set aside. All calls raise DatabaseUnavailable."""
 
-    def load(self, *, each: bool) -> list[tuple[Held, int]]:
+    def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
         """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
         ...
 
@@ -42,11 +42,11 @@ class Places(Protocol):
         """Return those of the ids that are listed, and of the rows that have them now."""
         ...
 
-    def moved(self, known: Sequence[tuple[Held, int]], /) -> list[Held]:
+    def moved(self, known: Sequence[tuple[HeldKey, int]], /) -> list[HeldKey]:
         """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
         ...
 
-    def due(self, keys: Sequence[Held], limit: int, *, keep_order: bool) -> list[int]:
+    def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
         """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
         ...
 
@@ -76,7 +76,7 @@ class Knowledge(Protocol):
         ...
 
 
-class Shelf:
+class BatchParking:
     """What one term has set aside. `begin` it whenever the source is opened."""
 
     is_stale = False
@@ -94,8 +94,8 @@ class Shelf:
         self._places = places
         self._otherwise = otherwise
         self._holds = policy != "skip"
-        self._first: dict[Held, int] = {}  # the lowest id that is set aside of each key in its topic
-        self._ids: dict[int, Held] = {}  # all of them with their keys, where no key is held
+        self._first: dict[HeldKey, int] = {}  # the lowest id that is set aside of each key in its topic
+        self._ids: dict[int, HeldKey] = {}  # all of them with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
         self.lowest: int | None = None
         """The lowest id that is set aside, or is to be."""
@@ -196,7 +196,7 @@ class Shelf:
         if not refusals:
             return rows
         good: list[Row] = []
-        held: set[Held] = set()
+        held: set[HeldKey] = set()
         for row in rows:
             if row[1:3] in held:
                 continue
@@ -243,7 +243,7 @@ class Shelf:
         self._found.append(Entry(row[0], row[1], row[2], reason, held=False))
         self._note(row[1:3], row[0])
 
-    def _note(self, key: Held, record_id: int) -> None:
+    def _note(self, key: HeldKey, record_id: int) -> None:
         self._first[key] = min(record_id, self._first.get(key, record_id))
         if not self._holds:
             self._ids[record_id] = key

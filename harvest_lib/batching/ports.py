@@ -4,23 +4,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from harvest_lib.batching.marked_parking import MarkShelf
-from harvest_lib.batching.parking import Shelf
-from harvest_lib.checkpoints.store import Store
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.config import Limits
-from harvest_lib.delivery import LapDelivery
+from harvest_lib.delivery import BatchDelivery
 from harvest_lib.events import Event
-from harvest_lib.source import PagedSource
+from harvest_lib.source import BatchSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TailWiring:
+class BatchPorts:
     """What a term works with, and whom it tells."""
 
-    source: PagedSource
-    delivery: LapDelivery
-    store: Store
-    shelf: Shelf | MarkShelf
+    source: BatchSource
+    delivery: BatchDelivery
+    store: CheckpointStore
+    shelf: BatchParking | MarkedParking
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""

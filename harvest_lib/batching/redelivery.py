@@ -7,13 +7,13 @@ may be sent so, or it would bring them once more: whoever asks here makes sure o
 import logging
 from typing import NamedTuple
 
-from harvest_lib.batching.batch_size import LapSize
-from harvest_lib.batching.key_barrier import Gate
-from harvest_lib.batching.marked_parking import MarkShelf
-from harvest_lib.batching.parking import Shelf
+from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.key_barrier import Barrier
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parking import BatchParking
 from harvest_lib.clock import boot_seconds
 from harvest_lib.record import Row
-from harvest_lib.source import PagedSource
+from harvest_lib.source import BatchSource
 
 _log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ class Again(NamedTuple):
     ids: list[int]
 
 
-class Retries:
+class Redelivery:
     """What one term sends again. `size` bounds its laps, and hears what becomes of them."""
 
-    def __init__(self, source: PagedSource, shelf: Shelf | MarkShelf) -> None:
-        self.size = LapSize()
+    def __init__(self, source: BatchSource, shelf: BatchParking | MarkedParking) -> None:
+        self.size = BatchSize()
         self._source = source
         self._shelf = shelf
         self._look_at = self._ask_at = 0.0
@@ -46,7 +46,7 @@ class Retries:
         """Tell whether something is set aside, and it is time to look what people say to it."""
         return not self._shelf.is_empty and boot_seconds() >= self._look_at
 
-    def next(self, gate: Gate) -> Again | None:
+    def next(self, gate: Barrier) -> Again | None:
         """Return what is to go in a lap of its own, or None. What cannot be sent even now is left to the shelf to write
         down. Raises RecordError under `stop`."""
         began = boot_seconds()

@@ -3,11 +3,11 @@
 from typing import Protocol
 from uuid import UUID
 
-from harvest_lib.checkpoints.table import Checkpoint, Standing
+from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.delivery import Offer
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """Where the checkpoints of one subscription and shard are kept. `kept_in` names it: `postgres` or `kafka`."""
 
     kept_in: str
@@ -16,7 +16,7 @@ class Store(Protocol):
         """Depose whoever led before. Raises DatabaseUnavailable."""
         ...
 
-    def standing(self) -> Standing:
+    def standing(self) -> LeadershipStatus:
         """Tell whether somebody has deposed us since, or moved the subscription. Raises DatabaseUnavailable."""
         ...
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoints.choice import Belonging, check_outbox, is_of_another_timeline, judged, newest
-from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
 from harvest_lib.checkpoints.topic import (
     Found,
     ensure_checkpoint_topic,
@@ -43,7 +43,7 @@ class PostgresStore:
 
     kept_in = "postgres"
 
-    def __init__(self, checkpoints: Checkpoints, acknowledge: Acknowledge) -> None:
+    def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
         """`acknowledge` writes what a leader may have died before it wrote it, whatever that delivered by."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
@@ -54,7 +54,7 @@ class PostgresStore:
     def lead(self, leader_id: UUID) -> None:
         self._mirror = self._checkpoints.lead(leader_id)
 
-    def standing(self) -> Standing:
+    def standing(self) -> LeadershipStatus:
         standing, checkpoint = self._checkpoints.standing()
         self._mirror = checkpoint or self._mirror
         return standing
@@ -122,7 +122,7 @@ class KafkaStore(PostgresStore):
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointTable,
         kafka: Mapping[str, object],
         place: CheckpointPlace,
         outbox: str,

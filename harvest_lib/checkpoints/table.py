@@ -92,7 +92,7 @@ _MOST_LEADERS, _RECENT_LEADERS = 256, 16
 """So many are listed, and so many of the last ones once it is known who wrote Kafka's checkpoint."""
 
 
-class Standing(enum.Enum):
+class LeadershipStatus(enum.Enum):
     """What became of a leader since it last looked."""
 
     LEADS = "leads"
@@ -101,7 +101,7 @@ class Standing(enum.Enum):
     DEPOSED = "deposed"
 
 
-class Checkpoints:
+class CheckpointTable:
     """The checkpoints of one subscription and shard, in Postgres. Used by one thread at a time.
 
     All calls raise DatabaseUnavailable when the database cannot be asked; the next one connects anew.
@@ -251,7 +251,7 @@ class Checkpoints:
             self.standing()
             yield
 
-    def standing(self) -> tuple[Standing, Checkpoint | None]:
+    def standing(self) -> tuple[LeadershipStatus, Checkpoint | None]:
         """Tell whether this leader still leads, and if so from where; MOVED is said once.
 
         Raises CheckpointError if the subscription was given another number of shards, or another source.
@@ -260,12 +260,12 @@ class Checkpoints:
             row = self._connected().execute(self._stands, self._held()).fetchone()
         if row is None:
             check_subscription(self._connected(), self._table, self._subscription)
-            return Standing.DEPOSED, None
+            return LeadershipStatus.DEPOSED, None
         before, (self._generation, self._until, saved, *rival) = (self._generation, self._until), row
         if self._rivals is not None:
             self._rivals.hear(*rival)
         moved = before != (self._generation, self._until)
-        return Standing.MOVED if moved else Standing.LEADS, _checkpoint(self._generation, saved)
+        return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, _checkpoint(self._generation, saved)
 
     def renew(self) -> Checkpoint | None:
         """Raise the epoch once more and return where the subscription stands; None if we were deposed.

@@ -98,7 +98,7 @@ def chaos(
     if unfit := [name for name in names if known[name].brokers > brokers]:
         raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
     _require_all(names, brokers, require_all=require_all)
-    report, make_way = _part("infra.chaos.report"), _part("infra.chaos.system").Way
+    report, make_way = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
     ways = [
         make_way(source=source, delivery=delivery)
         for source, delivery in (each.split("/") for each in Ways if each is not Ways.ALL and way in {each, Ways.ALL})
@@ -107,12 +107,12 @@ def chaos(
         raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
     # A run in which none of the faults can strike would prove nothing.
     ways = [each for each in ways if any(known[name].fits(each) for name in names or known)]
-    turns = _part("infra.chaos.schedule").Turns({name: known[name] for name in names or known}, ways, brokers, seed)
+    turns = _part("infra.chaos.schedule").Schedule({name: known[name] for name in names or known}, ways, brokers, seed)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # writers' connections are cut on purpose
     outcomes: list[Any] = []
     for number, each in enumerate(ways):
         left_seconds = max(0.0, seconds - sum(outcome.fire_seconds for outcome in outcomes))
-        plan = _part("infra.chaos.run").Plan(
+        plan = _part("infra.chaos.run").ChaosPlan(
             seed=seed + number, seconds=left_seconds / (len(ways) - number), way=each, brokers=brokers, rate=rate
         )
         outcomes.append(_struck(plan, turns, histories, quiet=as_json))

@@ -19,7 +19,7 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection, SetAsideRecords
+from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
@@ -107,7 +107,7 @@ def show(
     """
     with _parked(config, subscription) as (parked, connection, harvest):
         record = parked.show(connection, record_id)
-    columns = harvest.columns if isinstance(parked, SetAsideRecords) else None
+    columns = harvest.columns if isinstance(parked, ParkedIdTable) else None
     if as_json:
         shown = _shown_columns(columns)
         row = {name: content for name, content in record.row.items() if value or name in shown}
@@ -200,19 +200,19 @@ def drop(
 
 def set_aside(
     connection: "psycopg.Connection[Any]", table: OutboxTable, config: HarvestConfig, subscription: str | None = None
-) -> ParkedRecords | SetAsideRecords:
+) -> ParkedRecords | ParkedIdTable:
     """Return what was set aside where the configuration's source would do it, of a subscription if that is by laps."""
     mapped = config.columns is not None
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
     columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
-    return SetAsideRecords(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
+    return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
 
 
 @contextmanager
 def _parked(
     config: Any, subscription: str | None
-) -> Iterator[tuple[ParkedRecords | SetAsideRecords, "psycopg.Connection[Any]", HarvestConfig]]:
+) -> Iterator[tuple[ParkedRecords | ParkedIdTable, "psycopg.Connection[Any]", HarvestConfig]]:
     harvest = configuration(config).harvest
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:

@@ -20,7 +20,7 @@ from harvest_lib.cli.tables import Fitting, print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.harvester.status import Outlook, Waiting
+from harvest_lib.harvester.status import Backlog, StatusReader
 from harvest_lib.outbox import OutboxTable, check_mapped
 
 
@@ -98,7 +98,7 @@ class _Look:
         self._connection = connection
         self._table = table
         self._config = config
-        self._outlook = Outlook(connection, config)
+        self._outlook = StatusReader(connection, config)
         self._done, self._at = self._outlook.done(self._outlook.shards()), time.monotonic()
 
     def next(self) -> Status:
@@ -108,7 +108,7 @@ class _Look:
         rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
         read = self._outlook.read(shards)
         known = self._outlook.is_known(shards)
-        waiting = self._outlook.waiting(read) if known else Waiting(records=0, age_seconds=0.0)
+        waiting = self._outlook.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
         leaders = self._outlook.leaders()
         counts = set_aside(self._connection, self._table, self._config).counts(self._connection)
         return Status(

@@ -11,37 +11,43 @@ it is over nobody who led before can commit anything.
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvest_lib.delivery.batch_protocol import Committed, LapDelivery, LapSettings, Offer, Outcome
+from harvest_lib.delivery.batch_protocol import (
+    BatchCommitted,
+    BatchDelivery,
+    BatchDeliverySettings,
+    BatchOutcome,
+    Offer,
+)
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 from harvest_lib.record import Row
 
 
-class InTurn:
-    """`LapDelivery` by several, of which each delivers the lap after the one before it."""
+class AlternatingProducers:
+    """`BatchDelivery` by several, of which each delivers the lap after the one before it."""
 
-    def __init__(self, deliveries: Sequence[LapDelivery]) -> None:
+    def __init__(self, deliveries: Sequence[BatchDelivery]) -> None:
         self._deliveries = list(deliveries)  # the first is the one whose turn it is
 
-    def begin(self, leader_id: UUID) -> Outcome:
-        outcome: Outcome = Committed()
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        outcome: BatchOutcome = BatchCommitted()
         for each in self._deliveries:
             outcome = each.begin(leader_id)
-            if not isinstance(outcome, Committed):
+            if not isinstance(outcome, BatchCommitted):
                 break
         return outcome
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._deliveries[0].send(rows, may_send)
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         outcome = self._deliveries[0].commit(checkpoint, may_send)
-        if isinstance(outcome, Committed):
+        if isinstance(outcome, BatchCommitted):
             self._deliveries.append(self._deliveries.pop(0))
         return outcome
 
-    def settle(self, may_send: Callable[[], bool]) -> Outcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return Committed()
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return BatchCommitted()
 
     def abandon(self) -> bool:
         may_arrive = [each.abandon() for each in self._deliveries]
@@ -51,7 +57,9 @@ class InTurn:
         self.abandon()
 
 
-def exactly_once(settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> LapDelivery:
+def exactly_once(
+    settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
+) -> BatchDelivery:
     """Return two `Transactional` in turn, under `transactional_id` and that with `.2` behind it."""
     ids = (transactional_id, f"{transactional_id}.2")
-    return InTurn([Transactional(settings, topics, each, place) for each in ids])
+    return AlternatingProducers([Transactional(settings, topics, each, place) for each in ids])

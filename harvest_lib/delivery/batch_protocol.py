@@ -1,8 +1,8 @@
 """Delivery in batches: what the batch loop asks of a delivery, and what it is told.
 
-    begin ──► send, send, … ──► commit ──┬─ Committed
-                                         ├─ Failed: begin again, at the last position that was committed
-                                         └─ Deposed: another leader has taken over, this one is over
+    begin ──► send, send, … ──► commit ──┬─ BatchCommitted
+                                         ├─ BatchFailed: begin again, at the last position that was committed
+                                         └─ BatchFenced: another leader has taken over, this one is over
 
 Nothing is kept per record between `send` and `commit`, which is what makes batches fast. What a commit leaves to be
 done is done by the next one, or by `settle` where there is no next one yet.
@@ -21,12 +21,12 @@ from harvest_lib.sequencing.publisher import Intent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class BatchCommitted:
     """Every record of the lap is in Kafka, on every in-sync replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class BatchFailed:
     """Some of the lap may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`: nobody
     said for which of its topics."""
 
@@ -36,13 +36,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deposed:
+class BatchFenced:
     """Kafka takes nothing from this leader any more: another one has begun."""
 
     reason: str
 
 
-Outcome = Committed | Failed | Deposed
+BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
 
 
 Keep = Callable[[Sequence[Intent]], bool]
@@ -54,7 +54,7 @@ Offer = bytes | Keep | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LapSettings:
+class BatchDeliverySettings:
     """`kafka` are the user's producer settings, secrets in clear."""
 
     kafka: Mapping[str, object] = field(repr=False)
@@ -63,10 +63,10 @@ class LapSettings:
     producer_provider: KafkaProducerProvider = Producer
 
 
-class LapDelivery(Protocol):
+class BatchDelivery(Protocol):
     """A way into Kafka by laps. Used by one thread."""
 
-    def begin(self, leader_id: UUID) -> Outcome:
+    def begin(self, leader_id: UUID) -> BatchOutcome:
         """Get ready to send under this leader id; what was open before is gone."""
         ...
 
@@ -75,11 +75,11 @@ class LapDelivery(Protocol):
         when `may_send` says no; then `commit` fails."""
         ...
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes along."""
         ...
 
-    def settle(self, may_send: Callable[[], bool]) -> Outcome:
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
         """Wait until readers see all that was committed. Called between laps, while nothing is waiting to be sent."""
         ...
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batch_protocol import Committed, Failed, LapSettings, Offer, Outcome
+from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome, Offer
 from harvest_lib.delivery.errors import (
     DEFAULTS,
     NEVER_TAKEN,
@@ -41,13 +41,13 @@ _WIRE_SECONDS = 1.0
 _WHY_SECONDS = 0.5
 
 
-class PipelinedLaps:
+class PipelinedBatches:
     """`LapDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
     """How long what is on the wire is waited for when it is given up."""
 
-    def __init__(self, settings: LapSettings, topics: Topics) -> None:
+    def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         self._settings = settings
         self._topics = topics
         self._failure: KafkaError | None = None  # of the lap: the first
@@ -58,7 +58,7 @@ class PipelinedLaps:
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
 
-    def begin(self, leader_id: UUID) -> Outcome:
+    def begin(self, leader_id: UUID) -> BatchOutcome:
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         if self._producer is None or self._failure is not None or self._stopped:
             self._discard()
@@ -66,7 +66,7 @@ class PipelinedLaps:
             self._is_named = self._is_of_row = False
             self._producer = self._make_producer()
         self._watched.clear()
-        return Committed()
+        return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         if not may_send():
@@ -97,11 +97,11 @@ class PipelinedLaps:
         self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
-    def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._land(may_send)
 
-    def settle(self, may_send: Callable[[], bool]) -> Outcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return Committed()
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return BatchCommitted()
 
     def abandon(self) -> bool:
         return self._discard()
@@ -122,7 +122,7 @@ class PipelinedLaps:
         self._stopped = True
         return False
 
-    def _land(self, may_send: Callable[[], bool]) -> Outcome:
+    def _land(self, may_send: Callable[[], bool]) -> BatchOutcome:
         """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         deadline = Deadline(self._settings.delivery_timeout_seconds)
@@ -135,15 +135,15 @@ class PipelinedLaps:
         if self._failure is not None:
             return self._failed_by(self._failure)
         if self._stopped:
-            return Failed(reason="not acknowledged in time")
+            return BatchFailed(reason="not acknowledged in time")
         if self._watched:
             self._topics.well(self._watched)
             self._watched.clear()
-        return Committed()
+        return BatchCommitted()
 
-    def _failed_by(self, failure: KafkaError) -> Failed:
+    def _failed_by(self, failure: KafkaError) -> BatchFailed:
         refused = failure.code() in NEVER_TAKEN
-        return Failed(
+        return BatchFailed(
             reason=failure.str(), refused=refused, unnamed=not refused and self._is_of_row and not self._is_named
         )
 
@@ -154,7 +154,7 @@ class PipelinedLaps:
             if self._serve(functools.partial(self._producer.poll, _WHY_SECONDS)) == 0:
                 break
 
-    def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
+    def _attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
         """Have the producer do something besides sending rows."""
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         try:
@@ -164,8 +164,8 @@ class PipelinedLaps:
         except BufferError:
             self._stopped = True
         if self._failure is None and not self._stopped:
-            return Committed()
-        return self._failed_by(self._failure) if self._failure else Failed(reason="the producer's queue is full")
+            return BatchCommitted()
+        return self._failed_by(self._failure) if self._failure else BatchFailed(reason="the producer's queue is full")
 
     def _report(self, error: KafkaError | None, message: Any) -> None:
         if error is None:

@@ -27,8 +27,15 @@ from confluent_kafka import KafkaError, Producer
 
 from harvest_lib import errors
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.delivery.batch_protocol import Committed, Failed, Keep, LapSettings, Offer, Outcome
-from harvest_lib.delivery.batches import PipelinedLaps
+from harvest_lib.delivery.batch_protocol import (
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    BatchOutcome,
+    Keep,
+    Offer,
+)
+from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.headers import HeaderMaker
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
@@ -45,12 +52,12 @@ _CLEAR_SECONDS = 1.0
 _REFUSED = "the checkpoint was refused: another leads, or the subscription was moved"
 
 
-class Sequenced(PipelinedLaps):
+class Sequenced(PipelinedBatches):
     """`LapDelivery` whose records are pending until their lap's checkpoint is kept."""
 
     _wire_seconds = 0.0
 
-    def __init__(self, settings: LapSettings, topics: Topics) -> None:
+    def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         super().__init__(settings, topics)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this lap
@@ -58,7 +65,7 @@ class Sequenced(PipelinedLaps):
         self._owing: Keep | None = None  # where those of the last lap are kept
         self._clear_at = 0.0
 
-    def begin(self, leader_id: UUID) -> Outcome:
+    def begin(self, leader_id: UUID) -> BatchOutcome:
         outcome = super().begin(leader_id)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched.clear()
@@ -66,30 +73,30 @@ class Sequenced(PipelinedLaps):
         self._headers_of = self._with_ids(self._headers_of)
         return outcome
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         assert callable(checkpoint)  # noqa: S101 - what is kept is not sent
         landed = self._land(may_send)
-        if not isinstance(landed, Committed):
+        if not isinstance(landed, BatchCommitted):
             return landed
         if not may_send():
-            return Failed(reason="the term is over")
+            return BatchFailed(reason="the term is over")
         intents = [
             Intent(topic=topic, partition=number, id=self._next_id(Flag.ACK_TXN))
             for topic, number in sorted(self._touched)
         ]
         self._touched.clear()
         if not checkpoint(intents):
-            return Failed(reason=_REFUSED)
+            return BatchFailed(reason=_REFUSED)
         self._owing = checkpoint if intents else None
         return self._attempt(partial(self._acknowledge, intents))
 
-    def settle(self, may_send: Callable[[], bool]) -> Outcome:
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
         landed = self._land(may_send)
-        if isinstance(landed, Committed) and self._owing is not None and boot_seconds() >= self._clear_at:
+        if isinstance(landed, BatchCommitted) and self._owing is not None and boot_seconds() >= self._clear_at:
             # Else a topic that is removed in a year would be asked for them by whoever leads then.
             keep, self._owing = self._owing, None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
-            return landed if keep(()) else Failed(reason=_REFUSED)
+            return landed if keep(()) else BatchFailed(reason=_REFUSED)
         return landed
 
     def abandon(self) -> bool:

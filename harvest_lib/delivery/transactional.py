@@ -20,8 +20,15 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.delivery.batch_protocol import Committed, Deposed, Failed, LapSettings, Offer, Outcome
-from harvest_lib.delivery.batches import PipelinedLaps
+from harvest_lib.delivery.batch_protocol import (
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    BatchFenced,
+    BatchOutcome,
+    Offer,
+)
+from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.errors import PURGED
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
@@ -56,19 +63,21 @@ class CheckpointPlace:
     key: str
 
 
-class Transactional(PipelinedLaps):
+class Transactional(PipelinedBatches):
     """`LapDelivery` by Kafka transactions, under one transactional id."""
 
     _wire_seconds = 0.0
 
-    def __init__(self, settings: LapSettings, topics: Topics, transactional_id: str, place: CheckpointPlace) -> None:
+    def __init__(
+        self, settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
+    ) -> None:
         self._transactional_id = transactional_id
         self._place = place
         self._open = self._has_begun = False
         self._apart_until = 0.0
         super().__init__(settings, topics)
 
-    def begin(self, leader_id: UUID) -> Outcome:
+    def begin(self, leader_id: UUID) -> BatchOutcome:
         if self._has_begun:
             self._discard()  # it may be in the middle of something
         self._has_begun = True
@@ -80,13 +89,13 @@ class Transactional(PipelinedLaps):
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         if not self._open and self._failure is None:
             outcome = self._attempt(lambda producer: producer.begin_transaction())
-            self._open = isinstance(outcome, Committed)
+            self._open = isinstance(outcome, BatchCommitted)
         return super().send(rows, may_send) if self._open else {}
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         if not self._open and self._failure is None:
-            self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), Committed)
-        if boot_seconds() < self._apart_until and not isinstance(landed := self._land(may_send), Committed):
+            self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), BatchCommitted)
+        if boot_seconds() < self._apart_until and not isinstance(landed := self._land(may_send), BatchCommitted):
             return self._outcome(landed)
         if self._failure is None and checkpoint is not None:
             place, report = self._place, partial(self._report_own, "the checkpoint")
@@ -94,15 +103,15 @@ class Transactional(PipelinedLaps):
                 lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
             )
         landed = self._land(may_send)
-        if not isinstance(landed, Committed):
+        if not isinstance(landed, BatchCommitted):
             return self._outcome(landed)
         if not may_send():
-            return Failed(reason="the term is over")
+            return BatchFailed(reason="the term is over")
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
 
     def _hear_why(self, deadline: Deadline) -> None:
-        """See `PipelinedLaps`. What is purged with its transaction says nothing; the transaction does."""
+        """See `PipelinedBatches`. What is purged with its transaction says nothing; the transaction does."""
         super()._hear_why(deadline)
         assert self._producer is not None  # noqa: S101 - there was a lap
         if self._failure is not None and self._failure.code() in PURGED:
@@ -116,7 +125,7 @@ class Transactional(PipelinedLaps):
             self._apart_until = boot_seconds() + _APART_SECONDS
         super()._report_own(what, error, message)
 
-    def _attempt(self, call: Callable[[KafkaProducer], object]) -> Outcome:
+    def _attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
         return self._outcome(super()._attempt(call))
 
     def _failed(self, error: KafkaError) -> None:
@@ -125,9 +134,9 @@ class Transactional(PipelinedLaps):
         if error.code() in _DEPOSED:
             self._failure = error
 
-    def _outcome(self, outcome: Outcome) -> Outcome:
+    def _outcome(self, outcome: BatchOutcome) -> BatchOutcome:
         if self._failure is not None and self._failure.code() in _DEPOSED:
-            return Deposed(reason=self._failure.str())
+            return BatchFenced(reason=self._failure.str())
         return outcome
 
     def abandon(self) -> bool:
@@ -135,8 +144,8 @@ class Transactional(PipelinedLaps):
         return False  # it does, in a transaction that is aborted
 
     def _let_go(self, producer: KafkaProducer) -> None:
-        """See `PipelinedLaps`. To close is to abort what is open: that waits for a broker for as long as it takes, and
-        is refused to one that was fenced. Whoever begins next aborts it in any case, so nobody waits long for it."""
+        """Close a producer. To close is to abort what is open: that waits for a broker for as long as it takes, and is
+        refused to a producer that was fenced. The next transaction aborts it in any case, so nobody waits long."""
         closing = threading.Thread(target=_close, args=(producer,), name="harvest-close", daemon=True)
         closing.start()
         closing.join(_LET_GO_SECONDS)

@@ -1,8 +1,8 @@
 """What leading a shard consists of, by the source: the parts that stay from term to term, and the loop of each term.
 
-mark                              `TermLoop`: mark, send, purge; asks its source on a thread of its own
-snapshot, transaction_id          `TailLoop`: laps; parts for each shard
-mark, if delivered exactly once   `TailLoop` likewise
+mark                              `MarkLoop`: mark, send, purge; asks its source on a thread of its own
+snapshot, transaction_id          `BatchLoop`: laps; parts for each shard
+mark, if delivered exactly once   `BatchLoop` likewise
 """
 
 import logging
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import psycopg
 from confluent_kafka import Consumer, Producer
 
-from harvest_lib.batching.loop import TailLoop
-from harvest_lib.batching.parked_ids import SetAside
-from harvest_lib.batching.ports import TailWiring
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.stores import KafkaStore
 from harvest_lib.checkpoints.table import check_subscription
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
@@ -37,30 +37,30 @@ from harvest_lib.events import Event
 from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
 from harvest_lib.harvester.factory import (
+    make_batch_delivery,
+    make_batch_source,
     make_checkpoints,
     make_delivery,
-    make_lap_delivery,
-    make_paged_source,
+    make_parking,
     make_rivals,
     make_selection,
-    make_shelf,
     make_source,
     make_store,
     make_topics,
     subscription_of,
 )
-from harvest_lib.harvester.maintenance import Housekeeping
+from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
-from harvest_lib.marking.loop import TermLoop
-from harvest_lib.marking.ports import Wiring
+from harvest_lib.marking.loop import MarkLoop
+from harvest_lib.marking.ports import MarkPorts
 from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
 from harvest_lib.outbox.identity import check_identities
-from harvest_lib.outbox.parking_rules import Parking, Refusals
+from harvest_lib.outbox.parking_rules import ParkingRules, Refusals
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.record import Row
-from harvest_lib.source import Source, SourceThread
+from harvest_lib.source import ClaimSource, SourceThread
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
 """Whether those who lead lead our outbox is asked by who waits: first, and again."""
 
 
-class Flying(Protocol):
+class InFlightRecords(Protocol):
     """What is in flight, as it may be seen from outside."""
 
     @property
@@ -78,7 +78,7 @@ class Flying(Protocol):
     def keys(self) -> list[str]: ...
 
 
-class Loop(Protocol):
+class EngineLoop(Protocol):
     """The harvesting of one term."""
 
     leader_id: Any
@@ -90,7 +90,7 @@ class Loop(Protocol):
         ...
 
     @property
-    def in_flight(self) -> Flying: ...
+    def in_flight(self) -> InFlightRecords: ...
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for."""
@@ -98,14 +98,14 @@ class Loop(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ears:
+class Callbacks:
     """Whom a loop tells."""
 
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
 
 
-class Work(Protocol):
+class Engine(Protocol):
     """A way of harvesting."""
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
@@ -120,7 +120,7 @@ class Work(Protocol):
         """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
         ...
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
         """Return the loop of a term."""
         ...
 
@@ -129,15 +129,15 @@ class Work(Protocol):
         ...
 
 
-class MarkWork:
-    """`Work` that marks and purges; one shard."""
+class MarkEngine:
+    """`Engine` that marks and purges; one shard."""
 
     def __init__(
         self,
         config: HarvestConfig,
         table: OutboxTable,
         *,
-        source: Source | None = None,
+        source: ClaimSource | None = None,
         delivery: Delivery | None = None,
         producer_provider: KafkaProducerProvider = Producer,
     ) -> None:
@@ -163,21 +163,21 @@ class MarkWork:
         self._thread = SourceThread(self._source, Sight(conninfo=self._config.data_source.conninfo(), tables=tables))
 
     def stand_by(self) -> None:
-        """See `Work`. Nothing is kept that could be another's."""
+        """See `Engine`. Nothing is kept that could be another's."""
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
-        wiring = Wiring(
+        wiring = MarkPorts(
             source=self._thread,
             delivery=self._delivery,
-            parking=Parking(self._config.parking, self._refusals),
+            parking=ParkingRules(self._config.parking, self._refusals),
             limits=self._config.limits,
             one_per_key=self._config.delivery == "barrier",
             emit=ears.emit,
             delivered=ears.delivered,
         )
         self._watch.begin(term, stopping)
-        return TermLoop(term, wiring, stopping)
+        return MarkLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:
         try:
@@ -199,8 +199,8 @@ def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
     return topics.refused(rows, max([len(row[3]) for row in rows if row[3]], default=0))
 
 
-class TailWork:
-    """`Work` by laps, with parts of its own for each shard. `kind` names the source."""
+class BatchEngine:
+    """`Engine` by laps, with parts of its own for each shard. `kind` names the source."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class TailWork:
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
         # One for all terms: it knows what it has complained of.
-        self._housekeeping = Housekeeping(config.data_source.conninfo(), table, config.keep_segments_seconds)
+        self._housekeeping = Maintenance(config.data_source.conninfo(), table, config.keep_segments_seconds)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -268,7 +268,7 @@ class TailWork:
         config, table = self._config, self._table
         checkpoints = make_checkpoints(config, table, self._kind, 0)
         rows = make_selection(config, table) if self._kind != "mark" else None
-        places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+        places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])
@@ -301,18 +301,18 @@ class TailWork:
         return Sight(conninfo=self._config.data_source.conninfo(), tables=tables)
 
     def start(self) -> None:
-        """See `Work`. Nothing outlives a term."""
+        """See `Engine`. Nothing outlives a term."""
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Ears) -> Loop:
+    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
         config, table, kind = self._config, self._table, self._kind
         topics = make_topics(config)
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
-        source = make_paged_source(config, table, kind, term.shard, parks=self._parks)
-        wiring = TailWiring(
+        source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
+        wiring = BatchPorts(
             source=source,
-            delivery=make_lap_delivery(config, topics, term.shard, self._producer_provider),
+            delivery=make_batch_delivery(config, topics, term.shard, self._producer_provider),
             store=make_store(
                 config,
                 table,
@@ -321,7 +321,7 @@ class TailWork:
                 consumer_provider=self._consumer_provider,
                 producer_provider=self._producer_provider,
             ),
-            shelf=make_shelf(config, table, checkpoints, topics, source, parks=self._parks),
+            shelf=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
             exactly_once=config.exactly_once,
@@ -334,7 +334,7 @@ class TailWork:
         PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             self._housekeeping.begin(term, stopping)
-        return TailLoop(term, wiring, stopping)
+        return BatchLoop(term, wiring, stopping)
 
     def close(self, deadline: Deadline) -> None:
-        """See `Work`. Nothing outlives a term."""
+        """See `Engine`. Nothing outlives a term."""

@@ -8,24 +8,24 @@ import psycopg
 from confluent_kafka import Consumer, Producer
 from psycopg.conninfo import conninfo_to_dict
 
-from harvest_lib.batching.marked_parking import MarkShelf
-from harvest_lib.batching.parked_ids import SetAside
-from harvest_lib.batching.parking import Shelf
-from harvest_lib.checkpoints.store import Store
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.delivery import (
     AtLeastOnce,
+    BatchDelivery,
+    BatchDeliverySettings,
     CheckpointPlace,
     Delivery,
     Lanes,
     LaneSettings,
-    LapDelivery,
-    LapSettings,
     Pipelined,
-    PipelinedLaps,
+    PipelinedBatches,
     Sequenced,
     Topics,
     acknowledge_again,
@@ -39,12 +39,12 @@ from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import (
+    BatchSource,
+    ClaimSource,
     MarkPages,
     MarkSource,
-    PagedSource,
     Selection,
     SnapshotSource,
-    Source,
     TransactionIdSource,
 )
 from harvest_lib.source.filters import Subscription, scoping, shard_conditions
@@ -61,7 +61,7 @@ SELECT (SELECT system_identifier FROM pg_control_system())
 """
 
 
-def make_source(config: HarvestConfig, table: OutboxTable) -> Source:
+def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
     """Return the mark source on `table`, with a place for parked records unless the policy is to stop."""
     parked = None if config.parking == "stop" else table.parked.identifier
     return MarkSource(config.data_source.conninfo(), table.identifier, parked)
@@ -97,9 +97,9 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
     AtLeastOnce(settings).close()
 
 
-def make_paged_source(
+def make_batch_source(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, *, parks: bool = True
-) -> PagedSource:
+) -> BatchSource:
     """Return the source that `kind` names, of one shard's records. One that marks has a place for parked records if it
     `parks`."""
     if kind == "mark":
@@ -123,11 +123,11 @@ def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None 
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
 
 
-def make_lap_delivery(
+def make_batch_delivery(
     config: HarvestConfig, topics: Topics, shard: int, producer_provider: KafkaProducerProvider
-) -> LapDelivery:
+) -> BatchDelivery:
     """Return the delivery by laps that `delivery` names."""
-    settings = LapSettings(
+    settings = BatchDeliverySettings(
         kafka=config.kafka_settings(for_producer=True),
         delivery_timeout_seconds=config.delivery_timeout_seconds,
         record_header=config.record_header,
@@ -135,7 +135,7 @@ def make_lap_delivery(
     )
     match config.delivery:
         case "barrier" | "pipelined":
-            return PipelinedLaps(settings, topics)
+            return PipelinedBatches(settings, topics)
         case "transactional":
             transactional_id = f"{config.checkpoint_topic}.{shard}"
             return exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard))
@@ -147,11 +147,13 @@ def make_lap_delivery(
 
 def make_checkpoints(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
-) -> Checkpoints:
+) -> CheckpointTable:
     """Return one shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another one."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
     rivals = make_rivals(config, pool) if pool is not None else None
-    return Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier, rivals=rivals)
+    return CheckpointTable(
+        conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier, rivals=rivals
+    )
 
 
 def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
@@ -184,32 +186,32 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
     )
 
 
-def make_shelf(
+def make_parking(
     config: HarvestConfig,
     table: OutboxTable,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointTable,
     topics: Topics,
-    source: PagedSource,
+    source: BatchSource,
     *,
     parks: bool = True,
-) -> Shelf | MarkShelf:
+) -> BatchParking | MarkedParking:
     """Return what becomes of records that can never be sent."""
     if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
-        return MarkShelf(config.parking if parks else "stop", topics, source)
+        return MarkedParking(config.parking if parks else "stop", topics, source)
     rows = make_selection(config, table)
-    places = SetAside(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
-    return Shelf(config.parking, topics, places)
+    places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+    return BatchParking(config.parking, topics, places)
 
 
 def make_store(
     config: HarvestConfig,
     table: OutboxTable,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointTable,
     shard: int,
     *,
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
-) -> Store:
+) -> CheckpointStore:
     """Return the store of one shard's checkpoints."""
     acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
     match config.delivery:

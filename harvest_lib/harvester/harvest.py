@@ -37,12 +37,12 @@ from harvest_lib.events import (
     Meter,
     MeterRead,
 )
-from harvest_lib.harvester.engines import Ears, Loop, MarkWork, TailWork, Work
+from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine
 from harvest_lib.harvester.factory import make_leadership, read_pool, refuse_bad_settings
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import Source
+from harvest_lib.source import ClaimSource
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Harvest:
         self,
         config: HarvestConfig,
         *,
-        source: Source | None = None,
+        source: ClaimSource | None = None,
         delivery: Delivery | None = None,
         leadership: Leadership | None = None,
         kafka_consumer_provider: KafkaConsumerProvider = Consumer,
@@ -89,13 +89,15 @@ class Harvest:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
         refuse_bad_settings(config, kafka_producer_provider)
-        self._make_mark = partial(MarkWork, source=source, delivery=delivery, producer_provider=kafka_producer_provider)
+        self._make_mark = partial(
+            MarkEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
+        )
         pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
         self._make_tail = partial(
-            TailWork, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
+            BatchEngine, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
         )
         self._marks = source is not None or delivery is not None or config.source == "mark"
-        self._work: Work | None = None
+        self._work: Engine | None = None
         self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
         self._handler: EventHandler | None = None
         self._state = State.CREATED
@@ -106,7 +108,7 @@ class Harvest:
         self._hold_until: dict[int, float] = {}  # by shard, in boot seconds
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._loops: dict[int, Loop] = {}  # by shard
+        self._loops: dict[int, EngineLoop] = {}  # by shard
         self._meter_lock = threading.Lock()
         self._meter = Meter("throughput", boot_seconds())
 
@@ -307,7 +309,9 @@ class Harvest:
     def _lead(self, term: Term) -> None:
         assert self._work is not None  # noqa: S101 - `start` chooses it before there are terms
         shard = term.shard
-        loop = self._work.loop(term, self._stopping, Ears(emit=partial(self._emit, shard), delivered=self._delivered))
+        loop = self._work.loop(
+            term, self._stopping, Callbacks(emit=partial(self._emit, shard), delivered=self._delivered)
+        )
         self._loops[shard] = loop
         self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
         try:
@@ -328,7 +332,7 @@ class Harvest:
             if (work := self._work) is not None:
                 closing.callback(lambda: work.close(deadline))  # before leadership goes: nothing of ours leaves then
 
-    def _choose_work(self, connection: psycopg.Connection[Any]) -> Work:
+    def _choose_work(self, connection: psycopg.Connection[Any]) -> Engine:
         config, kind = self._config, self._config.source
         if kind == "auto":
             reads = config.columns is not None or self._table.kind(connection) == "native"

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _EVERY_SECONDS = 60.0
 
 
-class Housekeeping:
+class Maintenance:
     """Look after the segments of one outbox, for as long as a term lasts, term after term. `keep_seconds` is how long a
     segment stays after it was closed. What keeps it from that is logged once, until it works again."""
 

@@ -45,7 +45,7 @@ Read = tuple[SubscriptionShard, Lag]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Backlog:
     """What is committed and not delivered. `is_estimate`: there may be more. `epoch`: the term's rising number, None
     where rows are marked, whose terms have only their id."""
 
@@ -68,7 +68,7 @@ class Leaders:
     notes: Sequence[str] = ()
 
 
-class Outlook:
+class StatusReader:
     """Looks at the outbox of a configuration through one connection. All calls raise HarvestError."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
@@ -90,7 +90,7 @@ class Outlook:
         """Return the shards with how far behind they are, counted to 100,000 records each."""
         return [(each, self._subscriptions.lag(each)) for each in shards] if self._subscriptions is not None else []
 
-    def waiting(self, read: Sequence[Read] | None = None) -> Waiting:
+    def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
         """Return what waits: for the configured subscription, if the table has it; else everything that is there.
 
         Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
@@ -107,8 +107,8 @@ class Outlook:
             )
         if not lags:
             backlog = self._table.backlog(self._connection)
-            return Waiting(records=backlog.records, age_seconds=backlog.oldest_age_seconds, marked=backlog.marked)
-        return Waiting(
+            return Backlog(records=backlog.records, age_seconds=backlog.oldest_age_seconds, marked=backlog.marked)
+        return Backlog(
             records=sum(lag.records for lag in lags),
             age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),
             is_estimate=any(lag.is_estimate for lag in lags),

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import Seats
+from harvest_lib.leadership.term_board import TermRegistry
 
 NEVER = float("-inf")
 
@@ -49,7 +49,7 @@ class Candidacy:
         """When the newest of its heartbeats that came back was sent."""
         return self._heard_at
 
-    def stalls(self, seats: Seats) -> bool:
+    def stalls(self, seats: TermRegistry) -> bool:
         """Tell, once, that it has been assigned its shard for long and has not been able to prove that it leads."""
         waits = self.assigned and self.shard not in seats.terms
         if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
@@ -73,7 +73,7 @@ class Candidacy:
         except (ValueError, TypeError, KeyError):
             return  # someone else's heartbeat, in someone else's format
 
-    def judge(self, seats: Seats, accepted_at: float) -> None:
+    def judge(self, seats: TermRegistry, accepted_at: float) -> None:
         """Begin a term, extend or end it. `accepted_at` is when the newest of the accepted commits was sent."""
         proved_until = min(self._heard_at, accepted_at) + self._timeout_seconds
         term = seats.terms.get(self.shard)

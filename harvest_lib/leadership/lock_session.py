@@ -62,7 +62,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'Exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class LockObservation:
     """What the server said when it was asked."""
 
     held: bool
@@ -100,14 +100,14 @@ class LockSession:
             self._connection.execute(_LET_OLDER, self._keys)
         return False
 
-    def look(self) -> Sight:
+    def look(self) -> LockObservation:
         """Ask whether this session holds the lock, and whether another has just left in order."""
         with translated():
             values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
             row = self._connection.execute(_LOOK, values).fetchone()
         held, left_in_order, is_another = row or (False, False, False)
         # A table that took the place of ours, as in `harvest migrate`, has another lock.
-        return Sight(held=held is True and is_another is not True, left_in_order=left_in_order is True)
+        return LockObservation(held=held is True and is_another is not True, left_in_order=left_in_order is True)
 
     def leave(self, seconds: float) -> None:
         """Let go of the lock, and have the server say for `seconds` that it was in order. Returns when that is over."""

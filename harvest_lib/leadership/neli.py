@@ -63,7 +63,7 @@ from harvest_lib.leadership.election import spoken
 from harvest_lib.leadership.other_pools import Notices, other_pool, tell
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import Seats
+from harvest_lib.leadership.term_board import TermRegistry
 from harvest_lib.leadership.trouble import Trouble, topic_trouble
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Neli:
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._seats = Seats()
+        self._seats = TermRegistry()
         self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None

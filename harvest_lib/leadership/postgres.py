@@ -40,7 +40,7 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import Seats
+from harvest_lib.leadership.term_board import TermRegistry
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class PostgresLeadership:
         self._clock = clock
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._seats = Seats()
+        self._seats = TermRegistry()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaint = ""

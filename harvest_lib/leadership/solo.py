@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Collection
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import Seats
+from harvest_lib.leadership.term_board import TermRegistry
 
 
 class Solo:
@@ -13,7 +13,7 @@ class Solo:
 
     def __init__(self, shards: int = 1) -> None:
         self._shards = shards
-        self._seats = Seats()
+        self._seats = TermRegistry()
 
     def start(self) -> None:
         self._seats.take(*(Term(uuid.uuid4(), shard=shard) for shard in range(self._shards)))

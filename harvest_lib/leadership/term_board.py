@@ -8,7 +8,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.leadership.protocol import Term, TermEnd
 
 
-class Seats:
+class TermRegistry:
     """One process's places at the head of its pool, one for each shard: empty, or held by a term.
 
     `wait` may be called from any thread, all else by the one that stands.

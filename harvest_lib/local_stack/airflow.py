@@ -20,7 +20,7 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import tail, through_child
-from harvest_lib.local_stack.service import Plan, ask
+from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_folder, make_private, private_log, write_private
 
 USER = "admin"
@@ -109,11 +109,11 @@ class Airflow:
         if done.returncode != 0:
             raise self._not_migrated(tail(self._log))
 
-    def plans(self, variables: Mapping[str, str]) -> list[Plan]:
+    def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
         """Say how the services are started; call `prepare` and `migrate` first."""
 
-        def plan(name: str, *arguments: str, **details: Any) -> Plan:
-            return Plan(
+        def plan(name: str, *arguments: str, **details: Any) -> ServicePlan:
+            return ServicePlan(
                 name=f"airflow-{name}",
                 version=version("apache-airflow-core"),
                 command=(sys.executable, "-m", "airflow", name, *arguments),

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import accepts, keep_ports
-from harvest_lib.local_stack.service import Plan, ask
+from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_private, write_private
 
 LOCATION = "harvest"
@@ -49,7 +49,7 @@ class Dagster:
         make_private(self._home)
         self._ports = keep_ports(self._home / "ports.json", ["webserver", "code"])
 
-    def plans(self, dsn: str, environment: Mapping[str, str]) -> list[Plan]:
+    def plans(self, dsn: str, environment: Mapping[str, str]) -> list[ServicePlan]:
         """Write the configuration and say how the services are started; call `prepare` first."""
         database = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
         write_private(self._home / "dagster.yaml", _instance(database))
@@ -63,8 +63,8 @@ class Dagster:
         workspace = ("-w", str(self._home / "workspace.yaml"))
         address = ("-h", "127.0.0.1", "-p")
 
-        def plan(name: str, *arguments: str, **details: object) -> Plan:
-            return Plan(
+        def plan(name: str, *arguments: str, **details: object) -> ServicePlan:
+            return ServicePlan(
                 name=f"dagster-{name}",
                 version=version("dagster"),
                 command=(sys.executable, "-m", *arguments),

@@ -28,7 +28,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ServicePlan:
     """How a service is started and how it shows that it serves. `environment` holds secrets, and is not shown.
 
     `serves` is told when the service was started (Unix time): what one before it said does not count.
@@ -50,7 +50,7 @@ class Plan:
 class Service:
     """A service that can be started, and stopped with all that it started."""
 
-    def __init__(self, plan: Plan, *, logs: Path) -> None:
+    def __init__(self, plan: ServicePlan, *, logs: Path) -> None:
         """Prepare; nothing is started yet."""
         self.plan = plan
         self._process = ServerProcess(

@@ -27,12 +27,12 @@ from harvest_lib.delivery.protocol import Failure, Reports
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.marking.pacing import IDLE_SECONDS, Pace
-from harvest_lib.marking.ports import Wiring
-from harvest_lib.marking.requests import Enquiry
-from harvest_lib.marking.window import KeyBarrier, Window
+from harvest_lib.marking.pacing import IDLE_SECONDS, Backoff
+from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.marking.requests import PendingRequest
+from harvest_lib.marking.window import KeyBarrierWindow, Window
 from harvest_lib.record import Row
-from harvest_lib.source import Batch, Source
+from harvest_lib.source import ClaimedRows, ClaimSource
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ _LAST_ANSWER_SECONDS = 5.0
 """How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
 
 
-class TermLoop:
+class MarkLoop:
     """Harvest under one term. `leader_id` changes when the term is refreshed; `in_flight` may be read from outside."""
 
-    def __init__(self, term: Term, wiring: Wiring, stopping: threading.Event) -> None:
+    def __init__(self, term: Term, wiring: MarkPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
-        window = KeyBarrier if wiring.one_per_key else Window
+        window = KeyBarrierWindow if wiring.one_per_key else Window
         self.in_flight = window(wiring.limits.max_in_flight_records)
         self.idle = False
         """True when the last look found the backlog empty and nothing was in flight."""
@@ -57,8 +57,8 @@ class TermLoop:
         self._delivery = wiring.delivery
         self._parking = wiring.parking
         self._stopping = stopping
-        self._enquiry = Enquiry(wiring.source)
-        self._pace = Pace(wiring.limits)
+        self._enquiry = PendingRequest(wiring.source)
+        self._pace = Backoff(wiring.limits)
         self._landed: list[Row] = []  # acknowledged, not purged yet
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
@@ -194,7 +194,7 @@ class TermLoop:
             return
         self._pace.purged()
 
-        def fetched(batch: Batch) -> None:
+        def fetched(batch: ClaimedRows) -> None:
             rows = batch.rows
             del self._landed[: len(landed)]
             self._lower(landed)
@@ -209,7 +209,7 @@ class TermLoop:
                     self._dropped.difference_update(row[0] for row in rows)
                 self._offer(batch)
 
-        def fetch(source: Source) -> Batch:
+        def fetch(source: ClaimSource) -> ClaimedRows:
             # Asked again here: a process frozen before this would take its successor's rows when it thaws.
             ids = [row[0] for row in landed] if self._may_purge() else []
             return source.fetch(limit if self._term.is_live() else 0, ids)
@@ -221,7 +221,7 @@ class TermLoop:
         the rest, it would be the last."""
         return self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED
 
-    def _offer(self, batch: Batch) -> None:
+    def _offer(self, batch: ClaimedRows) -> None:
         rows = batch.rows
         try:
             self.in_flight.offer(self._parking.sieve(rows, batch.parked))
@@ -360,7 +360,7 @@ class TermLoop:
                 break
 
 
-def _reset(source: Source, ids: Sequence[int]) -> None:
+def _reset(source: ClaimSource, ids: Sequence[int]) -> None:
     source.reset(ids)
 
 

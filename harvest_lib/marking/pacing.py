@@ -15,7 +15,7 @@ _PURGE_DELAY_SECONDS = 0.005
 _BACKOFF_GROWTH = 1.5
 
 
-class Pace:
+class Backoff:
     """The pace of one term's marks and purges. `mark_at` is when the next mark may be asked for."""
 
     def __init__(self, limits: Limits) -> None:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from harvest_lib.config import Limits
 from harvest_lib.delivery.protocol import Delivery
 from harvest_lib.events import Event
-from harvest_lib.outbox.parking_rules import Parking
+from harvest_lib.outbox.parking_rules import ParkingRules
 from harvest_lib.source import SourceThread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class MarkPorts:
     """What a term works with, and whom it tells."""
 
     source: SourceThread
     delivery: Delivery
-    parking: Parking
+    parking: ParkingRules
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""

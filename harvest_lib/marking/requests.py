@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from harvest_lib.database import say_denied
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
-from harvest_lib.source import Source, SourceThread
+from harvest_lib.source import ClaimSource, SourceThread
 
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
 
-class Enquiry:
+class PendingRequest:
     """Questions to the source, one at a time, each with what is to be done with its answer.
 
     `lost` turns True when the database did not answer, and stays so until whoever opened it again says otherwise: the
@@ -33,7 +33,7 @@ class Enquiry:
     def pending(self) -> bool:
         return self._question is not None
 
-    def put(self, call: Callable[[Source], Answer], then: Callable[[Answer], None] | None = None) -> None:
+    def put(self, call: Callable[[ClaimSource], Answer], then: Callable[[Answer], None] | None = None) -> None:
         """Ask; `then` gets the answer when it is heard."""
         self._question, self._then = self._source.ask(call), then
 
@@ -74,5 +74,5 @@ class Enquiry:
             _log.warning("database_unavailable", extra={"reason": error.evidence})
 
 
-def _close(source: Source) -> None:
+def _close(source: ClaimSource) -> None:
     source.close()

@@ -2,8 +2,8 @@
 
 Both promise: at most `max_records` are in flight, and rows of one key leave in the order in which they were offered.
 There is no room for more while what is held has `WINDOW_BYTES`.
-`KeyBarrier` promises besides that at most one record of a key is in flight, so whatever fails and is sent again can
-only repeat (R0 R1 R1 R2), never step back (R0 R1 R2 R0).
+`KeyBarrierWindow` also promises that at most one record of a key is in flight. A record that fails and is sent again
+can then only repeat (`R0 R1 R1 R2`). A key never goes back: `R0 R1 R2 R0` cannot occur.
 
 Under the barrier a key is *claimed* while one of its rows is ready to be sent or in flight; its other rows wait behind
 that one.
@@ -134,7 +134,7 @@ class Window:
         return {*self._flying, *(row[0] for row in self._ready)}
 
 
-class KeyBarrier(Window):
+class KeyBarrierWindow(Window):
     """A window in which at most one record of a key is in flight."""
 
     def __init__(self, max_records: int) -> None:

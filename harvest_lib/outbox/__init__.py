@@ -10,7 +10,7 @@ from harvest_lib.outbox.moved_rows import MovedRows
 from harvest_lib.outbox.moves import Moves
 from harvest_lib.outbox.native_table import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
-from harvest_lib.outbox.parked_ids import SetAsideRecords
+from harvest_lib.outbox.parked_ids import ParkedIdTable
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
 from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.segment_creation import Ensured, ensure_ahead
@@ -32,6 +32,7 @@ __all__ = [
     "NativeTable",
     "OutboxTable",
     "ParkedCounts",
+    "ParkedIdTable",
     "ParkedRecord",
     "ParkedRecords",
     "ParkedRow",
@@ -40,7 +41,6 @@ __all__ = [
     "Segment",
     "Segments",
     "Selection",
-    "SetAsideRecords",
     "Sight",
     "add_checks",
     "append",

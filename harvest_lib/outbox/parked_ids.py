@@ -28,7 +28,7 @@ _SHOWN_IDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class SetAsideRecords:
+class ParkedIdTable:
     """The records that one subscription of an outbox has set aside. `id_column` is where the outbox has its ids, and
     `transaction_id_column` the transactions that wrote its rows."""
 

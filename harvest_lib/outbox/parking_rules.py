@@ -20,11 +20,11 @@ Refusals = Callable[[Sequence[Row]], Mapping[int, str]]
 
 _SHOWN = 10
 
-Held = tuple[str, str]
+HeldKey = tuple[str, str]
 """A topic and a key in it."""
 
 
-class Parking:
+class ParkingRules:
     """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id.
 
     Which keys have a parked record comes with each batch, since others may park and release: a deposed leader, people.
@@ -33,7 +33,7 @@ class Parking:
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
         self._policy = policy
         self._refusals = refusals
-        self._refused_keys: dict[Held, int] = {}  # of what is refused: the lowest id of each key in its topic
+        self._refused_keys: dict[HeldKey, int] = {}  # of what is refused: the lowest id of each key in its topic
         self._refused: dict[int, str] = {}
         self._behind: set[int] = set()
 
@@ -43,7 +43,7 @@ class Parking:
         self._refused.clear()
         self._behind.clear()
 
-    def sieve(self, rows: Sequence[Row], parked: Mapping[Held, int]) -> Sequence[Row]:
+    def sieve(self, rows: Sequence[Row], parked: Mapping[HeldKey, int]) -> Sequence[Row]:
         """Return the rows that may be sent, and keep the others to be set aside: those that are refused, and those of a
         key that has a parked record of its topic before them. Raises RecordError under `stop`."""
         refusals = self._refusals(rows)
@@ -77,7 +77,7 @@ class Parking:
         self._behind.update(row[0] for row in rows)
 
     @property
-    def refused_keys(self) -> dict[Held, int]:
+    def refused_keys(self) -> dict[HeldKey, int]:
         """Return the keys of what is refused and not set aside yet, with the lowest id of each."""
         return dict(self._refused_keys)
 
@@ -112,7 +112,7 @@ class Parking:
             _log.info("records_held", extra={"count": held})
         return bool(released)
 
-    def _is_behind(self, row: Row, parked: Mapping[Held, int]) -> bool:
+    def _is_behind(self, row: Row, parked: Mapping[HeldKey, int]) -> bool:
         if self._policy != "hold_key":
             return False
         first = min(parked.get(row[1:3], row[0]), self._refused_keys.get(row[1:3], row[0]))

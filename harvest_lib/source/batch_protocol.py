@@ -22,7 +22,7 @@ class Page(NamedTuple):
     more: bool
 
 
-class PagedSource(Protocol):
+class BatchSource(Protocol):
     """Records in order, page by page. Used by one thread at a time.
 
     Every call raises DatabaseUnavailable when the database cannot be asked (`open` again, at the last position that was

@@ -7,7 +7,7 @@ from uuid import UUID
 from harvest_lib.record import Row
 
 
-class Batch(NamedTuple):
+class ClaimedRows(NamedTuple):
     """What a fetch found: records ascending by id, and of their keys those that have a record set aside, by topic and
     key, with the lowest id of one. Both are of one moment: no key is parked or released in between."""
 
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     """Whether there may be more at once: the limit was reached, or as many bytes as are read at a time."""
 
 
-class Source(Protocol):
+class ClaimSource(Protocol):
     """Records in order, fetched under one leader id at a time. Used by one thread at a time.
 
     Every call raises DatabaseUnavailable when the database cannot be asked (the outcome of the call is then unknown:
@@ -28,7 +28,7 @@ class Source(Protocol):
         """(Re)connect if need be and work under `leader_id` from now on."""
         ...
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
         """Record durably that `delivered` were delivered, none of which is fetched again, and return up to `limit`
         records that this leader id has not seen, ascending by id, up to `PAGE_BYTES` (or one that has more). One
         transaction; safe to repeat."""

@@ -27,7 +27,7 @@ from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.outbox.row_security import guarded, require_all_rows
 from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source.by_bytes import RECORD_BYTES
-from harvest_lib.source.claim_protocol import Batch
+from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.readable import readable
 from harvest_lib.source.server_identity import timeline
 
@@ -179,7 +179,7 @@ class MarkSource:
         if None not in {before, self._timeline} and before != self._timeline:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
         least = min(limit, self._most or limit)
         batch = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
         if limit:
@@ -189,7 +189,7 @@ class MarkSource:
         batch.rows.sort(key=_id)
         return batch
 
-    def _fetch(self, limit: int, delivered: Sequence[int]) -> Batch:
+    def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge and mark while nothing is parked. If something turns out to be, what was marked is given back and
         fetched again with care."""
         connection = self._connected()
@@ -209,9 +209,9 @@ class MarkSource:
                 self._careful = True
                 self.reset([row[0] for row in found])
                 return self._fetch_carefully(limit, ())
-        return Batch(readable(_rows(found), connection), {}, _is_more(found, limit))
+        return ClaimedRows(readable(_rows(found), connection), {}, _is_more(found, limit))
 
-    def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> Batch:
+    def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
         those that were marked."""
         connection = self._connected()
@@ -222,7 +222,7 @@ class MarkSource:
             found = self._execute_mark(limit).fetchall() if limit else []
             parked = self._read_parked({row[2] for row in found}) if found else {}
             self._careful = self._is_any_parked()
-        return Batch(readable(_rows(found), connection), parked, _is_more(found, limit))
+        return ClaimedRows(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a

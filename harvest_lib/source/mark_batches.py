@@ -19,7 +19,7 @@ from uuid import uuid4
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.batch_protocol import Page, Position
-from harvest_lib.source.claim_protocol import Batch
+from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.thread import CallThread
 
@@ -42,7 +42,7 @@ class MarkPages:
     def __init__(self, source: MarkSource) -> None:
         self._source = source
         self._thread: CallThread[MarkSource] | None = None
-        self._asked: Future[Batch] | None = None
+        self._asked: Future[ClaimedRows] | None = None
         self._sent: list[int] = []  # ids of this lap, and what was put off before
         self._delivered: list[int] = []  # of laps before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
@@ -101,7 +101,7 @@ class MarkPages:
             self._delivered = []
         self._source.close()
 
-    def _next(self, limit: int) -> Batch:
+    def _next(self, limit: int) -> ClaimedRows:
         if self._asked is None:
             self._ask(limit)
         assert self._asked is not None  # noqa: S101 - asked just now

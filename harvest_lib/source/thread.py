@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from harvest_lib.source.claim_protocol import Source
+from harvest_lib.source.claim_protocol import ClaimSource
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked")
@@ -43,18 +43,18 @@ class CallThread(Generic[Asked]):
                 answer.set_exception(error)
 
 
-class SourceThread(CallThread[Source]):
+class SourceThread(CallThread[ClaimSource]):
     """Ask a source on the thread `harvest-source`. Each call is made inside what `sight` returns, which may turn an
     error of its into another."""
 
-    def __init__(self, source: Source, sight: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, source: ClaimSource, sight: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._sight = sight
         super().__init__(source, "harvest-source")
 
-    def ask(self, call: Callable[[Source], Answer]) -> "Future[Answer]":
+    def ask(self, call: Callable[[ClaimSource], Answer]) -> "Future[Answer]":
         """See `CallThread`."""
 
-        def seen(source: Source) -> Answer:
+        def seen(source: ClaimSource) -> Answer:
             with self._sight():
                 return call(source)
 

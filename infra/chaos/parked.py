@@ -8,19 +8,19 @@ from psycopg.sql import SQL
 from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
 from infra.chaos.member import Member
-from infra.chaos.system import System, Way
+from infra.chaos.system import Mode, System
 
 _PARKED = SQL("SELECT count(*) FROM outbox_parked WHERE NOT held")
 _SET_ASIDE = SQL("SELECT count(*) FROM outbox_set_aside WHERE NOT held AND NOT retry")
 _STOPPED = "can never be sent"
 
 
-def sets_aside(way: Way) -> bool:
+def sets_aside(way: Mode) -> bool:
     """Tell whether what cannot be sent is set aside, or harvesters stop over it."""
     return not (way.source == "mark" and way.exactly_once)
 
 
-def count(way: Way, connection: psycopg.Connection[Any]) -> int:
+def count(way: Mode, connection: psycopg.Connection[Any]) -> int:
     """Count the records that are parked, and of which nobody has asked yet that they be sent again."""
     row = connection.execute(_PARKED if way.source == "mark" else _SET_ASIDE).fetchone()
     return int(row[0]) if row is not None else 0

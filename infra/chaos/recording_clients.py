@@ -36,7 +36,7 @@ from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint as Stored
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Intent
-from harvest_lib.delivery import Committed, LapDelivery, Offer, Outcome
+from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchOutcome, Offer
 from harvest_lib.delivery.batch_protocol import Keep
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
@@ -44,7 +44,7 @@ from harvest_lib.harvester import engines
 from harvest_lib.harvester import factory as parts
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record_header import HEADER_NAME, unpack
-from harvest_lib.source import Batch, MarkPages, MarkSource, Source
+from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
 
 OWN = (".neli", ".checkpoint")
@@ -171,7 +171,7 @@ class RecordedProducer:
 class RecordedSource:
     """A source that marks and purges. `of` says for which term it marks under an id."""
 
-    def __init__(self, recorder: Recorder, source: Source, of: Callable[[UUID], str] = str) -> None:
+    def __init__(self, recorder: Recorder, source: ClaimSource, of: Callable[[UUID], str] = str) -> None:
         self._recorder, self._source, self._of = recorder, source, of
         self._leader = ""
 
@@ -182,7 +182,7 @@ class RecordedSource:
         self._leader = self._of(leader_id)
         self._source.open(leader_id)
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
         purge = {"leader_id": self._leader, "ids": tuple(delivered), "count": len(delivered)}
         try:
             batch = self._source.fetch(limit, delivered)
@@ -251,13 +251,13 @@ class RecordedStore:
 class RecordedLaps:
     """A delivery by laps: a transaction that was committed has stored its checkpoint."""
 
-    def __init__(self, recorder: Recorder, laps: LapDelivery, store: Callable[[], RecordedStore]) -> None:
+    def __init__(self, recorder: Recorder, laps: BatchDelivery, store: Callable[[], RecordedStore]) -> None:
         self._recorder, self._laps, self._store = recorder, laps, store
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._laps, name)
 
-    def begin(self, leader_id: UUID) -> Outcome:
+    def begin(self, leader_id: UUID) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
         return self._laps.begin(leader_id)
 
@@ -279,7 +279,7 @@ class RecordedLaps:
 
         return kept
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> Outcome:
+    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         store = self._store()
         stored = store.offered if checkpoint is not None else None
         if stored is None:
@@ -288,14 +288,14 @@ class RecordedLaps:
             return self._laps.commit(self._kept(checkpoint, store, stored), may_send)
         store.tell(stored, "invoke")
         outcome = self._laps.commit(checkpoint, may_send)
-        if isinstance(outcome, Committed):
+        if isinstance(outcome, BatchCommitted):
             store.tell(stored, "ok")
         return outcome
 
 
 def record(recorder: Recorder) -> None:
     """Have every harvester that this process makes from now on written down."""
-    make_source, make_store, make_laps = parts.make_source, parts.make_store, parts.make_lap_delivery
+    make_source, make_store, make_laps = parts.make_source, parts.make_store, parts.make_batch_delivery
     stores: dict[int, RecordedStore] = {}
 
     def recorded_store(config: Any, table: Any, checkpoints: Any, shard: int, **providers: Any) -> Any:
@@ -321,7 +321,7 @@ def record(recorder: Recorder) -> None:
             super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
 
     command = importlib.import_module("harvest_lib.cli.run")  # the name itself leads to the function
-    made = {"make_source": recorded_source, "make_store": recorded_store, "make_lap_delivery": recorded_laps}
+    made = {"make_source": recorded_source, "make_store": recorded_store, "make_batch_delivery": recorded_laps}
     for name, make in made.items():
         setattr(engines, name, make)
     vars(parts)["MarkPages"] = RecordedPages

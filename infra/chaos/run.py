@@ -31,8 +31,8 @@ from infra.chaos.aftermath import Aftermath, Broken
 from infra.chaos.faults import FAULTS
 from infra.chaos.following import Following
 from infra.chaos.reading import Reader
-from infra.chaos.schedule import Turns
-from infra.chaos.system import PARTITIONS, TOPIC, System, Way, running
+from infra.chaos.schedule import Schedule
+from infra.chaos.system import PARTITIONS, TOPIC, Mode, System, running
 from infra.chaos.writing import Writers, Writing, make_tables
 
 _QUIET_SECONDS = (1.5, 4.0)
@@ -47,12 +47,12 @@ DUPLICATES: tuple[Anomaly, ...] = ("duplicate-adjacent", "duplicate-separated", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ChaosPlan:
     """What to do. `rate` is in records per second."""
 
     seed: int
     seconds: float
-    way: Way
+    way: Mode
     brokers: int = 3
     rate: float = 300.0
     threads: int = 3
@@ -74,7 +74,7 @@ class Struck:
 class Outcome:
     """What came of a run. `history` is the folder with its events; under fire it was for `fire_seconds`."""
 
-    plan: Plan
+    plan: ChaosPlan
     history: Path
     committed: int
     delivered: int
@@ -85,7 +85,7 @@ class Outcome:
     broken: Sequence[Broken]
 
 
-def run(plan: Plan, turns: Turns, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
+def run(plan: ChaosPlan, turns: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
     """Do it, in a folder that is empty; the history stays there. `turns` has the faults; `say` is told of each step,
     in a line.
 
@@ -152,7 +152,7 @@ def run(plan: Plan, turns: Turns, folder: Path, parts: Path, say: Callable[[str]
     )
 
 
-def judged(history: Path, way: Way) -> tuple[int, Sequence[Term], Verdict]:
+def judged(history: Path, way: Mode) -> tuple[int, Sequence[Term], Verdict]:
     """Check the history in a folder against what the way promises; return also how many records were committed, and
     neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
     promise = Promise(
@@ -206,8 +206,8 @@ def _unreadable(line: BadLine) -> None:
 class UnderFire:
     """A system that is being struck, while writers add to `answered` and readers to `seen`."""
 
-    plan: Plan
-    turns: Turns
+    plan: ChaosPlan
+    turns: Schedule
     system: System
     history: HistoryWriter
     write: Callable[[], Writing]

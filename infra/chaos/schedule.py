@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from infra.chaos.faults.fault import Fault
-from infra.chaos.system import Way
+from infra.chaos.system import Mode
 
 
-class Turns:
+class Schedule:
     """The faults of several runs, one after the other, in an order that the seed draws."""
 
-    def __init__(self, faults: Mapping[str, Fault], ways: Sequence[Way], brokers: int, seed: int) -> None:
+    def __init__(self, faults: Mapping[str, Fault], ways: Sequence[Mode], brokers: int, seed: int) -> None:
         """Prepare. `ways` are those of the runs, in their order."""
         self._faults, self._ways, self._brokers = faults, list(ways), brokers
         self._draw = random.Random(seed)  # noqa: S311 - no secret
@@ -19,7 +19,7 @@ class Turns:
         self._lacks = {name: sentence for name, fault in faults.items() if (sentence := fault.needs()) is not None}
         self.struck: Counter[str] = Counter()
 
-    def possible(self, way: Way) -> list[str]:
+    def possible(self, way: Mode) -> list[str]:
         """Return the faults that may strike in a run of this way."""
         return [
             name
@@ -27,7 +27,7 @@ class Turns:
             if fault.brokers <= self._brokers and name not in self._lacks and fault.fits(way)
         ]
 
-    def next(self, way: Way) -> str | None:
+    def next(self, way: Mode) -> str | None:
         """Return the next fault for a run of this way, None if there is none: one that struck least often, of those
         one that has the fewest ways left to strike in."""
         left = self._ways[self._ways.index(way) :]

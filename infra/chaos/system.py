@@ -43,7 +43,7 @@ Delivery = Literal["barrier", "pipelined", "transactional", "sequenced"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Mode:
     """How the outbox is read, and how Kafka gets it."""
 
     source: Source = "snapshot"
@@ -58,7 +58,7 @@ class Way:
 class System:
     """All of it; use `running` to have it."""
 
-    def __init__(self, folder: Path, parts: Path, links: Links, way: Way, brokers: int) -> None:
+    def __init__(self, folder: Path, parts: Path, links: Links, way: Mode, brokers: int) -> None:
         self.way = way
         self.folder, self.history = folder, folder / "history"
         self.members = [Member(f"member{number}", links, brokers, folder) for number in range(1, _MEMBERS + 1)]
@@ -257,7 +257,7 @@ class System:
         return yaml.safe_dump({"harvest": harvest})
 
 
-def _grants_for(way: Way) -> Grant:
+def _grants_for(way: Mode) -> Grant:
     if way.source != "mark":
         return "laps"
     return "mark_laps" if way.exactly_once else "mark"
@@ -280,7 +280,7 @@ def _log(member: Member) -> Path:
 def running(
     folder: Path,
     parts: Path,
-    way: Way,
+    way: Mode,
     brokers: int,
     prepare: Iterable[Callable[["System"], AbstractContextManager[None]]] = (),
 ) -> Iterator[System]:

@@ -15,7 +15,7 @@ from typing import Any
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.platform import Platform
 from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
@@ -112,7 +112,7 @@ def _own_settings() -> Iterator[None]:
 def _waiting(stack: Stack) -> int:
     config = HarvestConfig(data_source=stack.dsn, leader_group_id="harvest-local")
     with connect(stack.dsn) as connection:
-        return Outlook(connection, config).waiting().records
+        return StatusReader(connection, config).waiting().records
 
 
 def _wait(is_so: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:

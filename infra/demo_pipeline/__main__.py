@@ -20,7 +20,7 @@ from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.place import made
 from infra.demo.progress import Progress
-from infra.demo_pipeline.run import Plan, run
+from infra.demo_pipeline.run import DemoPlan, run
 from infra.interruption import Interrupted, interrupt_on_signals, show_error
 
 _NAMES = {
@@ -42,7 +42,7 @@ def main() -> int:
             (folder / "pipeline.log").unlink(missing_ok=True)
             progress.say("Postgres and Kafka run")
             with made(stack) as place:
-                report = run(folder, place, progress, Plan())
+                report = run(folder, place, progress, DemoPlan())
     except Interrupted as interruption:
         console.print("interrupted: everything that was started has been stopped")
         return interruption.exit_code

@@ -44,7 +44,7 @@ _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM fli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """How large a run is. `copy_kills` of the kills come while the table is copied."""
 
     rows: int = 30_000
@@ -54,7 +54,7 @@ class Plan:
     seed: int = 2013
 
 
-def run(folder: Path, place: Place, progress: Progress, plan: Plan) -> dict[str, Any]:
+def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> dict[str, Any]:
     """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
     began, dsn = time.monotonic(), place.dsn
     with ExitStack() as ending:

@@ -25,7 +25,7 @@ from spark_jobs.sink import queries
 from spark_jobs.sink.batches import BatchReport, load_batch
 from spark_jobs.sink.content import Content
 from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target, postgres_errors
-from spark_jobs.sink.plan import Plan, check_outbox, prepare
+from spark_jobs.sink.plan import WritePlan, check_outbox, prepare
 from spark_jobs.sink.records import BatchId, Fixed, Records
 
 EVENT_TYPE = "flight-recorded"
@@ -60,7 +60,7 @@ class Flights:
     source: Path
     connection: psycopg.Connection
     target: JdbcTarget
-    plan: Plan
+    plan: WritePlan
 
     def load(self, rows: DataFrame, batch: str, content: Content | None = None) -> BatchReport:
         """Load some of the rows as a batch, as `load_batch` does."""
@@ -114,7 +114,7 @@ def flight_records(topic: str) -> Records:
     )
 
 
-def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Records) -> Plan:
+def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Records) -> WritePlan:
     """Check the outbox table and make the job's own where they are missing. Raises OutboxTableError."""
     check_outbox(connection, tables)
     with postgres_errors("creating the job's tables"), connection.transaction():

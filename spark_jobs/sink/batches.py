@@ -24,7 +24,7 @@ from spark_jobs.errors import SourceError
 from spark_jobs.sink import queries
 from spark_jobs.sink.content import Content, content_of
 from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
-from spark_jobs.sink.plan import Plan
+from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import check_same, ledger_entry, promote, refused
 from spark_jobs.sink.staging import sentence_of, stage
 from spark_jobs.sink.staging_tables import sweep_staging
@@ -59,7 +59,7 @@ def load_batch(
     *,
     connection: psycopg.Connection,
     target: JdbcTarget,
-    plan: Plan,
+    plan: WritePlan,
     content: Content | None = None,
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.

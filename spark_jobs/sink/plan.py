@@ -66,7 +66,7 @@ class StagedColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class WritePlan:
     """What is written where. `business` is empty without a business table."""
 
     tables: Tables
@@ -138,12 +138,12 @@ def prepare(
     schema: spark.StructType,
     *,
     batch_column: str | None = None,
-) -> Plan:
+) -> WritePlan:
     """Check everything, make staging table and ledger where they are missing, and return the plan.
 
     Raises ConfigError or OutboxTableError.
     """
-    plan = Plan(
+    plan = WritePlan(
         tables=tables,
         records=records,
         columns=staged_columns(schema),
@@ -193,7 +193,7 @@ def _business(connection: psycopg.Connection, tables: Tables) -> dict[str, Table
     return columns
 
 
-def _check_columns(plan: Plan) -> None:
+def _check_columns(plan: WritePlan) -> None:
     frame, used = plan.names, plan.records.columns(plan.names)
     fillable = {name for name, each in plan.business.items() if each.filled_by is not None}
     for name, option in used.items():
@@ -246,7 +246,7 @@ def _lacks(name: str, option: str, frame: Sequence[str]) -> ConfigError:
     )
 
 
-def _check_types(connection: psycopg.Connection, plan: Plan) -> None:
+def _check_types(connection: psycopg.Connection, plan: WritePlan) -> None:
     pairs = [
         (each.name, each.type, plan.business[each.name].type) for each in plan.columns if each.name in plan.business
     ]
@@ -277,7 +277,7 @@ def _check_types(connection: psycopg.Connection, plan: Plan) -> None:
         )
 
 
-def _staging_fits(connection: psycopg.Connection, plan: Plan) -> bool:
+def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
     """Tell whether the staging table is there as the frame needs it; one of another frame is removed if empty."""
     found = {each.name: each.type for each in columns_of(connection, plan.tables.staging)}
     if not found:

@@ -34,7 +34,7 @@ from spark_jobs.sink.staging_tables import _empty_staging, clear_staging, end_wr
 from spark_jobs.sink.statement import Attempt, faults, promotion
 
 if TYPE_CHECKING:
-    from spark_jobs.sink.plan import Plan
+    from spark_jobs.sink.plan import WritePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def promote(
-    connection: psycopg.Connection, batch: str, content: Content | None, *, run: str, plan: "Plan"
+    connection: psycopg.Connection, batch: str, content: Content | None, *, run: str, plan: "WritePlan"
 ) -> tuple[LedgerEntry, bool] | None:
     """Promote what `run` staged of the batch; return its ledger row and whether this call has written it.
 
@@ -122,7 +122,7 @@ def _chosen(connection: psycopg.Connection, batch: str, *, run: str, tables: Tab
 
 
 def _insert(
-    connection: psycopg.Connection, batch: str, *, run: str, plan: "Plan", chosen: list[Attempt]
+    connection: psycopg.Connection, batch: str, *, run: str, plan: "WritePlan", chosen: list[Attempt]
 ) -> tuple[int, int | None]:
     try:
         with connection.transaction():  # a savepoint: what is wrong with the rows can still be asked
@@ -142,7 +142,7 @@ def _insert(
     return row[0], row[1]
 
 
-def _fault(plan: "Plan", keyless: int, key: int | None, value: int | None) -> str:
+def _fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
     key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
     if keyless:
         return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"

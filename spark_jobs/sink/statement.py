@@ -21,7 +21,7 @@ from spark_jobs.sink.queries import as_sql
 from spark_jobs.sink.records import KEY_SEPARATOR, BatchId, Fixed, HeaderSource
 
 if TYPE_CHECKING:
-    from spark_jobs.sink.plan import Plan
+    from spark_jobs.sink.plan import WritePlan
 
 _COMMA = sql.SQL(", ")
 
@@ -58,7 +58,7 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 """
 
 
-def promotion(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     """Return the statement that promotes the attempts. With a business table its one row counts records and business
     rows."""
     chosen = _chosen(plan, batch=batch, run=run, attempts=attempts)
@@ -89,7 +89,7 @@ def promotion(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt
     )
 
 
-def faults(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+def faults(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     """Return the statement that counts rows without a key and measures the longest key and value, in characters."""
     return sql.SQL(_FAULTS).format(
         chosen=_chosen(plan, batch=batch, run=run, attempts=attempts),
@@ -99,7 +99,7 @@ def faults(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"])
     )
 
 
-def _chosen(plan: "Plan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+def _chosen(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     columns: list[sql.Composable] = []
     for each in plan.columns:
         to = f"::{wanted}" if (wanted := plan.type_of(each.name)) != each.type else ""
@@ -131,12 +131,12 @@ def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
     return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]
 
 
-def _key(plan: "Plan") -> sql.Composable:
+def _key(plan: "WritePlan") -> sql.Composable:
     parts = [_text_of(name) for name in plan.records.key_columns]
     return sql.SQL(f" || '{KEY_SEPARATOR}' || ").join(parts)
 
 
-def _value(plan: "Plan") -> sql.Composable:
+def _value(plan: "WritePlan") -> sql.Composable:
     as_bytes = plan.outbox["kafka_value"].type == "bytea"
     value: sql.Composable
     if isinstance(plan.records.value, str):
@@ -148,7 +148,7 @@ def _value(plan: "Plan") -> sql.Composable:
     return sql.SQL("convert_to({}, 'UTF8')").format(value) if as_bytes else value
 
 
-def _value_columns(plan: "Plan") -> sql.Composable:
+def _value_columns(plan: "WritePlan") -> sql.Composable:
     if isinstance(plan.records.value, str):
         return sql.SQL("")
     return _COMMA.join(sql.Identifier("r", name) for name in plan.records.value_columns(plan.names))

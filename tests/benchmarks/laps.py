@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.factory import make_paged_source
+from harvest_lib.harvester.factory import make_batch_source
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from tests.benchmarks import floors
@@ -198,7 +198,7 @@ def _live_seconds(servers: Servers) -> float:
 def _poll_seconds(servers: Servers) -> float:
     """Return the median seconds of a look that finds nothing."""
     config = HarvestConfig(data_source=servers.dsn, leadership="solo", start_from="now")
-    source = make_paged_source(config, OutboxTable.parse("outbox"), "snapshot", 0)
+    source = make_batch_source(config, OutboxTable.parse("outbox"), "snapshot", 0)
     try:
         source.open(None)
         seconds = []

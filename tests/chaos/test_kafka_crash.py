@@ -11,7 +11,7 @@ from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic, steps
 from support.waiting import eventually
 
-from harvest_lib.delivery import CheckpointPlace, Committed, LapSettings, Topics, exactly_once
+from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, CheckpointPlace, Topics, exactly_once
 from harvest_lib.errors import CheckpointError
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 
@@ -115,8 +115,10 @@ def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bo
     """To abort a transaction is to wait for a broker, and none answers."""
     settings, topic = {"bootstrap.servers": bootstrap_servers}, make_topic()
     place = CheckpointPlace(topic=topic, partition=0, key="k")
-    delivery = exactly_once(LapSettings(kafka=settings, delivery_timeout_seconds=5), Topics(settings), topic, place)
-    assert delivery.begin(uuid.uuid4()) == Committed()
+    delivery = exactly_once(
+        BatchDeliverySettings(kafka=settings, delivery_timeout_seconds=5), Topics(settings), topic, place
+    )
+    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
     delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
     assert delivery._deliveries[0]._producer.flush(5) == 0
     stack.kafka.suspend()

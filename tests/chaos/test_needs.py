@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from infra.chaos.faults import FAULTS, missing
-from infra.chaos.schedule import Turns
-from infra.chaos.system import Way
+from infra.chaos.schedule import Schedule
+from infra.chaos.system import Mode
 
 LACKS = "there is no rain; install it"
 
@@ -25,8 +25,8 @@ def lacking(monkeypatch):
 def test_it_is_left_out_of_the_draw_and_named_with_what_is_lacking():
     assert missing(1) == {"leader-killed": LACKS}
     some = {name: FAULTS[name] for name in ("leader-frozen", "leader-killed", "leader-released")}
-    turns = Turns(some, [Way()], 1, seed=1)
-    assert {turns.next(Way()) for _ in range(4)} == {"leader-frozen", "leader-released"}
+    turns = Schedule(some, [Mode()], 1, seed=1)
+    assert {turns.next(Mode()) for _ in range(4)} == {"leader-frozen", "leader-released"}
     assert turns.left_out() == {"leader-killed": LACKS}
 
 

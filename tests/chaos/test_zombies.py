@@ -13,11 +13,11 @@ from support.pool import Pool
 from support.waiting import eventually
 
 from harvest_lib.delivery import (
+    AlternatingProducers,
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFenced,
     CheckpointPlace,
-    Committed,
-    Deposed,
-    InTurn,
-    LapSettings,
     Topics,
     Transactional,
     exactly_once,
@@ -50,11 +50,11 @@ class Rivals:
     def begun(self):
         kafka = {"bootstrap.servers": self._servers}
         place = CheckpointPlace(topic=self.checkpoints, partition=0, key="default/0")
-        settings = LapSettings(kafka=kafka, delivery_timeout_seconds=5)
+        settings = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5)
         made = self._make(settings, Topics(kafka), self.checkpoints, place)
         self._made.append(made)
         leader_id = uuid.uuid4()
-        assert made.begin(leader_id) == Committed()
+        assert made.begin(leader_id) == BatchCommitted()
         return made, leader_id
 
     def send(self, delivery, *ids):
@@ -67,7 +67,7 @@ class Rivals:
 
     def part(self, delivery):
         """Return what has the present lap."""
-        return delivery._deliveries[0] if isinstance(delivery, InTurn) else delivery
+        return delivery._deliveries[0] if isinstance(delivery, AlternatingProducers) else delivery
 
     def committed(self):
         """Return what readers of committed records see: leader ids and outbox ids, and the checkpoints."""
@@ -94,17 +94,17 @@ def rivals(request, bootstrap_servers, make_topic, unique):
 def test_what_the_one_before_commits_is_refused(rivals, sent):
     old, old_id = rivals.begun()
     rivals.send(old, 1)
-    assert old.commit(b"1", always) == Committed()
+    assert old.commit(b"1", always) == BatchCommitted()
     if sent in {"before", "on_both_sides"}:
         rivals.send(old, *range(2, 50))
         rivals.arrive(old)
     new, new_id = rivals.begun()
     if sent in {"after", "on_both_sides"}:
         rivals.send(old, *range(50, 100))
-    assert isinstance(old.commit(b"old", always), Deposed)
+    assert isinstance(old.commit(b"old", always), BatchFenced)
     old.abandon()
     rivals.send(new, 2, 3)
-    assert new.commit(b"new", always) == Committed()
+    assert new.commit(b"new", always) == BatchCommitted()
     assert rivals.committed() == ([(1, old_id), (2, new_id), (3, new_id)], ["1", "new"])
 
 
@@ -114,7 +114,7 @@ def test_the_one_before_that_goes_on_sending_hears_that_it_is_over(rivals):
     rivals.send(old, *range(1, 50))
     rivals.begun()
     eventually(lambda: rivals.send(old, 50) or rivals.part(old)._failure is not None, 10, "it is refused")
-    assert isinstance(old.commit(b"old", always), Deposed)
+    assert isinstance(old.commit(b"old", always), BatchFenced)
     old.abandon()
     assert rivals.committed() == ([], [])
 
@@ -128,7 +128,7 @@ def test_what_the_one_before_has_open_holds_up_nobody(rivals):
     new, new_id = rivals.begun()
     rivals.send(new, 1)
     old.abandon()
-    assert new.commit(b"new", always) == Committed()
+    assert new.commit(b"new", always) == BatchCommitted()
     assert rivals.committed() == ([(1, new_id)], ["new"])
 
 

@@ -8,7 +8,7 @@ from support.outbox import read_topic
 from support.rows import row
 from support.waiting import eventually
 
-from harvest_lib.delivery import LaneSettings, LapSettings, Pipelined, PipelinedLaps, Topics
+from harvest_lib.delivery import BatchDeliverySettings, LaneSettings, Pipelined, PipelinedBatches, Topics
 from harvest_lib.delivery.errors import raised
 
 
@@ -30,8 +30,8 @@ def settings(bootstrap_servers, kind):
 def test_a_lap_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_topic, bootstrap_servers):
     """The client calls it fatal, amid the reports of what was purged."""
     topic = make_topic(partitions=2)
-    made = settings(bootstrap_servers, LapSettings)
-    delivery = PipelinedLaps(made, Topics(made.kafka))
+    made = settings(bootstrap_servers, BatchDeliverySettings)
+    delivery = PipelinedBatches(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4())
     delivery.send([row(1, "k", topic=topic)], always)
     delivery.commit(None, always)

@@ -9,7 +9,7 @@ from support.waiting import eventually
 from harvest_lib.database import connect
 from harvest_lib.harvester import added_partitions
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def noted(native):
 
 def notes(native, config):
     with connect(native.dsn) as connection:
-        return [each for each in Outlook(connection, config).leaders().notes if "partitions" in each]
+        return [each for each in StatusReader(connection, config).leaders().notes if "partitions" in each]
 
 
 def test_partitions_that_are_added_while_it_runs(native, admin, caplog):

@@ -12,7 +12,7 @@ from support.terminal import Screen
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, SetAsideRecords
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, ParkedRecords, Selection
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ KNOW_ROWS = "UPDATE outbox_set_aside AS s SET transaction_id = o.transaction_id 
 def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(by_laps):
     """A person with grants on the list alone, or one from whom a policy hides rows."""
     by_laps.execute(KNOW_ROWS)
-    records = SetAsideRecords(OutboxTable.parse("outbox"))
+    records = ParkedIdTable(OutboxTable.parse("outbox"))
     role = sql.Identifier(f"clerk {uuid.uuid4()}")
     by_laps.execute(sql.SQL("CREATE ROLE {}").format(role))
     try:

@@ -13,7 +13,7 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
@@ -125,11 +125,11 @@ def test_what_waits_in_a_native_table_is_what_the_subscription_has_not_seen(
     native = Native(dsn)
     append(native.connection, [OutboxRecord(topic=topic, key="k", value="v")] * 5)
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo")
-    assert Outlook(native.connection, config).waiting().records == 5
+    assert StatusReader(native.connection, config).waiting().records == 5
     assert Harvest(config).drain(60).records == 5
-    seen = Outlook(native.connection, config).waiting()
+    seen = StatusReader(native.connection, config).waiting()
     assert (seen.records, seen.age_seconds) == (0, 0.0)
     assert seen.epoch >= 1
     append(native.connection, [OutboxRecord(topic=topic, key="k", value="v")] * 2)
-    assert Outlook(native.connection, config).waiting().records == 2
+    assert StatusReader(native.connection, config).waiting().records == 2
     native.connection.close()

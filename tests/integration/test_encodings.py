@@ -14,7 +14,7 @@ from harvest_lib.audit.committed import read_query
 from harvest_lib.cli import app
 from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import OutboxTable, ParkedRecords, SetAsideRecords
+from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecords
 
 ENGINES = [("mark", "barrier"), ("mark", "pipelined"), ("snapshot", "barrier"), ("transaction_id", "transactional")]
 
@@ -86,7 +86,7 @@ def test_without_an_encoding_bytes_are_delivered_and_what_cannot_be_read_is_park
     assert came["café".encode()].value() == "naïve".encode()
     table = OutboxTable.parse("outbox")
     with connect(dsn) as connection:
-        parked = ParkedRecords(table) if engine[0] == "mark" else SetAsideRecords(table)
+        parked = ParkedRecords(table) if engine[0] == "mark" else ParkedIdTable(table)
         listed = {each.id: each for each in parked.list(connection)}
         row = parked.show(connection, 3).row
     assert row["kafka_value"] == "key"

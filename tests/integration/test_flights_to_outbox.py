@@ -31,7 +31,7 @@ from spark_jobs.flights_to_outbox import main
 from spark_jobs.sink import queries
 from spark_jobs.sink.batches import BatchReport, load_batch
 from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
-from spark_jobs.sink.plan import Plan
+from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import promote
 from spark_jobs.sink.staging import stage
 
@@ -80,7 +80,7 @@ class Job:
     """The job on a database of its own, with a connection to look at it."""
 
     dsn: str = field(repr=False)
-    plan: Plan
+    plan: WritePlan
     target: JdbcTarget
     look: psycopg.Connection
     flights: DataFrame

@@ -20,7 +20,7 @@ from harvest_lib.cli import app
 from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import NativeTable, OutboxTable, append, check_mapped, subscribers_sql
 from harvest_lib.record import OutboxRecord
 
@@ -118,7 +118,7 @@ def test_a_transaction_that_commits_late_is_not_skipped(article, dsn, make_topic
 def test_of_a_table_that_nobody_has_read_nobody_says_that_nothing_waits(article, dsn, bootstrap_servers, group_id):
     write(article, "t", "a", "b")
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
-    outlook = Outlook(article, config)
+    outlook = StatusReader(article, config)
     with pytest.raises(OutboxTableError, match="is not known"):
         outlook.waiting()
     assert not outlook.is_known(outlook.shards())

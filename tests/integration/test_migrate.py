@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.engines import TailWork
+from harvest_lib.harvester.engines import BatchEngine
 from harvest_lib.outbox import (
     Migration,
     OutboxTable,
@@ -408,7 +408,7 @@ def test_restamping_that_was_killed_restamps_the_rest_although_the_server_has_pa
         restored.connection.execute("SELECT pg_current_xact_id()")
     with pytest.raises(OutboxTableError, match="restamp"):
         restamping.check_not_needed(restored.connection)
-    work = TailWork(HarvestConfig(data_source=restored.dsn, leadership="solo"), restored.table, "snapshot")
+    work = BatchEngine(HarvestConfig(data_source=restored.dsn, leadership="solo"), restored.table, "snapshot")
     with pytest.raises(OutboxTableError, match="restamp"):
         work.check(restored.connection)
     assert restamping.run(restored.connection) == 12

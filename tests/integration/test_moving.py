@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import OutboxTable, Restamping, SetAsideRecords, append
+from harvest_lib.outbox import OutboxTable, ParkedIdTable, Restamping, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -193,7 +193,7 @@ def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
         (3, False),
         (4, True),
     ]
-    listed = SetAsideRecords(OutboxTable.parse("outbox")).list(new.connection)
+    listed = ParkedIdTable(OutboxTable.parse("outbox")).list(new.connection)
     assert [(each.id, each.gone) for each in listed] == [(3, False), (4, False)], "with the transactions of this server"
 
 

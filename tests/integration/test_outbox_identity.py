@@ -11,7 +11,7 @@ from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import Migration, OutboxTable, append
@@ -256,7 +256,7 @@ def test_another_server_is_told_how_to_move(outbox):
     )
     with pytest.raises(ServerRegressed, match="harvest subscriptions move"):
         outbox.harvest().drain(60)
-    checkpoints = Checkpoints(
+    checkpoints = CheckpointTable(
         outbox.dsn, outbox.name.subscriptions.identifier, Subscription(), outbox=outbox.name.identifier
     )
     epoch = outbox.shard().epoch

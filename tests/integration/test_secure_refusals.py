@@ -22,7 +22,7 @@ from harvest_lib.errors import (
     TopicMissing,
 )
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.certificates import Authority
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -159,7 +159,7 @@ def test_an_election_that_may_not_be_held_says_so(secured, caplog, ending, opera
 
 def troubles(config):
     with connect(config.data_source.conninfo()) as connection:
-        return [each for each in Outlook(connection, config).leaders().notes if "authorization failed" in each]
+        return [each for each in StatusReader(connection, config).leaders().notes if "authorization failed" in each]
 
 
 def said(caplog, event, reason):

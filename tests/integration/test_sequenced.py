@@ -12,9 +12,16 @@ from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
 from harvest_lib.checkpoints.stores import IntentStore
-from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
 from harvest_lib.consume import Intent, Sequencer, unpack
-from harvest_lib.delivery import Committed, Failed, LapSettings, Sequenced, Topics, acknowledge_again
+from harvest_lib.delivery import (
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    Sequenced,
+    Topics,
+    acknowledge_again,
+)
 from harvest_lib.errors import KafkaUnavailable, TopicCompacted
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
@@ -84,9 +91,9 @@ class Leader:
     def __init__(self, dsn, servers, topic):
         kafka = {"bootstrap.servers": servers}
         self.topic = topic
-        self.checkpoints = Checkpoints(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
+        self.checkpoints = CheckpointTable(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
-        self.delivery = Sequenced(LapSettings(kafka=kafka, delivery_timeout_seconds=5), Topics(kafka))
+        self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5), Topics(kafka))
         self.at = Checkpoint(generation=0)
 
     def lead(self):
@@ -95,7 +102,7 @@ class Leader:
         return self
 
     def begin(self):
-        assert self.delivery.begin(uuid4()) == Committed()
+        assert self.delivery.begin(uuid4()) == BatchCommitted()
         self.at = self.store.stands()
 
     def send(self, *ids, names=(), contents=()):
@@ -110,12 +117,12 @@ class Leader:
         """Commit what was sent, with the checkpoint that follows."""
         following = self.following()
         outcome = self.delivery.commit(offer or self.store.offer(following), always)
-        self.at = following if isinstance(outcome, Committed) else self.at
+        self.at = following if isinstance(outcome, BatchCommitted) else self.at
         return outcome
 
     def lap(self, *ids):
         self.send(*ids)
-        assert self.commit() == Committed()
+        assert self.commit() == BatchCommitted()
 
     def crash_once_kept(self, *ids):
         """Deliver a lap up to where its checkpoint is kept, and do nothing more."""
@@ -155,7 +162,7 @@ def read(bootstrap_servers, outbox):
 
 
 def settled(leader):
-    assert leader.delivery.settle(always) == Committed()
+    assert leader.delivery.settle(always) == BatchCommitted()
 
 
 def test_what_a_leader_had_pending_when_it_was_deposed_is_never_read(leader, read, outbox):
@@ -165,8 +172,8 @@ def test_what_a_leader_had_pending_when_it_was_deposed_is_never_read(leader, rea
     new = leader().lead()
     assert new.at.position == {"lap": 1}
     kept = outbox.subscription()
-    assert isinstance(old.commit(), Failed)
-    assert old.store.standing() is Standing.DEPOSED
+    assert isinstance(old.commit(), BatchFailed)
+    assert old.store.standing() is LeadershipStatus.DEPOSED
     assert outbox.subscription() == kept
     old.delivery.abandon()
     assert read() == list(range(20))
@@ -220,7 +227,7 @@ def test_a_header_of_the_same_name_that_a_record_has_of_its_own_does_not_count(l
     only.send(*range(10), names=["message-id"], contents=["own"])
     only.delivery._producer.flush(10)
     assert read() == []
-    assert only.commit() == Committed()
+    assert only.commit() == BatchCommitted()
     settled(only)
     assert read() == list(range(10))
 
@@ -284,7 +291,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(10)
     only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
-    assert isinstance(only.delivery.settle(always), Failed)
+    assert isinstance(only.delivery.settle(always), BatchFailed)
 
 
 @pytest.mark.parametrize("ring", [10, 8_192])

@@ -10,11 +10,11 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
-from harvest_lib.batching.parked_ids import Entry, SetAside
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.batching.parked_ids import Entry, ParkedIds
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import ParkedRecordMissing, RecordError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, Restamping, SetAsideRecords, create_beside, drop_passed
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restamping, create_beside, drop_passed
 from harvest_lib.outbox.parked_record import Selection as Parked
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
@@ -342,8 +342,8 @@ def test_a_key_is_held_and_released_whatever_number_of_shards_there_was(
 def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, dsn):
     """I6: the epoch is compared by the statement that writes."""
     outbox = OutboxTable.parse("outbox")
-    old, new = (Checkpoints(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
-    places = [SetAside(each, outbox.set_aside.identifier, outbox.subscriptions.identifier) for each in (old, new)]
+    old, new = (CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
+    places = [ParkedIds(each, outbox.set_aside.identifier, outbox.subscriptions.identifier) for each in (old, new)]
     with closing(old), closing(new):
         old.lead(uuid.uuid4())
         assert places[0].add([Entry(1, "t", "a", "because", held=False)])
@@ -397,7 +397,7 @@ def test_a_new_row_that_is_refused_takes_the_place_of_the_old_one(connection, in
     Harvest(config()).drain(60)
     restart(connection)
     assert insert("other", to=missing) == bad[0]
-    parked = SetAsideRecords(outbox)
+    parked = ParkedIdTable(outbox)
     assert [(each.id, each.gone) for each in parked.list(connection)] == [(bad[0], True), (bad[1], True)]
     assert parked.show(connection, bad[0]).row == {}, "the new row is not the one that was parked"
     Harvest(config()).drain(60)
@@ -419,7 +419,7 @@ def test_all_of_them_are_dropped_with_those_that_are_gone(connection, insert, co
     insert("a", names=["n"])
     Harvest(config()).drain(60)
     restart(connection)
-    parked = SetAsideRecords(OutboxTable.parse("outbox"))
+    parked = ParkedIdTable(OutboxTable.parse("outbox"))
     assert parked.retry(connection, Parked()).parked == 0
     assert parked.drop(connection, Parked()).dropped == 1
     assert set_aside(connection) == {}
@@ -456,7 +456,7 @@ def test_what_was_parked_before_the_column_goes_by_its_id(connection, insert, co
         "ORDER BY id"
     ).fetchall() == [(ids[0], True), (ids[1], None)]
     assert set_aside(connection)[ids[1]] == "because"
-    assert [each.gone for each in SetAsideRecords(OutboxTable.parse("outbox")).list(connection)] == [False, False]
+    assert [each.gone for each in ParkedIdTable(OutboxTable.parse("outbox")).list(connection)] == [False, False]
 
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
@@ -468,4 +468,4 @@ def test_what_is_restamped_stays_parked(connection, insert, config, topic, boots
     connection.execute("UPDATE outbox SET transaction_id = '999999999'")
     connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
     assert Restamping(outbox=outbox).run(connection, force=True) == 1
-    assert [(each.id, each.gone) for each in SetAsideRecords(outbox).list(connection)] == [(bad, False)]
+    assert [(each.id, each.gone) for each in ParkedIdTable(outbox).list(connection)] == [(bad, False)]

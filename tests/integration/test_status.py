@@ -10,7 +10,7 @@ from support.waiting import eventually
 
 from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.status import Outlook
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import locked
 from harvest_lib.outbox import OutboxTable
@@ -27,7 +27,7 @@ def untouched(parts):
 
 def notes(outbox, config):
     with connect(outbox.dsn) as connection:
-        return list(Outlook(connection, config).leaders().notes)
+        return list(StatusReader(connection, config).leaders().notes)
 
 
 def test_before_the_first_run_nobody_has_run_yet(untouched, harvest):

@@ -8,7 +8,7 @@ import pytest
 from support.native_outbox import NativeOutbox
 from support.waiting import eventually
 
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, DatabaseError
 from harvest_lib.outbox import NativeTable, ParkedRecords, create_beside, ddl_lock
 from harvest_lib.source import Selection
@@ -45,7 +45,7 @@ def checkpoints(outbox):
     made = []
 
     def make(**subscription):
-        made.append(Checkpoints(outbox.dsn, outbox.name.subscriptions.identifier, Subscription(**subscription)))
+        made.append(CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription(**subscription)))
         return made[-1]
 
     yield make

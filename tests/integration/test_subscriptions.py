@@ -8,7 +8,7 @@ from support.outbox import read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoints.table import Checkpoint, Checkpoints, Standing
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
@@ -252,12 +252,12 @@ def test_a_subscription_that_is_led_is_removed_only_by_force(outbox):
 
 def test_a_leader_of_a_row_that_was_made_anew_is_deposed_though_its_epoch_fits(outbox):
     table = outbox.name.subscriptions.identifier
-    old, new = (Checkpoints(outbox.dsn, table, Subscription()) for _ in range(2))
+    old, new = (CheckpointTable(outbox.dsn, table, Subscription()) for _ in range(2))
     old.lead(uuid.uuid4())
     outbox.subscriptions.remove("default", force=True)
     outbox.subscriptions.add("default")
     new.lead(uuid.uuid4())
-    assert old.standing()[0] is Standing.DEPOSED
+    assert old.standing()[0] is LeadershipStatus.DEPOSED
     generation = outbox.shard().generation
     assert not old.save(Checkpoint(generation=generation, number=99))
     assert new.save(Checkpoint(generation=generation, number=99))
@@ -266,19 +266,19 @@ def test_a_leader_of_a_row_that_was_made_anew_is_deposed_though_its_epoch_fits(o
 
 
 def test_a_rewound_leader_keeps_its_epoch_and_saves_nothing_of_before(outbox):
-    checkpoints = Checkpoints(outbox.dsn, outbox.name.subscriptions.identifier, Subscription())
+    checkpoints = CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription())
     before = checkpoints.lead(uuid.uuid4())
     assert checkpoints.save(Checkpoint(generation=before.generation, number=5, position={"prev": "3:3:"}))
     outbox.subscriptions.rewind("default", to="beginning")
     assert not checkpoints.save(Checkpoint(generation=before.generation, number=6))
     standing, stands = checkpoints.standing()
-    assert standing is Standing.MOVED
+    assert standing is LeadershipStatus.MOVED
     assert stands.position["prev"] == "1:1:"
     assert not checkpoints.save(Checkpoint(generation=before.generation, number=6)), "nor after it has heard of it"
-    assert checkpoints.standing()[0] is Standing.LEADS
+    assert checkpoints.standing()[0] is LeadershipStatus.LEADS
     assert checkpoints.save(Checkpoint(generation=stands.generation, number=2))
-    Checkpoints(outbox.dsn, outbox.name.subscriptions.identifier, Subscription()).lead(uuid.uuid4())
-    assert checkpoints.standing()[0] is Standing.DEPOSED
+    CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription()).lead(uuid.uuid4())
+    assert checkpoints.standing()[0] is LeadershipStatus.DEPOSED
     checkpoints.close()
 
 
@@ -288,7 +288,7 @@ def test_another_number_of_shards_is_refused_at_start_and_no_epoch_is_raised(out
     for shards in (1, 3):
         with pytest.raises(CheckpointError, match=f"harvest subscriptions reshard default --shards {shards}"):
             outbox.harvest(shards=shards).start()
-        checkpoints = Checkpoints(
+        checkpoints = CheckpointTable(
             outbox.dsn, outbox.name.subscriptions.identifier, Subscription(shard=shards - 1, shards=shards)
         )
         with pytest.raises(CheckpointError, match="reshard"):

@@ -12,7 +12,7 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import ParkedRecords, Selection, SetAsideRecords
+from harvest_lib.outbox import ParkedIdTable, ParkedRecords, Selection
 
 WAYS = ["mark/barrier", "mark/pipelined", "snapshot/barrier", "snapshot/pipelined", "snapshot/transactional"]
 RECORDS, KEYS = 1_000, 20
@@ -51,7 +51,7 @@ def delete(admin, topic):
 
 def retried(outbox, way):
     """Have what was parked for want of a topic sent again; tell whether there is none left."""
-    kind = ParkedRecords if way["source"] == "mark" else SetAsideRecords
+    kind = ParkedRecords if way["source"] == "mark" else ParkedIdTable
     records = kind(outbox.name)
     if not (counts := records.counts(outbox.connection)).parked + counts.held:
         return True
@@ -78,7 +78,7 @@ def test_nothing_is_skipped_when_a_topic_is_made_again(
         first = RECORDS + 1  # of those that nobody can have sent to the old one
         outbox.fill(200, keys=KEYS)
         if absent:
-            kind = ParkedRecords if way["source"] == "mark" else SetAsideRecords
+            kind = ParkedRecords if way["source"] == "mark" else ParkedIdTable
             eventually(lambda: kind(outbox.name).counts(outbox.connection).parked, 60, "its absence is noticed")
         make_topic(name=outbox.topic, partitions=4)
         outbox.fill(200, keys=KEYS)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.rows import row
 
-from harvest_lib.marking.window import KeyBarrier
+from harvest_lib.marking.window import KeyBarrierWindow
 
 KEYS = ["a", "b", "c"]
 
@@ -16,7 +16,7 @@ class Barrier(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 6))
     def begin(self, window):
         self.window = window
-        self.flight = KeyBarrier(window)
+        self.flight = KeyBarrierWindow(window)
         self.next_id = 1
         self.table = {}  # id -> row, in order: what is not purged
         self.marked = set()

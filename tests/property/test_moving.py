@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import clusters
 
-from harvest_lib.checkpoints.table import Checkpoint, Checkpoints
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource
@@ -80,7 +80,7 @@ class Moved:
         kind = self.sources[name]
         make = SnapshotSource if kind == "snapshot" else TransactionIdSource
         source = make(self.dsn, Selection(table=OUTBOX.identifier), subscription=name)
-        checkpoints = Checkpoints(
+        checkpoints = CheckpointTable(
             self.dsn,
             OUTBOX.subscriptions.identifier,
             Subscription(name=name, source=kind),

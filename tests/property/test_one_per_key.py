@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvest_lib.batching.key_barrier import OnePerKey
+from harvest_lib.batching.key_barrier import KeyBarrier
 from harvest_lib.record import row_bytes
 
 PLENTY = 100_000
@@ -16,7 +16,7 @@ def row(record_id, key, value="v"):
 
 @given(ROUNDS)
 def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(rounds):
-    barrier, gone, lap, offered = OnePerKey(), [], [], []
+    barrier, gone, lap, offered = KeyBarrier(), [], [], []
     for keys, saved in rounds:
         rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
         offered += rows
@@ -38,7 +38,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
 
 
 def test_what_was_put_off_comes_from_the_source_again():
-    barrier = OnePerKey()
+    barrier = KeyBarrier()
     barrier.admit([row(1, "a"), row(2, "a")], PLENTY, first=True)
     assert barrier.is_blocked
     assert barrier.put_off == [2]
@@ -48,7 +48,7 @@ def test_what_was_put_off_comes_from_the_source_again():
 
 
 def test_reading_stops_when_much_was_put_off():
-    barrier = OnePerKey()
+    barrier = KeyBarrier()
     barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
     assert barrier.is_full
     assert not barrier.is_waiting
@@ -58,7 +58,7 @@ def test_reading_stops_when_much_was_put_off():
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=8), max_size=20), st.integers(1, 6))
 def test_the_bytes_of_what_is_put_off_are_known(pages, room):
-    barrier, number = OnePerKey(), 0
+    barrier, number = KeyBarrier(), 0
     for page in pages:
         rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
         number += len(page)
@@ -68,7 +68,7 @@ def test_the_bytes_of_what_is_put_off_are_known(pages, room):
 
 
 def test_what_is_put_off_is_bounded_by_bytes():
-    barrier = OnePerKey()
+    barrier = KeyBarrier()
     barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
     assert not barrier.is_full
     barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16, 18)], 100, first=False)

@@ -24,10 +24,10 @@ from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.marking.loop import TermLoop
-from harvest_lib.marking.ports import Wiring
-from harvest_lib.marking.requests import Enquiry
-from harvest_lib.outbox.parking_rules import Parking
+from harvest_lib.marking.loop import MarkLoop
+from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.marking.requests import PendingRequest
+from harvest_lib.outbox.parking_rules import ParkingRules
 
 KEYS = ["a", "b", "c"]
 TURN_SECONDS = 0.002
@@ -195,16 +195,16 @@ class Process:
         self.straggled, self.answers_lost = False, self.source.answers_lost
         self.term, self.stopping = Term(uuid.uuid4()), threading.Event()
         self.leader_ids = [self.term.leader_id]
-        wiring = Wiring(
+        wiring = MarkPorts(
             source=self.asks,
             delivery=self.broker,
-            parking=Parking(machine.parking, machine.refusals),
+            parking=ParkingRules(machine.parking, machine.refusals),
             limits=machine.limits,
             one_per_key=machine.barrier,
             emit=self._emit,
             delivered=lambda _: None,
         )
-        self.loop = TermLoop(self.term, wiring, self.stopping)
+        self.loop = MarkLoop(self.term, wiring, self.stopping)
         self.loop.begin()
 
     def _emit(self, event):
@@ -248,7 +248,7 @@ class Pool(RuleBasedStateMachine):
         self.seconds = 1_000.0
         for module in ("marking.loop", "clock"):
             self.stack.enter_context(patch(f"harvest_lib.{module}.boot_seconds", lambda: self.seconds))
-        self.stack.enter_context(patch.object(Enquiry, "wait", _waiting(self)))
+        self.stack.enter_context(patch.object(PendingRequest, "wait", _waiting(self)))
         self.table = FakeTable()
         self.next_id = 1
         self.committed = {key: [] for key in KEYS}  # ids in commit order

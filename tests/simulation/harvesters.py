@@ -2,29 +2,29 @@
 
 from functools import partial
 
-from harvest_lib.batching.loop import TailLoop
-from harvest_lib.batching.marked_parking import MarkShelf
-from harvest_lib.batching.parked_ids import SetAside
-from harvest_lib.batching.parking import Shelf
-from harvest_lib.batching.ports import TailWiring
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.stores import KafkaStore, PostgresStore
-from harvest_lib.checkpoints.table import Checkpoints
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import Limits
 from harvest_lib.delivery import (
     AtLeastOnce,
+    BatchDeliverySettings,
     CheckpointPlace,
     Lanes,
     LaneSettings,
-    LapSettings,
     Pipelined,
-    PipelinedLaps,
+    PipelinedBatches,
     exactly_once,
 )
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.marking.loop import TermLoop
-from harvest_lib.marking.ports import Wiring
-from harvest_lib.outbox.parking_rules import Parking
+from harvest_lib.marking.loop import MarkLoop
+from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.outbox.parking_rules import ParkingRules
 from harvest_lib.source import MarkPages, MarkSource, Selection, SnapshotSource, TransactionIdSource
 from tests.simulation.election import SESSION_SECONDS
 from tests.simulation.kafka import CHECKPOINTS, Consumer
@@ -140,8 +140,8 @@ class Harvester:
 
     def _make(self, term):
         if self._world.plan.by_laps:
-            return TailLoop(term, self._tailing(), self._stopping)
-        return TermLoop(term, self._marking(), self._stopping)
+            return BatchLoop(term, self._tailing(), self._stopping)
+        return MarkLoop(term, self._marking(), self._stopping)
 
     def _marking(self):
         barrier = self._world.plan.delivery == "barrier"
@@ -150,10 +150,10 @@ class Harvester:
             lanes = [kind(LaneSettings(kafka={}, **self._settings()), Topics()) for _ in range(self._world.plan.lanes)]
             self._delivery = lanes[0] if len(lanes) == 1 else Lanes(lanes)
             self._asked = Asked(self._scheduler, MarkSource(self._name, OUTBOX, PARKED))
-        return Wiring(
+        return MarkPorts(
             source=self._asked,
             delivery=self._delivery,
-            parking=Parking("hold_key", Topics().refused),
+            parking=ParkingRules("hold_key", Topics().refused),
             limits=LIMITS,
             one_per_key=barrier,
             emit=self._emit,
@@ -162,8 +162,8 @@ class Harvester:
 
     def _tailing(self):
         plan, topics = self._world.plan, Topics()
-        checkpoints = Checkpoints(self._name, SUBSCRIPTIONS, SUBSCRIPTION)
-        settings = LapSettings(kafka={}, **self._settings())
+        checkpoints = CheckpointTable(self._name, SUBSCRIPTIONS, SUBSCRIPTION)
+        settings = BatchDeliverySettings(kafka={}, **self._settings())
         if plan.delivery == "transactional":
             delivery = exactly_once(settings, topics, "harvest", _PLACE)
             providers = {
@@ -172,15 +172,17 @@ class Harvester:
             }
             store = KafkaStore(checkpoints, {}, _PLACE, "outbox", **providers)
         else:
-            delivery, store = PipelinedLaps(settings, topics), PostgresStore(checkpoints, _nothing_to_acknowledge)
+            delivery, store = PipelinedBatches(settings, topics), PostgresStore(checkpoints, _nothing_to_acknowledge)
         pages = self._pages()
-        return TailWiring(
+        return BatchPorts(
             source=pages,
             delivery=delivery,
             store=store,
-            shelf=MarkShelf("hold_key", topics, pages)
+            shelf=MarkedParking("hold_key", topics, pages)
             if plan.source == "mark"
-            else Shelf("hold_key", topics, SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))),
+            else BatchParking(
+                "hold_key", topics, ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))
+            ),
             limits=LIMITS,
             one_per_key=plan.delivery == "barrier",
             exactly_once=plan.delivery == "transactional",

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 from psycopg import sql
 
-from harvest_lib.batching.loop import TailLoop
+from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.database import in_statement
-from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedLaps, Transactional
+from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedBatches, Transactional
 from harvest_lib.leadership import Term
-from harvest_lib.marking.loop import TermLoop
+from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.source import (
     MarkPages,
     MarkSource,
@@ -132,33 +132,33 @@ MUTATIONS = (
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
-        _edit(TermLoop, "__init__", "KeyBarrier if wiring.one_per_key else Window", "Window"),
+        _edit(MarkLoop, "__init__", "KeyBarrierWindow if wiring.one_per_key else Window", "Window"),
     ),
     _mutation(
         "the barrier is lowered before the purge",
         ("mark-barrier",),
         _edit(
-            TermLoop,
+            MarkLoop,
             "_take",
             "self._landed.extend(reports.acknowledged)",
             "self._landed.extend(reports.acknowledged); self._lower(reports.acknowledged)",
         ),
-        _edit(TermLoop, "_fetch", "self._lower(landed)", "pass"),
+        _edit(MarkLoop, "_fetch", "self._lower(landed)", "pass"),
     ),
     _mutation(
         "what failed is not marked again before the rest goes",
         _MARK,
-        _edit(TermLoop, "_reset", "self._force_remark = True", "pass"),
+        _edit(MarkLoop, "_reset", "self._force_remark = True", "pass"),
     ),
     _mutation(
         "an orderly end leaves marks",
         _MARK,
-        _edit(TermLoop, "_end", "give_back=self._term.ended is not TermEnd.FENCED", "give_back=False"),
+        _edit(MarkLoop, "_end", "give_back=self._term.ended is not TermEnd.FENCED", "give_back=False"),
     ),
     _mutation(
         "what failed is forgotten when the term ends",
         ("mark-barrier",),
-        _edit(TermLoop, "_take", "self._in_doubt.update(failure.row[0] for failure in failed)", "pass"),
+        _edit(MarkLoop, "_take", "self._in_doubt.update(failure.row[0] for failure in failed)", "pass"),
     ),
     _mutation(
         "the lease is not checked",
@@ -168,23 +168,23 @@ MUTATIONS = (
     _mutation(
         "no key gate in laps",
         ("snapshot-barrier",),
-        _edit(TailLoop, "__init__", "OnePerKey() if wiring.one_per_key else AnyPerKey()", "AnyPerKey()"),
+        _edit(BatchLoop, "__init__", "KeyBarrier() if wiring.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
         "what was put off is forgotten",
         ("snapshot-barrier",),
-        _edit(TailLoop, "_following", "if put_off := self._gate.put_off:", "if put_off := []:"),
+        _edit(BatchLoop, "_following", "if put_off := self._gate.put_off:", "if put_off := []:"),
     ),
     _mutation(
         "what is on the wire is not waited for",
         ("snapshot-barrier",),
-        _edit(TailLoop, "_again", "if may_arrive:", "if False:"),
+        _edit(BatchLoop, "_again", "if may_arrive:", "if False:"),
     ),
     _mutation(
         "a checkpoint is saved before the lap is committed",
         _LAPS,
         _edit(
-            TailLoop,
+            BatchLoop,
             "_commit",
             "outcome = wiring.delivery.commit(",
             "wiring.store.save(following); outcome = wiring.delivery.commit(",
@@ -194,7 +194,7 @@ MUTATIONS = (
         "the position goes on though the lap failed",
         _LAPS,
         _edit(
-            TailLoop,
+            BatchLoop,
             "_commit",
             "outcome = wiring.delivery.commit(",
             "self._checkpoint = following; outcome = wiring.delivery.commit(",
@@ -203,22 +203,24 @@ MUTATIONS = (
     _mutation(
         "what is held is not written down",
         _LAPS,
-        _edit(TailLoop, "_commit", "if not wiring.shelf.write():", "if False:"),
+        _edit(BatchLoop, "_commit", "if not wiring.shelf.write():", "if False:"),
     ),
     _mutation(
         "a lap does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier"),
-        _edit(PipelinedLaps, "commit", "return self._land(may_send)", "return Committed()"),
+        _edit(PipelinedBatches, "commit", "return self._land(may_send)", "return Committed()"),
     ),
     _mutation(
         "a lap does not hear of failures",
         ("snapshot-pipelined", "snapshot-barrier"),
-        _edit(PipelinedLaps, "_failed", "self._failure = error", "pass"),
+        _edit(PipelinedBatches, "_failed", "self._failure = error", "pass"),
     ),
     _mutation(
         "gaps are allowed",
         ("snapshot-pipelined",),
-        _edit(PipelinedLaps, "_own_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'),
+        _edit(
+            PipelinedBatches, "_own_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'
+        ),
     ),
     _mutation(
         "epochs are ignored",

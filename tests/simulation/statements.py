@@ -5,8 +5,8 @@ import json
 from psycopg import sql
 
 from harvest_lib.batching import parked_ids
-from harvest_lib.batching.parked_ids import SetAside
-from harvest_lib.checkpoints.table import _ANNOUNCE, _KINDS, _LOCK, Checkpoints
+from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.checkpoints.table import _ANNOUNCE, _KINDS, _LOCK, CheckpointTable
 from harvest_lib.database import in_statement
 from harvest_lib.outbox import row_security
 from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, batch_source, server_identity
@@ -313,14 +313,16 @@ _MEANINGS = {"read": "following", "fresh_all": "fresh"}
 
 def _known():
     """Return the texts of the product's statements, with the names of their meanings."""
-    checkpoints = Checkpoints("", SUBSCRIPTIONS, SUBSCRIPTION)
+    checkpoints = CheckpointTable("", SUBSCRIPTIONS, SUBSCRIPTION)
     parts = {
         SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh fresh_all late some foreign",
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
         checkpoints: "first lead save stands",
-        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)): "matching load add moved due release",
+        ParkedIds(
+            checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
+        ): "matching load add moved due release",
     }
     found = {
         getattr(part, f"_{name}").as_string(None): _MEANINGS.get(name, name)
@@ -340,7 +342,7 @@ def _known():
         server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
         parked_ids._MAY_MATCH: "yes",
-        SetAside(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
+        ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
         _ANNOUNCE: "",
     }
 

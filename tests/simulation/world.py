@@ -184,7 +184,7 @@ def seams(world):
         "harvest_lib.batching.batch_size._FIRST_PAGE": max(1, plan.lap // 2),
         "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
         "harvest_lib.batching.loop._SLICE": 3,
-        "harvest_lib.delivery.batches.PipelinedLaps._wire_seconds": 0.2,
+        "harvest_lib.delivery.batches.PipelinedBatches._wire_seconds": 0.2,
         "harvest_lib.delivery.batches._ABANDON_SECONDS": 0.2,
     }
     with ExitStack() as stack:

@@ -7,9 +7,9 @@ from support.fakes import FakeDelivery, FakeSource, FakeTable, Inline
 
 from harvest_lib.config import Limits
 from harvest_lib.leadership import Term
-from harvest_lib.marking.loop import TermLoop
-from harvest_lib.marking.ports import Wiring
-from harvest_lib.outbox.parking_rules import Parking
+from harvest_lib.marking.loop import MarkLoop
+from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.outbox.parking_rules import ParkingRules
 from harvest_lib.source import SourceThread
 
 
@@ -28,9 +28,9 @@ class Bench:
         self.limits = Limits(
             **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 0.2, **limits}
         )
-        wiring = Wiring(
+        wiring = MarkPorts(
             source=SourceThread(self.source) if self.threaded else Inline(self.source),
-            parking=Parking(
+            parking=ParkingRules(
                 parking, lambda rows: {row[0]: self.refusals[row[0]] for row in rows if row[0] in self.refusals}
             ),
             one_per_key=one_per_key,
@@ -39,7 +39,7 @@ class Bench:
             emit=self.events.append,
             delivered=self._count,
         )
-        self.loop = TermLoop(self.term, wiring, self.stopping)
+        self.loop = MarkLoop(self.term, wiring, self.stopping)
 
     def _count(self, records):
         self.delivered += records

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from harvest_lib.source import Batch, Source
+from harvest_lib.source import ClaimedRows, ClaimSource
 
 
 class CountingSource:
-    """`Source` over another one. Of the mark source a purge and the mark after it are two, and one commit."""
+    """`ClaimSource` over another one. Of the mark source a purge and the mark after it are two, and one commit."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ClaimSource) -> None:
         self.statements: Counter[str] = Counter()
         """`mark`, `purge` and `reset`; a mark that found nothing is an `empty mark`."""
         self._source = source
@@ -23,7 +23,7 @@ class CountingSource:
     def open(self, leader_id: UUID) -> None:
         self._source.open(leader_id)
 
-    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> Batch:
+    def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
         batch = self._source.fetch(limit, delivered)
         if delivered:
             self.statements["purge"] += 1

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.leadership.term_board import Seats
-from harvest_lib.source import Batch
+from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.source import ClaimedRows
 
 
 class FakeTable:
@@ -78,7 +78,7 @@ class FakeSource:
         self._answered("fetch")
         keys = {row[2] for row in rows}
         parked = {each: first for each, first in self.table.parked_keys.items() if each[1] in keys}
-        return Batch(rows, parked, bool(rows) and len(rows) == limit)
+        return ClaimedRows(rows, parked, bool(rows) and len(rows) == limit)
 
     def reset(self, ids):
         self._called("reset")
@@ -208,7 +208,7 @@ class FakeLeadership:
 
     def __init__(self, shards=1):
         self._shards = range(shards)
-        self._seats = Seats()
+        self._seats = TermRegistry()
 
     def start(self):
         self.appoint()

@@ -6,12 +6,12 @@ from collections import Counter
 
 from support.paged import FakePagedTable
 
-from harvest_lib.batching.loop import TailLoop
-from harvest_lib.batching.parking import Shelf
-from harvest_lib.batching.ports import TailWiring
-from harvest_lib.checkpoints.table import Checkpoint, Standing
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.config import Limits
-from harvest_lib.delivery import Committed, Failed
+from harvest_lib.delivery import BatchCommitted, BatchFailed
 from harvest_lib.leadership import Term
 
 
@@ -43,7 +43,7 @@ class FakeLapDelivery:
 
     def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
         self._lap = []
-        return Committed()
+        return BatchCommitted()
 
     def send(self, rows, may_send):  # noqa: ARG002 - takes no time
         for row in rows:
@@ -60,20 +60,20 @@ class FakeLapDelivery:
         self.kafka.most_of_a_key = max(most, self.kafka.most_of_a_key)
         self.kafka.laps.append((len(lap), not bad and not fails))
         if bad:
-            return Failed(reason=self.kafka.poison[bad[0]], refused=True)
+            return BatchFailed(reason=self.kafka.poison[bad[0]], refused=True)
         if fails:
             self.kafka.broken -= 1
         if not fails or self.kafka.lost:
             self.kafka.log += lap
             self.kafka.checkpoint = checkpoint
-        return Failed(reason="injected") if fails else Committed()
+        return BatchFailed(reason="injected") if fails else BatchCommitted()
 
     def abandon(self):
         self._lap = []
         return self.leaves_behind
 
     def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
-        return Committed()
+        return BatchCommitted()
 
 
 class FakeStore:
@@ -89,7 +89,7 @@ class FakeStore:
         pass
 
     def standing(self):
-        return Standing.LEADS
+        return LeadershipStatus.LEADS
 
     def stands(self):
         return self.kafka.checkpoint or self.mirror
@@ -186,18 +186,18 @@ class Laps:
         self.delivered = 0
 
     def loop(self):
-        wiring = TailWiring(
+        wiring = BatchPorts(
             source=self.table.source(),
             delivery=self.delivery,
             store=self.store,
-            shelf=Shelf(self.policy, self.topics, self.places),
+            shelf=BatchParking(self.policy, self.topics, self.places),
             limits=Limits(io_error_backoff_seconds=0.0),
             one_per_key=self.one_per_key,
             exactly_once=self.exactly_once,
             emit=lambda _: None,
             delivered=self._count,
         )
-        return TailLoop(Term(uuid.uuid4()), wiring, threading.Event())
+        return BatchLoop(Term(uuid.uuid4()), wiring, threading.Event())
 
     def run(self, *, turns=2_000):
         """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""

@@ -22,7 +22,7 @@ import time
 
 from confluent_kafka import Producer
 
-from harvest_lib.batching.parking import Shelf
+from harvest_lib.batching.parking import BatchParking
 from harvest_lib.cli.log_output import LogFormat, configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
@@ -170,7 +170,7 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_store, make_pages, make_shelf = engines.make_store, engines.make_paged_source, engines.make_shelf
+    make_store, make_pages, make_shelf = engines.make_store, engines.make_batch_source, engines.make_shelf
     engines.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
 
     def make_striking_pages(*args, **named):
@@ -179,11 +179,11 @@ def striking(config, strike):
             pages._source = StrikingMarks(pages._source, strike)
         return pages
 
-    engines.make_paged_source = make_striking_pages
+    engines.make_batch_source = make_striking_pages
 
     def shelf(*args, **named):
         made = make_shelf(*args, **named)
-        if isinstance(made, Shelf):
+        if isinstance(made, BatchParking):
             made._places = StrikingPlaces(made._places, strike)
         return made
 

@@ -17,8 +17,8 @@ from harvest_lib.errors import NothingChecked
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
 from infra.chaos.faults import FAULTS, Fault
 from infra.chaos.report import document, unexplained
-from infra.chaos.run import Outcome, Plan, Struck, UnderFire, not_kept
-from infra.chaos.system import Way
+from infra.chaos.run import ChaosPlan, Outcome, Struck, UnderFire, not_kept
+from infra.chaos.system import Mode
 
 SECONDS = 20.0
 
@@ -76,7 +76,7 @@ def outcome(*terms, fault, copies=()):
     struck = [Struck(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
     verdict = Verdict(events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies)
     return Outcome(
-        plan=Plan(seed=1, seconds=9.0, way=Way(source="mark", delivery="barrier")),
+        plan=ChaosPlan(seed=1, seconds=9.0, way=Mode(source="mark", delivery="barrier")),
         history=Path("history"),
         committed=3,
         delivered=3,

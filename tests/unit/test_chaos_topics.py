@@ -12,9 +12,9 @@ from infra.chaos import following
 from infra.chaos.faults.topics import acknowledged
 from infra.chaos.following import Following
 from infra.chaos.run import judged
-from infra.chaos.system import Way
+from infra.chaos.system import Mode
 
-WAY = Way(source="snapshot", delivery="barrier")
+WAY = Mode(source="snapshot", delivery="barrier")
 
 
 def write(pen, file):

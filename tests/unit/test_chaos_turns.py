@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 
 from infra.chaos.faults import Fault
-from infra.chaos.schedule import Turns
-from infra.chaos.system import Way
+from infra.chaos.schedule import Schedule
+from infra.chaos.system import Mode
 
-WAYS = [Way(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
+WAYS = [Mode(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
 FIRST, SECOND, LAST = WAYS
 
 
@@ -23,7 +23,7 @@ def named(names, **fields):
 
 
 def test_each_strikes_before_any_strikes_again_whatever_the_way():
-    turns = Turns(named("abcdefg"), WAYS, 1, seed=1)
+    turns = Schedule(named("abcdefg"), WAYS, 1, seed=1)
     drawn = [turns.next(way) for way in (FIRST, FIRST, FIRST, SECOND, SECOND, LAST, LAST)]
     assert sorted(drawn) == list("abcdefg")
     again = [turns.next(LAST) for _ in range(7)]
@@ -33,19 +33,19 @@ def test_each_strikes_before_any_strikes_again_whatever_the_way():
 
 def test_what_may_strike_now_only_does_so_before_what_can_wait():
     for seed in range(20):
-        turns = Turns({**named("abcdefg"), "now": fault(fits=only(FIRST))}, WAYS, 1, seed=seed)
+        turns = Schedule({**named("abcdefg"), "now": fault(fits=only(FIRST))}, WAYS, 1, seed=seed)
         assert turns.next(FIRST) == "now"
 
 
 def test_what_was_struck_before_does_not_come_before_what_never_was():
-    turns = Turns({**named("a"), "last": fault(fits=only(LAST))}, WAYS, 1, seed=1)
+    turns = Schedule({**named("a"), "last": fault(fits=only(LAST))}, WAYS, 1, seed=1)
     assert [turns.next(FIRST), turns.next(FIRST)] == ["a", "a"]
     assert turns.next(LAST) == "last"
 
 
 def test_the_seed_says_in_which_order():
     def order(seed):
-        turns = Turns(named("abcdefg"), [FIRST], 1, seed=seed)
+        turns = Schedule(named("abcdefg"), [FIRST], 1, seed=seed)
         return [turns.next(FIRST) for _ in range(21)]
 
     assert order(3) == order(3)
@@ -55,7 +55,7 @@ def test_the_seed_says_in_which_order():
 
 def test_what_never_struck_is_told_with_the_reason():
     faults = {"late": fault(), "large": fault(brokers=3), "other": fault(fits=only(SECOND))}
-    turns = Turns(faults, [FIRST], 1, seed=1)
+    turns = Schedule(faults, [FIRST], 1, seed=1)
     assert turns.left_out() == {
         "late": "there was no time left",
         "large": "takes 3 brokers",
@@ -66,4 +66,4 @@ def test_what_never_struck_is_told_with_the_reason():
 
 
 def test_where_no_fault_fits_there_is_none():
-    assert Turns({"other": fault(fits=only(SECOND))}, [FIRST], 1, seed=1).next(FIRST) is None
+    assert Schedule({"other": fault(fits=only(SECOND))}, [FIRST], 1, seed=1).next(FIRST) is None

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.rows import row
 
-from harvest_lib.delivery import Failed, LapSettings, PipelinedLaps, Topics
+from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
 
 FATAL = KafkaError(KafkaError._GAPLESS_GUARANTEE, "unable to satisfy gap-less guarantee", fatal=True)
 
@@ -46,8 +46,8 @@ class Raising:
 
 
 def delivery(producer):
-    settings = LapSettings(kafka={}, delivery_timeout_seconds=1, producer_provider=lambda _: producer)
-    made = PipelinedLaps(settings, Topics({}))
+    settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=1, producer_provider=lambda _: producer)
+    made = PipelinedBatches(settings, Topics({}))
     made.begin(uuid.uuid4())
     return made
 
@@ -59,7 +59,7 @@ def test_a_fatal_error_fails_the_lap(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert made.commit(None, lambda: True) == Failed(reason="unable to satisfy gap-less guarantee", unnamed=True)
+    assert made.commit(None, lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
     made.abandon()
     assert producer.closed
 
@@ -68,7 +68,7 @@ def test_a_fatal_error_that_the_client_has_lost_fails_the_lap():
     producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(None, lambda: True), Failed)
+    assert isinstance(made.commit(None, lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 
@@ -77,9 +77,9 @@ def test_so_does_one_that_python_has_forgotten():
     """Amid the reports it says that there is no method, where there is one."""
     producer = Raising(None)
     made = delivery(producer)
-    producer._error = AttributeError("'PipelinedLaps' object has no attribute '_failed'", name="_failed", obj=made)
+    producer._error = AttributeError("'PipelinedBatches' object has no attribute '_failed'", name="_failed", obj=made)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(None, lambda: True), Failed)
+    assert isinstance(made.commit(None, lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 

@@ -8,8 +8,8 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.engines import Ears, TailWork
-from harvest_lib.harvester.maintenance import Housekeeping
+from harvest_lib.harvester.engines import BatchEngine, Callbacks
+from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 
@@ -22,10 +22,10 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
         looks.append(reason)
         raise OutboxTableError("segments cannot be made", evidence=reason, next_step="be the owner")
 
-    monkeypatch.setattr(Housekeeping, "look", look)
+    monkeypatch.setattr(Maintenance, "look", look)
     config = HarvestConfig(leadership="solo", source="snapshot", data_source="host=127.0.0.1 port=1 dbname=x")
-    work = TailWork(config, OutboxTable.parse("outbox"), "snapshot")
-    ears = Ears(emit=lambda _: None, delivered=lambda _: None)
+    work = BatchEngine(config, OutboxTable.parse("outbox"), "snapshot")
+    ears = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         for number in range(1, 6):
             stopping = threading.Event()

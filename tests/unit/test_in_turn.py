@@ -6,7 +6,7 @@ import pytest
 from support.laps import FakeKafka, FakeLapDelivery
 from support.rows import row
 
-from harvest_lib.delivery import Committed, Deposed, Failed, InTurn
+from harvest_lib.delivery import AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
 
 
 class Part(FakeLapDelivery):
@@ -15,7 +15,7 @@ class Part(FakeLapDelivery):
     def __init__(self, kafka):
         super().__init__(kafka)
         self.begun = self.committed = self.abandoned = 0
-        self.begins = Committed()
+        self.begins = BatchCommitted()
 
     def begin(self, leader_id):
         super().begin(leader_id)
@@ -43,8 +43,8 @@ def parts(kafka):
 
 @pytest.fixture
 def delivery(parts):
-    made = InTurn(parts)
-    assert made.begin(uuid.uuid4()) == Committed()
+    made = AlternatingProducers(parts)
+    assert made.begin(uuid.uuid4()) == BatchCommitted()
     return made
 
 
@@ -59,7 +59,7 @@ def lap(delivery, *ids):
 
 def test_each_lap_is_the_others(delivery, parts, kafka):
     for number in range(5):
-        assert lap(delivery, number) == Committed()
+        assert lap(delivery, number) == BatchCommitted()
     assert [part.committed for part in parts] == [3, 2]
     assert kafka.ids == [0, 1, 2, 3, 4]
 
@@ -68,21 +68,21 @@ def test_to_begin_is_to_begin_both(delivery, parts):
     """Else one who led before could commit under the other's id what the checkpoint read now does not know."""
     assert [part.begun for part in parts] == [1, 1]
     lap(delivery, 1)
-    assert delivery.begin(uuid.uuid4()) == Committed()
+    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
     assert [part.begun for part in parts] == [2, 2]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("outcome", [Deposed(reason="r"), Failed(reason="r")])
+@pytest.mark.parametrize("outcome", [BatchFenced(reason="r"), BatchFailed(reason="r")])
 def test_it_has_not_begun_unless_both_have(parts, failing, outcome):
     parts[failing].begins = outcome
-    assert InTurn(parts).begin(uuid.uuid4()) == outcome
+    assert AlternatingProducers(parts).begin(uuid.uuid4()) == outcome
 
 
 def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):
     kafka.broken = 1
-    assert isinstance(lap(delivery, 1), Failed)
-    assert lap(delivery, 1) == Committed()
+    assert isinstance(lap(delivery, 1), BatchFailed)
+    assert lap(delivery, 1) == BatchCommitted()
     assert [part.committed for part in parts] == [2, 0]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from support.rows import row
 
-from harvest_lib.marking.window import WINDOW_BYTES, KeyBarrier, Window
+from harvest_lib.marking.window import WINDOW_BYTES, KeyBarrierWindow, Window
 
 
 def ids(rows):
@@ -11,7 +11,7 @@ def ids(rows):
 
 
 def test_only_one_record_of_a_key_is_in_flight():
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     assert ids(flight.admit()) == [1, 3]
     assert ids(flight.admit()) == []
@@ -19,7 +19,7 @@ def test_only_one_record_of_a_key_is_in_flight():
 
 
 def test_landing_makes_the_next_of_the_key_ready():
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     rows = [row(1, "a"), row(2, "a"), row(3, "a")]
     flight.offer(rows)
     for expected in rows:
@@ -30,7 +30,7 @@ def test_landing_makes_the_next_of_the_key_ready():
 
 
 def test_the_window_bounds_what_is_in_flight():
-    flight = KeyBarrier(2)
+    flight = KeyBarrierWindow(2)
     flight.offer([row(n, f"k{n}") for n in range(1, 6)])
     first = flight.admit()
     assert ids(first) == [1, 2]
@@ -40,7 +40,7 @@ def test_the_window_bounds_what_is_in_flight():
 
 
 def test_room_counts_what_is_pending_and_what_is_in_flight():
-    flight = KeyBarrier(5)
+    flight = KeyBarrierWindow(5)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     flight.admit()
     assert flight.room == 2
@@ -50,7 +50,7 @@ def test_room_counts_what_is_pending_and_what_is_in_flight():
 
 def test_rows_that_come_back_are_not_sent_twice():
     """Another process marked our rows and we marked them again: in flight, ready or waiting, they are already ours."""
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "a")])
     flight.admit()
     flight.offer([row(3, "b")])
@@ -59,14 +59,14 @@ def test_rows_that_come_back_are_not_sent_twice():
 
 
 def test_a_late_row_with_a_low_id_is_taken():
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     flight.offer([row(5, "a")])
     assert flight.offer([row(4, "b")]) == 1
     assert sorted(ids(flight.admit())) == [4, 5]
 
 
 def test_dropping_pending_keeps_the_barrier_up_for_what_is_in_flight():
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
     sent = flight.admit()
     flight.offer([row(4, "c")])
@@ -78,7 +78,7 @@ def test_dropping_pending_keeps_the_barrier_up_for_what_is_in_flight():
 
 
 def test_admitted_rows_that_were_not_sent_are_ready_again():
-    flight = KeyBarrier(10)
+    flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "b"), row(3, "a")])
     admitted = flight.admit()
     admitted.popleft()  # row 1 was sent
@@ -87,7 +87,7 @@ def test_admitted_rows_that_were_not_sent_are_ready_again():
     assert sorted(flight.drop_pending()) == [2, 3]
 
 
-@pytest.mark.parametrize("make", [Window, KeyBarrier])
+@pytest.mark.parametrize("make", [Window, KeyBarrierWindow])
 def test_there_is_no_room_while_what_is_held_has_many_bytes(make):
     flight = make(1_000)
     rows = [(each, "t", "ab"[each % 2], "v" * (WINDOW_BYTES // 4), [], []) for each in range(1, 5)]

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.rows import row
 
-from harvest_lib.delivery import Failed, LapSettings, PipelinedLaps, Topics
+from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 
 PLACE = CheckpointPlace(topic="checkpoints", partition=0, key="shard 0")
@@ -57,11 +57,11 @@ class Made:
     def __init__(self, *, is_transactional=True):
         self.fails, self.why = {}, None
         self.topics = Topics({})
-        settings = LapSettings(
+        settings = BatchDeliverySettings(
             kafka={}, delivery_timeout_seconds=1, producer_provider=lambda own: FakeProducer(own, self)
         )
         transactional = (settings, self.topics, "id", PLACE)
-        self.delivery = Transactional(*transactional) if is_transactional else PipelinedLaps(settings, self.topics)
+        self.delivery = Transactional(*transactional) if is_transactional else PipelinedBatches(settings, self.topics)
 
     def lap(self):
         self.delivery.begin(uuid.uuid4())
@@ -74,7 +74,7 @@ def test_no_record_is_blamed_for_a_checkpoint_that_failed(code):
     made = Made()
     made.fails = {"checkpoints": code}
     outcome = made.lap()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
     assert not outcome.refused
     assert not made.topics.in_trouble
@@ -84,7 +84,7 @@ def test_no_record_is_blamed_for_a_commit_that_failed():
     made = Made()
     made.why = KafkaError._TIMED_OUT
     outcome = made.lap()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
 
 
@@ -95,8 +95,8 @@ def test_no_record_is_blamed_for_a_checkpoint_topic_that_has_the_transaction_pur
     first = made.lap()
     made.fails = {"checkpoints": PURGED}
     second = made.lap()
-    assert isinstance(first, Failed)
-    assert isinstance(second, Failed)
+    assert isinstance(first, BatchFailed)
+    assert isinstance(second, BatchFailed)
     assert not first.unnamed
     assert not second.unnamed
 
@@ -106,7 +106,7 @@ def test_a_record_that_has_the_transaction_purged_is_found_out():
     made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
     made.lap()
     outcome = made.lap()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, BatchFailed)
     assert outcome.unnamed
 
 
@@ -114,7 +114,7 @@ def test_what_failed_by_name_is_over_once_a_record_is_taken():
     made = Made(is_transactional=False)
     made.fails = {"theirs": KafkaError.NOT_ENOUGH_REPLICAS}
     outcome = made.lap()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
     assert made.topics.in_trouble
     made.fails = {}

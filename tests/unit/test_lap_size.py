@@ -2,7 +2,7 @@
 
 from support.rows import row
 
-from harvest_lib.batching.batch_size import LapSize
+from harvest_lib.batching.batch_size import BatchSize
 
 
 def rows(count, value="v"):
@@ -11,20 +11,20 @@ def rows(count, value="v"):
 
 def test_a_small_page_does_not_make_the_next_ones_small():
     """More than fits a page takes several statements, when something has come that stood still for a while."""
-    size = LapSize()
+    size = BatchSize()
     first = size.page
     size.measured(rows(1), 500)
     assert size.page >= first
 
 
 def test_a_page_of_large_values_makes_the_next_one_small_at_once():
-    size = LapSize()
+    size = BatchSize()
     size.measured(rows(3, "v" * 100_000), 500)
     assert size.page == 19
 
 
 def test_pages_grow_under_a_backlog():
-    size, pages = LapSize(), []
+    size, pages = BatchSize(), []
     for _ in range(4):
         size.measured(rows(size.page), size.page)
         pages.append(size.page)

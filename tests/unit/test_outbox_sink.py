@@ -7,7 +7,7 @@ from pyspark.sql import types as spark
 from harvest_lib.errors import ConfigError
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
 from spark_jobs.sink.database import TableColumn, Tables
-from spark_jobs.sink.plan import Plan, staged_columns
+from spark_jobs.sink.plan import WritePlan, staged_columns
 from spark_jobs.sink.staging import sentence_of
 from spark_jobs.sink.staging_tables import writer_name
 from spark_jobs.sink.statement import Attempt, promotion
@@ -60,7 +60,7 @@ def test_names_and_texts_cannot_leave_their_place_in_the_statement():
     hostile = "'; DROP TABLE x; --%s{}"
     name = '"; DROP TABLE x; --%s{}'
     outbox = {each: TableColumn(name=each, type="text") for each in ("kafka_key", "kafka_value")}
-    plan = Plan(
+    plan = WritePlan(
         tables=Tables.named(business=None, outbox=hostile),
         records=Records(
             topic="t",

@@ -21,7 +21,7 @@ from harvest_lib.local_stack.airflow import Airflow, kafka_connections
 from harvest_lib.local_stack.dagster import Dagster
 from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
 from harvest_lib.local_stack.platform import Platform
-from harvest_lib.local_stack.service import Plan, Service, ask
+from harvest_lib.local_stack.service import Service, ServicePlan, ask
 
 DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
@@ -125,7 +125,7 @@ def test_a_connection_string_becomes_sqlalchemys():
 
 
 def service(folder, command, serves=lambda _: True):
-    plan = Plan(name="some", version="1", command=tuple(command), environment=os.environ, serves=serves)
+    plan = ServicePlan(name="some", version="1", command=tuple(command), environment=os.environ, serves=serves)
     return Service(plan, logs=folder)
 
 

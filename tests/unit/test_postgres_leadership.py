@@ -8,7 +8,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import PostgresLeadership, TermEnd
-from harvest_lib.leadership.lock_session import Sight
+from harvest_lib.leadership.lock_session import LockObservation
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
 HEARTBEAT = 1.0
@@ -60,7 +60,7 @@ class Session:
     def look(self):
         self._ask()
         self.server.looks += 1
-        sight = Sight(held=self.server.lead is self, left_in_order=self.server.left is not None)
+        sight = LockObservation(held=self.server.lead is self, left_in_order=self.server.left is not None)
         self.server.before_look()
         self._ask()
         return sight

@@ -4,7 +4,7 @@ import pytest
 from support.laps import Laps
 from support.rows import row
 
-from harvest_lib.delivery import Failed
+from harvest_lib.delivery import BatchFailed
 from harvest_lib.errors import RecordError
 from harvest_lib.leadership import TermEnd
 
@@ -261,7 +261,7 @@ def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
     def refuse_unless_it_is_known(checkpoint, may_send):
         if "bad" in {row[1] for row in laps.delivery._lap}:
             laps.kafka.laps.append((len(laps.delivery._lap), False))
-            return Failed(reason="not authorized", unnamed=True)
+            return BatchFailed(reason="not authorized", unnamed=True)
         return commit(checkpoint, may_send)
 
     laps.delivery.commit = refuse_unless_it_is_known

@@ -8,8 +8,8 @@ import pytest
 from support.laps import Laps
 from support.rows import row
 
-from harvest_lib.batching.loop import TailLoop
-from harvest_lib.delivery import Committed, Failed
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.delivery import BatchCommitted, BatchFailed
 from harvest_lib.leadership import Term, TermEnd
 
 
@@ -19,7 +19,7 @@ def loop_of(term):
 
     wiring = SimpleNamespace(
         source=SimpleNamespace(close=nothing),
-        delivery=SimpleNamespace(abandon=nothing, settle=lambda _: Committed()),
+        delivery=SimpleNamespace(abandon=nothing, settle=lambda _: BatchCommitted()),
         store=SimpleNamespace(close=nothing, kept_in="postgres"),
         limits=SimpleNamespace(io_error_backoff_seconds=0),
         shelf=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
@@ -28,7 +28,7 @@ def loop_of(term):
         emit=nothing,
         delivered=nothing,
     )
-    return TailLoop(term, wiring, threading.Event())
+    return BatchLoop(term, wiring, threading.Event())
 
 
 def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
@@ -36,7 +36,7 @@ def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
     loop = loop_of(term)
     loop.in_flight.records = 500
     term.end(TermEnd.FENCED)
-    loop._not_committed(Failed(reason="not acknowledged in time"), 500, loop._size)
+    loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._size)
     loop._end()
     assert loop.holds_off
     assert term.abandoned

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from pydantic import Field
 
-from harvest_lib.checkpoints.table import Checkpoint, Checkpoints
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
@@ -68,7 +68,7 @@ class OutboxReader:
         self._options = options
         self._namespace = f"outbox/{options.subscription}"
         self._source: SnapshotSource | None = None
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints: CheckpointTable | None = None
         self._generation = -1
         self._saved = 0
 
@@ -136,7 +136,7 @@ class OutboxReader:
         if checkpoints is not None:
             checkpoints.close()
 
-    def _open(self, *, is_begun: bool) -> tuple[SnapshotSource, Checkpoints]:
+    def _open(self, *, is_begun: bool) -> tuple[SnapshotSource, CheckpointTable]:
         options, subscription = self._options, Subscription(name=self._options.subscription)
         conninfo = options.data_source.conninfo()
         with connect(conninfo) as connection:
@@ -155,7 +155,9 @@ class OutboxReader:
             subscription=subscription.name,
             scoping=scoping(table.subscriptions.identifier, subscription),
         )
-        self._checkpoints = Checkpoints(conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier)
+        self._checkpoints = CheckpointTable(
+            conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier
+        )
         return self._source, self._checkpoints
 
     def _require_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> None:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from infra.chaos.aftermath import Check
-from infra.chaos.system import SESSION_SECONDS, System, Way
+from infra.chaos.system import SESSION_SECONDS, Mode, System
 from infra.chaos.writing import Writing
 
 Strike = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
@@ -34,7 +34,7 @@ def _unchanged(_system: System) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _any(_way: Way) -> bool:
+def _any(_way: Mode) -> bool:
     return True
 
 
@@ -50,5 +50,5 @@ class Fault:
     brokers: int = 1
     needs: Needs = _nothing
     prepare: Prepare = _unchanged
-    fits: Callable[[Way], bool] = _any
+    fits: Callable[[Mode], bool] = _any
     checks: Sequence[Check] = ()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psycopg
 
 from infra.chaos.faults.fault import Fault
-from infra.chaos.system import System, Way
+from infra.chaos.system import Mode, System
 from infra.chaos.writing import SLOW_KEYS, Writing
 
 _KILL_SESSIONS = """
@@ -72,11 +72,11 @@ def _prepared_left_open(system: System, draw: random.Random, write: Callable[[],
             writing.end("ok")
 
 
-def _waits(way: Way) -> bool:
+def _waits(way: Mode) -> bool:
     return way.source == "transaction_id"
 
 
-def _goes_on(way: Way) -> bool:
+def _goes_on(way: Mode) -> bool:
     return not _waits(way)
 
 
