@@ -23,9 +23,9 @@ from support.written_history import Pen
 from dagster_harvest.heartbeat import Heartbeats, Place
 from harvest_lib import Harvest
 from harvest_lib.audit.history import Fault, from_line, to_line
-from harvest_lib.checkpoint_record import Checkpoint as OutboxCheckpoint
-from harvest_lib.checkpoint_record import read_checkpoint
-from harvest_lib.checkpoint_topic import ensure_checkpoint_topic
+from harvest_lib.checkpoints.record import Checkpoint as OutboxCheckpoint
+from harvest_lib.checkpoints.record import read_checkpoint
+from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.consume import (
     Checkpoint,
     Flag,
@@ -42,12 +42,12 @@ from harvest_lib.consume import (
     unpack,
 )
 from harvest_lib.errors import LifecycleError
+from harvest_lib.local_stack.description import Description, Server, process_started, running
+from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.provenance import stamp
-from harvest_lib.provenance import unpack as unpack_header
-from infra.local.description import Description, Server, process_started, running
-from infra.local.ports import keep_ports
+from harvest_lib.record_header import stamp
+from harvest_lib.record_header import unpack as unpack_header
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = os.environ.get("RECORD_ARTEFACTS") == "1"

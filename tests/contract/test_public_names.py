@@ -52,7 +52,7 @@ LIST = Path(__file__).parent / "public_names.json"
 PACKAGES = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")
 PUBLIC_MODULES = ("harvest_lib", "harvest_lib.consume", "harvest_lib.audit", *PACKAGES[1:])
 
-NO_OPTIONS_OF_THEIR_OWN = ("harvest_lib.cli", "dagster_harvest.piped")
+NO_OPTIONS_OF_THEIR_OWN = ("harvest_lib.cli", "dagster_harvest.pipes_main")
 RUN_AS_MODULES = (
     *NO_OPTIONS_OF_THEIR_OWN,
     "harvest_lib.examples.bank_transfer",
