@@ -40,8 +40,7 @@ from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchOutcome, Of
 from harvest_lib.delivery.batch_protocol import Keep
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
-from harvest_lib.harvester import engines
-from harvest_lib.harvester import factory as parts
+from harvest_lib.harvester import engines, factory
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record_header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
@@ -295,7 +294,7 @@ class RecordedLaps:
 
 def record(recorder: Recorder) -> None:
     """Have every harvester that this process makes from now on written down."""
-    make_source, make_store, make_laps = parts.make_source, parts.make_store, parts.make_batch_delivery
+    make_source, make_store, make_laps = factory.make_source, factory.make_store, factory.make_batch_delivery
     stores: dict[int, RecordedStore] = {}
 
     def recorded_store(config: Any, table: Any, checkpoints: Any, shard: int, **providers: Any) -> Any:
@@ -324,7 +323,7 @@ def record(recorder: Recorder) -> None:
     made = {"make_source": recorded_source, "make_store": recorded_store, "make_batch_delivery": recorded_laps}
     for name, make in made.items():
         setattr(engines, name, make)
-    vars(parts)["MarkPages"] = RecordedPages
+    vars(factory)["MarkPages"] = RecordedPages
     vars(command)["Harvest"] = recorded_harvest
 
 

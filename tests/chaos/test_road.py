@@ -106,7 +106,7 @@ def shaping(road):
 
 HOLDER = """
 import os, time
-from infra.chaos.road import Road
+from infra.chaos.network_path import Road
 road = Road()
 with road.at_harvester():
     print(os.readlink("/proc/thread-self/ns/net"), flush=True)
