@@ -74,7 +74,7 @@ def status(file: _File, as_json: Json = False) -> None:
     Example:  harvest pipeline status -f flights.yaml --json
     """
     declaration = load(file)
-    standing = operations.standing(declaration)
+    standing = operations.pipeline_status(declaration)
     writers = [
         {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
         | {"parked": each.parked}

@@ -32,7 +32,7 @@ _LET_GO_SECONDS = 2.0
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001 - librdkafka's own code
 
 
-class Recorder:
+class RecoveryLogWriter:
     """Of one shard, by one thread."""
 
     def __init__(

@@ -21,9 +21,9 @@ from itertools import chain, islice
 from typing import Any
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.attempts import Attempts, MessageRefused
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.dispatch import Intake, OpenTransaction
+from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import NOTHING_READY
 from harvest_lib.consume.store import Store
@@ -74,7 +74,7 @@ class Shard:
         self._publisher: Publisher | None = None
         self._checkpoint = Checkpoint(shard=shard, topic_id=topic_id)
         self._attempts = Attempts(limits.max_attempts)
-        self._intake = Intake(application, store, self._attempts)
+        self._intake = Dispatch(application, store, self._attempts)
         self._open: OpenTransaction | None = None
         self._touched_at = self._looked_at = 0.0
         self._stride = 1
@@ -93,7 +93,7 @@ class Shard:
                     self._acknowledge(self._checkpoint)
                     self._flush()
                     self._process(stopping)
-                except Refused as refused:
+                except MessageRefused as refused:
                     self._store.rollback()  # raises, if it is the store that failed, and not the function
                     stopping.wait(self._note(refused))
                 finally:
@@ -196,7 +196,7 @@ class Shard:
 
     # -- what goes wrong
 
-    def _note(self, refused: Refused) -> float:
+    def _note(self, refused: MessageRefused) -> float:
         """Count that something was refused, and return for how long to wait."""
         attempts, pause = self._attempts.failed(refused)
         _log.warning(

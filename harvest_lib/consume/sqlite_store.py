@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.recovery_log import LogPlace
-from harvest_lib.consume.recovery_log_writer import Recorder
+from harvest_lib.consume.recovery_log_writer import RecoveryLogWriter
 from harvest_lib.consume.sqlite_wal import Appended, End, appended
 from harvest_lib.consume.store import headers_as_json
 from harvest_lib.kafka_client import KafkaProducerProvider
@@ -93,7 +93,7 @@ class SqliteStore:
         self._directory = directory
         self._shard = shard
         place = LogPlace(log=log, shard=shard)
-        self._recorder = Recorder(settings, place, provider=provider)
+        self._recorder = RecoveryLogWriter(settings, place, provider=provider)
         self._connection: sqlite3.Connection | None = None
         self._is_lent = False
         self._wal = _NO_FILE

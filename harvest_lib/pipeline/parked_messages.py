@@ -15,7 +15,7 @@ from harvest_lib.pipeline.commit_log.files import read_at, sync_folder, write_al
 from harvest_lib.pipeline.message import Message
 
 
-class Parked:
+class ParkedMessages:
     """The file of one writer. Used by one thread."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from harvest_lib import cli
 from harvest_lib.audit.history import (
     Acknowledge,
-    Checkpoint,
+    CheckpointWrite,
     EventType,
     HistoryWriter,
     Mark,
@@ -29,7 +29,7 @@ from harvest_lib.audit.history import (
     Purge,
     Reset,
     Term,
-    Transaction,
+    TransactionStep,
 )
 from harvest_lib.audit.history import Event as HistoryEvent
 from harvest_lib.checkpoints.stores import IntentStore
@@ -132,13 +132,13 @@ class RecordedProducer:
 
     def _step(self, step: str, call: Callable[[], object]) -> None:
         said = {"transactional_id": self._id, "leader_id": self._recorder.sending, "step": step}
-        self._recorder.tell(Transaction, "invoke", **said)
+        self._recorder.tell(TransactionStep, "invoke", **said)
         try:
             call()
         except KafkaException:
-            self._recorder.tell(Transaction, "info", **said)
+            self._recorder.tell(TransactionStep, "info", **said)
             raise
-        self._recorder.tell(Transaction, "ok", **said)
+        self._recorder.tell(TransactionStep, "ok", **said)
 
     def _reported(self, error: KafkaError | None, message: Message) -> None:
         self._write(error, message)
@@ -236,7 +236,7 @@ class RecordedStore:
         if how == "ok":
             self._told = checkpoint
         self._recorder.tell(
-            Checkpoint,
+            CheckpointWrite,
             how,
             number=checkpoint.number,
             subscription="default",
@@ -265,15 +265,15 @@ class RecordedLaps:
 
         def kept(intents: Sequence[Intent]) -> bool:
             said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
-            self._recorder.tell(Transaction, "invoke", **said)
+            self._recorder.tell(TransactionStep, "invoke", **said)
             store.tell(checkpoint, "invoke")
             try:
                 is_kept = keep(intents)
             except DatabaseUnavailable:
-                self._recorder.tell(Transaction, "info", **said)
+                self._recorder.tell(TransactionStep, "info", **said)
                 raise
             store.tell(checkpoint, "ok" if is_kept else "fail")
-            self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
+            self._recorder.tell(TransactionStep, "ok" if is_kept else "fail", **said)
             return is_kept
 
         return kept

@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import Log, Topics
-from harvest_lib.audit.checker.records import Partition, Stamp, offset_at, polled, stamp
+from harvest_lib.audit.checker.log import ObservedLog, Topics
+from harvest_lib.audit.checker.records import Partition, Stamp, make_poll, offset_at, stamp
 from harvest_lib.audit.history import Assign, Poll, PolledRecord
 
 _Place = tuple[int, Stamp]
@@ -18,7 +18,7 @@ _Place = tuple[int, Stamp]
 class Polls:
     """Follows each process through each of its partitions."""
 
-    def __init__(self, log: Log, topics: Topics, findings: Findings) -> None:
+    def __init__(self, log: ObservedLog, topics: Topics, findings: Findings) -> None:
         self._log = log
         self._topics = topics
         self._findings = findings
@@ -58,7 +58,7 @@ class Polls:
         self._findings.add(
             "int-nonmonotonic-poll" if at is by else "nonmonotonic-poll",
             f"{event.process} read {shown.topic}/{shown.partition}@{shown.offset} after it had read to {read}",
-            (*([earlier.poll(at)] if earlier else []), polled(by, event.isolation, shown)),
+            (*([earlier.poll(at)] if earlier else []), make_poll(by, event.isolation, shown)),
         )
 
     def finish(self) -> None:

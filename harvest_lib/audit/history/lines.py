@@ -7,7 +7,16 @@ from math import isfinite
 from sys import intern
 from typing import Any, NamedTuple
 
-from harvest_lib.audit.history.events import KINDS, Event, Poll, PolledRecord, Position, Remake, Write, WrittenRecord
+from harvest_lib.audit.history.events import (
+    KINDS,
+    Event,
+    Poll,
+    PolledRecord,
+    ReadPosition,
+    RecreatedTopic,
+    Write,
+    WrittenRecord,
+)
 
 _Read = Callable[[Any], Any]
 """Takes a value of JSON, returns that of the field, raises ValueError."""
@@ -149,9 +158,9 @@ def _polled(value: Any) -> tuple[PolledRecord, ...]:
     )
 
 
-def _positions(value: Any) -> tuple[Position, ...]:
+def _positions(value: Any) -> tuple[ReadPosition, ...]:
     return tuple(
-        Position(_name(topic), _whole(partition), _whole(offset))
+        ReadPosition(_name(topic), _whole(partition), _whole(offset))
         for topic, partition, offset in map(_list, _list(value))
     )
 
@@ -195,7 +204,7 @@ _READ: Mapping[str, _Read] = {
 _OWN: Mapping[tuple[type[Event], str], _Read] = {
     (Write, "records"): _written,
     (Poll, "records"): _polled,
-    (Remake, "topic"): _name,
+    (RecreatedTopic, "topic"): _name,
 }
 """Fields that other kinds have too, and otherwise."""
 _STAMPS = ("time", "wall")

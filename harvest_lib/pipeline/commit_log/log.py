@@ -13,7 +13,7 @@ from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipp
 from harvest_lib.pipeline.commit_log.compaction import Compacted
 from harvest_lib.pipeline.commit_log.entry import Packing, Unnumbered
 from harvest_lib.pipeline.commit_log.files import make_folder, segment_files, sync_folder, writing
-from harvest_lib.pipeline.commit_log.manifest import Closed, Lock, Manifest
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView, look, newest_of
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
@@ -135,7 +135,7 @@ class CommitLog(LogView):
             active = self._writer.segment
             if not active.blocks:
                 return
-            closed = Closed(
+            closed = ClosedSegment(
                 base=active.base, generation=active.generation, end=active.end, size_bytes=active.size_bytes
             )
             with writing(self.folder, "begin a segment of the log"):
@@ -230,7 +230,7 @@ class CommitLog(LogView):
                 with writing(self.folder, "compact the log"):
                     try:
                         compacted = compaction.smaller(segment, up_to, kept, going_on)
-                    except compaction.Stopped:
+                    except compaction.CompactionStopped:
                         break
                     if compacted is not None:
                         self._exchange(segment, compacted)
@@ -263,14 +263,14 @@ class CommitLog(LogView):
     def _exchange(self, segment: Segment, compacted: Segment) -> None:
         with self._lock:
             instead = [
-                Closed(
+                ClosedSegment(
                     base=compacted.base,
                     generation=compacted.generation,
                     end=compacted.end,
                     size_bytes=compacted.size_bytes,
                 )
             ]
-            closed: list[Closed] = []
+            closed: list[ClosedSegment] = []
             for each in self._manifest.closed:
                 closed += [each] if each.base != segment.base else instead if compacted.blocks else []
             try:

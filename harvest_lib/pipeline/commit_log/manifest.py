@@ -21,7 +21,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class ClosedSegment:
     """A segment that nothing is added to any more."""
 
     base: int
@@ -37,7 +37,7 @@ class Closed:
 class Manifest:
     """What the file says."""
 
-    closed: tuple[Closed, ...]
+    closed: tuple[ClosedSegment, ...]
     """In order of offsets."""
     active: int
     """The offset that the segment began with which is added to."""
@@ -66,7 +66,7 @@ def read(folder: Path) -> Manifest | None:
     checksum = found.pop("checksum", None)
     if checksum != _checksum(found):
         raise _damaged(path, f"its checksum is {checksum}, that of what it says {_checksum(found)}")
-    return Manifest(closed=tuple(Closed(**each) for each in found["closed"]), active=found["active"])
+    return Manifest(closed=tuple(ClosedSegment(**each) for each in found["closed"]), active=found["active"])
 
 
 def write(folder: Path, manifest: Manifest) -> None:

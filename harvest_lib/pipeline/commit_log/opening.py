@@ -20,8 +20,8 @@ from harvest_lib.pipeline.commit_log.files import (
     unreadable,
     write_all,
 )
-from harvest_lib.pipeline.commit_log.index import Block, Kind, Record
-from harvest_lib.pipeline.commit_log.manifest import Closed, Manifest
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecord, IndexRecordKind
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Manifest
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 
 _AT_ONCE_BYTES = 1 << 24
@@ -40,19 +40,19 @@ class Cut:
     """The log goes on with this one."""
 
 
-def closed_segment(folder: Path, closed: Closed) -> Segment:
+def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
     """Return a segment that nothing is added to. What is damaged of it shows when it is read. Raises LogError."""
     segment = Segment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
     if (known := segment.size_bytes) < closed.size_bytes:
         after = segment.blocks[-1].next if segment.blocks else closed.base
-        segment.blocks.append(Block(known, closed.size_bytes - known, after, closed.end, 0, Kind.LOST))
+        segment.blocks.append(Block(known, closed.size_bytes - known, after, closed.end, 0, IndexRecordKind.LOST))
     return segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ActiveSegment:
     """An active segment as it was left."""
 
     segment: Segment
@@ -64,11 +64,11 @@ class Found:
     """Up to where its index was."""
 
 
-def active_segment(folder: Path, base: int) -> Found:
+def active_segment(folder: Path, base: int) -> ActiveSegment:
     """Return the segment that is added to, without what is torn of it. Raises LogError."""
     segment = Segment(folder, base, 0, end=base)
     records = _records_of(segment)
-    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == Kind.MARK), None)
+    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
     if marked is None:
         raise LogDamaged(
             "nobody can tell where the log ends: the index of the segment that is added to is lost",
@@ -84,7 +84,7 @@ def active_segment(folder: Path, base: int) -> Found:
     described = index.describe(records[:whole], base)
     segment.blocks, segment.newest = described.blocks, described.newest
     segment.end = records[whole - 1].block.next
-    return Found(
+    return ActiveSegment(
         segment=segment,
         index_bytes=records[whole - 1].end,
         synced_bytes=described.synced,
@@ -92,7 +92,7 @@ def active_segment(folder: Path, base: int) -> Found:
     )
 
 
-def _records_of(segment: Segment) -> list[Record]:
+def _records_of(segment: Segment) -> list[IndexRecord]:
     """Return what its index says, nothing where that is missing. Raises LogError where it may not be read."""
     try:
         return index.decode(segment.index.read_bytes())
@@ -102,7 +102,7 @@ def _records_of(segment: Segment) -> list[Record]:
         raise unreadable(segment.index, error) from error
 
 
-def _whole(handle: int, records: list[Record], marked: int) -> int:
+def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
     """Return how many of the records hold: all to the last mark, and those after it whose entries are there."""
     last = records[marked]
     begin = end = last.block.length
@@ -140,7 +140,7 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
             path.unlink()
 
 
-def repair(found: Found) -> tuple[SegmentWriter, tuple[Cut, ...]]:
+def repair(found: ActiveSegment) -> tuple[SegmentWriter, tuple[Cut, ...]]:
     """Cut off what is torn, have the rest on the disk, and return what adds to it. Raises OSError.
 
     What lies past the last mark is written once more: where a sync failed, what is read back may be in memory only, and

@@ -1,4 +1,4 @@
-"""Topics that are deleted and made anew: what may be missing then, and that nothing else may."""
+"""Topics that are deleted and recreated: what may be missing then, and that nothing else may."""
 
 import pytest
 from support.written_history import OTHER, Pen
@@ -24,7 +24,7 @@ def before():
 
 
 def read_to_the_end(pen, names):
-    """Let the follower and one that comes at the end read the topic as it was made anew."""
+    """Let the follower and one that comes at the end read the topic as it was recreated."""
     return pen.assign(0).poll(names).assign(0, process="last").poll(names, process="last")
 
 

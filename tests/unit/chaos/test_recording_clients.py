@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from uuid import uuid4
 
-from harvest_lib.audit.history import Checkpoint as Told
+from harvest_lib.audit.history import CheckpointWrite as Told
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.delivery import BatchCommitted

@@ -7,8 +7,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from harvest_lib.consume import Batch, Message, ShardId, Transaction
-from harvest_lib.consume.attempts import Attempts, Refused
-from harvest_lib.consume.dispatch import Intake, OpenTransaction
+from harvest_lib.consume.attempts import Attempts, MessageRefused
+from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.sequencing.publisher import PublishRefused
 
@@ -64,7 +64,7 @@ class Trial:
     def __init__(self, script=None, kind=Scripted, attempts=None, finalize=()):
         self.store, self.attempts = Store(), attempts or Attempts(2)
         self.application = kind(self.store, script or {}, finalize)
-        self.intake = Intake(self.application, self.store, self.attempts)
+        self.intake = Dispatch(self.application, self.store, self.attempts)
         self.opened = OpenTransaction(Transaction(shard=ShardId("c", "t", 0), state=None, publish=None), 0.0)
 
     def take(self, *pieces):
@@ -73,7 +73,7 @@ class Trial:
         return self.opened
 
     def refused(self, call, *options):
-        with pytest.raises(Refused) as shown:
+        with pytest.raises(MessageRefused) as shown:
             call(*options)
         return shown.value.offset, shown.value.is_anyones
 
@@ -85,9 +85,9 @@ def messages(*offsets):
 def watching(*failed, anyones=False):
     attempts = Attempts(2)
     for offset in failed:
-        attempts.failed(Refused("bad", offset))
+        attempts.failed(MessageRefused("bad", offset))
     if anyones:
-        attempts.failed(Refused("bad", is_anyones=True))
+        attempts.failed(MessageRefused("bad", is_anyones=True))
     return attempts
 
 
@@ -220,7 +220,7 @@ def test_what_goes_into_one_call():
     assert not takes(iter(messages(4, 5)))
     assert not Trial().intake.takes_at_once(messages(4, 5))
     assert not Trial(kind=AtOnce, attempts=watching(9)).intake.takes_at_once(messages(4, 5))
-    trial.attempts.failed(Refused("bad", is_anyones=True))
+    trial.attempts.failed(MessageRefused("bad", is_anyones=True))
     assert not takes(messages(4, 5)), "from now on one by one"
     trial.take([1])
     trial.intake.take_at_once(trial.opened, messages(4, 6))

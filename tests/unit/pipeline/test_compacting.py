@@ -11,8 +11,8 @@ from support.waiting import eventually
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import Compacted
-from harvest_lib.pipeline.compacting import Compactor, undeclared
-from harvest_lib.pipeline.folder import offsets_folder
+from harvest_lib.pipeline.folder import offsets_folder, undeclared_positions
+from harvest_lib.pipeline.periodic import Compactor
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -36,7 +36,7 @@ def left_out(tmp_path):
     for name in ("lost+found", "empty"):
         offsets_folder(tmp_path, name).mkdir()
     offsets_folder(tmp_path, "notes").touch()
-    assert undeclared(declaration) == {"stuck": STUCK_AT}
+    assert undeclared_positions(declaration) == {"stuck": STUCK_AT}
     return declaration
 
 

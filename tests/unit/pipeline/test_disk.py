@@ -52,7 +52,7 @@ def test_a_full_disk_stops_the_pipeline_and_nothing_is_lost_when_there_is_room_a
     assert "No space left on device" in str(running.failure)
     with pytest.raises((LogUnwritable, PipelineError), match="No space left"):
         Pipeline(declared(folder, Script(large(10)), {"new": Taking()})).run()
-    standing = operations.standing(declaration)
+    standing = operations.pipeline_status(declaration)
     assert all(each.position <= len(c0.offsets) for each in standing.writers), "looking needs no room"
     disk.empty()
     total = standing.end + 100
@@ -90,7 +90,7 @@ def test_one_process_at_a_time_has_a_pipeline(tmp_path):
     ):
         with pytest.raises(LogInUse):
             call()
-    assert operations.standing(declaration).end == 2
+    assert operations.pipeline_status(declaration).end == 2
     running.stop()
     assert running.failure is None
 

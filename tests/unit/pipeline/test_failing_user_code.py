@@ -8,7 +8,7 @@ from support.pipelines import Script, Taking, declared, messages
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operations
-from harvest_lib.pipeline.folder import parked
+from harvest_lib.pipeline.folder import parked_messages
 from harvest_lib.pipeline.pipeline import Pipeline
 
 
@@ -39,7 +39,7 @@ def test_a_transform_that_exits_is_one_that_raises(tmp_path):
         Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0}, settings=settings)).run()
     settings["c0"]["on_transform_error"] = "park"
     Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0}, settings=settings)).run()
-    assert [line["offset"] for line in parked(tmp_path, "c0")] == [0, 1]
+    assert [line["offset"] for line in parked_messages(tmp_path, "c0")] == [0, 1]
 
 
 def test_a_writer_that_exits_did_not_take_what_it_was_given(tmp_path):
@@ -74,10 +74,10 @@ def test_by_policy_what_a_transform_fails_at_is_parked(tmp_path):
     declaration = declared(tmp_path, Script(messages("AAAA"), batch=4), {"c0": c0}, settings=settings)
     Pipeline(declaration).run()
     assert c0.offsets == [0, 1, 3]
-    (line,) = parked(tmp_path, "c0")
+    (line,) = parked_messages(tmp_path, "c0")
     assert (line["offset"], line["namespace"], line["data"]) == (2, "A", '{"n":2}')
     assert "KeyError" in line["reason"]
-    assert operations.standing(declaration).writers[0].parked == 1
+    assert operations.pipeline_status(declaration).writers[0].parked == 1
 
 
 def test_a_transform_that_drops_a_message_has_it_acknowledged(tmp_path):
@@ -86,4 +86,4 @@ def test_a_transform_that_drops_a_message_has_it_acknowledged(tmp_path):
     declaration = declared(tmp_path, Script(messages("A" * 9)), {"c0": c0}, settings=settings)
     Pipeline(declaration).run()
     assert c0.offsets == [1, 3, 5, 7]
-    assert operations.standing(declaration).writers[0].position == 9
+    assert operations.pipeline_status(declaration).writers[0].position == 9

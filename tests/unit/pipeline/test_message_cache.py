@@ -8,7 +8,7 @@ from support.pipelines import Script, Taking, declared, message
 
 from harvest_lib.pipeline.extended_json import Encoded, dumps
 from harvest_lib.pipeline.log_entries import packed
-from harvest_lib.pipeline.message_cache import Recent
+from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.pipeline import Pipeline
 
 DATA = {"at": datetime(2013, 1, 1, tzinfo=UTC), "price": Decimal("1.10"), "raw": b"\0", "$odd": {"$x": [1, None]}}
@@ -59,7 +59,7 @@ def test_what_a_function_does_inside_of_data_concerns_no_other_writer(tmp_path):
 
 
 def test_the_oldest_are_forgotten():
-    recent, given = Recent(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
+    recent, given = MessageCache(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
     for first in range(0, 30, 3):
         batch = given[first : first + 3]
         recent.add(range(first, first + 3), batch, packed(batch))

@@ -9,9 +9,9 @@ import pytest
 from support.pipelines import Script, Taking, declared, message, messages
 from support.power import MEMORY, Power
 
-from harvest_lib.pipeline.folder import opened, parked
+from harvest_lib.pipeline.folder import open_folder, parked_messages
 from harvest_lib.pipeline.log_entries import packed
-from harvest_lib.pipeline.parked_messages import Parked
+from harvest_lib.pipeline.parked_messages import ParkedMessages
 
 SETTINGS = {
     "c0": {"on_transform_error": "park", "transforms": [("fails", lambda each: 1 // (each.data["n"] % 2) and each)]}
@@ -20,7 +20,7 @@ SETTINGS = {
 
 @pytest.fixture
 def file(tmp_path):
-    return Parked(tmp_path / "c0.jsonl")
+    return ParkedMessages(tmp_path / "c0.jsonl")
 
 
 def offsets(file):
@@ -58,13 +58,13 @@ def test_what_was_parked_and_acknowledged_outlives_the_machine():
             os.mkdir(folder.parent)  # noqa: PTH102 - what Power stands between
             power.fsync(os.open(root, os.O_RDONLY))
             declaration = declared(folder, Script(), {"c0": Taking()}, settings=SETTINGS)
-            with opened(declaration) as logs:
+            with open_folder(declaration) as logs:
                 logs.log.append(packed(messages("AAAA")))
-                writing, c0 = logs.writing(declaration.writers[0]), Taking()
+                writing, c0 = logs.writer_progress(declaration.writers[0]), Taking()
                 assert [each and each.offset for each in writing.resume(c0, 4)] == [None, 1, None, 3]
                 writing.flush()
                 power.lose()
                 logs.abandoned = True
-            with opened(declaration) as logs:
+            with open_folder(declaration) as logs:
                 assert (logs.log.end, logs.offsets["c0"].position) == (4, 4)
-                assert offsets(parked(folder, "c0")) == [0, 2]
+                assert offsets(parked_messages(folder, "c0")) == [0, 2]

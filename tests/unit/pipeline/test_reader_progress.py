@@ -8,7 +8,7 @@ from support.pipelines import Script, Taking, declared, message, messages
 from harvest_lib.errors import MessageRefused
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.reader_progress import Reading
+from harvest_lib.pipeline.reader_progress import ReaderProgress
 
 
 def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_and_of_nothing_later(tmp_path):
@@ -26,7 +26,7 @@ def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_a
             told.append((flushed[0], {name: each.data["n"] for name, each in last.items()}))
 
     with CommitLog.open(tmp_path / "log") as log:
-        Reading(
+        ReaderProgress(
             log,
             changed=threading.Condition(),
             slowest=lambda: None,

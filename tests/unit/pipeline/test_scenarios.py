@@ -7,7 +7,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operations
-from harvest_lib.pipeline.folder import offsets_folder, opened
+from harvest_lib.pipeline.folder import offsets_folder, open_folder
 from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
@@ -43,13 +43,13 @@ def test_normal_operation_terminated_and_restarted(tmp_path):
     message at a time, and the reader waits until both stand at 15."""
     reader, c0, c1 = Script(messages(KEYS + "AB"), batch=2), Taking(), Taking()
     declaration = declared(tmp_path, reader, {"c0": c0, "c1": c1})
-    with opened(declaration) as logs:
+    with open_folder(declaration) as logs:
         logs.log.append(packed(messages(KEYS)))
         for name, steps in {"c0": [1, 4, 6, 4, 7, 10, 12], "c1": [4, 5, 7, 13]}.items():
             for step in steps:
                 logs.offsets[name].acknowledge(KEYS[step].encode(), step)
                 logs.offsets[name].flush()
-    standing = operations.standing(declaration)
+    standing = operations.pipeline_status(declaration)
     assert (standing.end, [each.position for each in standing.writers]) == (16, [13, 14])
     c1.gate.clear()
     running = Running(declaration)
@@ -115,7 +115,7 @@ def test_operators_choices_view_messages_from_one_offset_to_another(tmp_path):
     shown = list(operations.messages(declaration, 13, 15))
     assert [each.offset for each in shown] == [13, 14, 15]
     assert shown[1]._replace(offset=-1) == messages("A" * 16)[14]
-    (standing,) = operations.standing(declaration).writers
+    (standing,) = operations.pipeline_status(declaration).writers
     assert (standing.position, standing.behind) == (14, 2)
 
 
@@ -127,7 +127,7 @@ def test_operators_choices_process_one_at_a_time(tmp_path):
     for offset, behind in ((14, 1), (15, 0)):
         steps = operations.step(declaration)
         done = next(steps)
-        assert operations.standing(declaration).writers[0].position == done.position, (
+        assert operations.pipeline_status(declaration).writers[0].position == done.position, (
             "it is on the disk when it is told"
         )
         assert next(steps, None) is None
@@ -163,12 +163,12 @@ def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(t
     c0, reader = Taking(), Script(given, batch=50)
     declaration = declared(tmp_path, reader, {"c0": c0}, log=log)
     Pipeline(declaration).run()
-    before = operations.standing(declaration)
+    before = operations.pipeline_status(declaration)
     assert operations.compact(declaration).segments > 0
     left = list(operations.messages(declaration, 0, before.end))
     assert left[0] == given[0]._replace(offset=0), "the newest of C, though it is the oldest of all"
     assert len(left) < len(given) / 4
-    assert operations.standing(declaration).end == before.end
+    assert operations.pipeline_status(declaration).end == before.end
     offsets = b"".join(file.read_bytes() for file in sorted(offsets_folder(tmp_path, "c0").glob("*.log")))
     assert sorted(entry["key"] for entry in decode(offsets)) == [b"A", b"B", b"C"], "an offset for each namespace"
     again, c0.writes = Script([*given, *messages("AB", first=401)]), []

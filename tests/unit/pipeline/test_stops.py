@@ -12,11 +12,11 @@ from support.waiting import eventually
 from harvest_lib.errors import LogUnwritable, PipelineError
 from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.flushing import Flusher
-from harvest_lib.pipeline.folder import opened
+from harvest_lib.pipeline.folder import open_folder
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.pipeline.pipeline import Pipeline, State
+from harvest_lib.pipeline.periodic import Flusher
+from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
 
 
 def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
@@ -26,12 +26,12 @@ def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
     running = Running(declaration)
     eventually(lambda: len(fast.offsets) == 100)
     running.pipeline.stop()
-    eventually(lambda: running.pipeline.state is State.STOPPING)
+    eventually(lambda: running.pipeline.state is PipelineState.STOPPING)
     slow.gate.set()
     running.wait()
     assert running.failure is None
     assert slow.offsets == fast.offsets == list(range(100))
-    assert all(each.behind == 0 for each in operations.standing(declaration).writers)
+    assert all(each.behind == 0 for each in operations.pipeline_status(declaration).writers)
 
 
 def test_asking_to_stop_takes_no_lock():
@@ -60,7 +60,7 @@ def test_what_was_acknowledged_is_flushed_in_time_while_a_bulk_takes_long(tmp_pa
         tmp_path, Script(messages("A" * 20), batch=20, ends=False), {"slow": slow}, settings=settings
     )
     running = Running(declaration)
-    eventually(lambda: operations.standing(declaration).writers[0].position == 10)
+    eventually(lambda: operations.pipeline_status(declaration).writers[0].position == 10)
     assert slow.offsets == list(range(10)), "it is at the second bulk"
     slow.gate.set()
     running.stop()
@@ -77,7 +77,7 @@ def test_offsets_that_cannot_be_flushed_stop_the_pipeline_while_a_bulk_takes_lon
         raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
 
     monkeypatch.setattr(OffsetLog, "flush", full)
-    eventually(lambda: running.pipeline.state is State.STOPPING)
+    eventually(lambda: running.pipeline.state is PipelineState.STOPPING)
     slow.gate.set()
     running.wait()
     assert isinstance(running.failure, LogUnwritable)
@@ -133,7 +133,7 @@ def test_offsets_that_cannot_be_flushed_hide_no_failure(tmp_path, monkeypatch):
 def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(tmp_path):
     class Looking(Script):
         def read(self, last):
-            self.found = operations.standing(declaration).writers[0].position
+            self.found = operations.pipeline_status(declaration).writers[0].position
             return super().read(last)
 
     c0, reader = Taking(), Looking()
@@ -151,8 +151,8 @@ def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
     declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
     Pipeline(declaration).run()
     new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})
-    with opened(new) as logs:
-        steps = list(logs.writing(new.writers[0]).resume(Taking(), logs.log.end))
+    with open_folder(new) as logs:
+        steps = list(logs.writer_progress(new.writers[0]).resume(Taking(), logs.log.end))
     assert [each and each.offset for each in steps] == [None, None, 2, None]
 
 
@@ -161,7 +161,7 @@ def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):
     slow.gate.clear()
     reader = Script(messages("AA"), ends=False)
     running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.3))
-    eventually(lambda: operations.standing(declared(tmp_path, reader, {"slow": slow})).end == 2)
+    eventually(lambda: operations.pipeline_status(declared(tmp_path, reader, {"slow": slow})).end == 2)
     began = time.monotonic()
     running.stop()
     assert time.monotonic() - began < 5
@@ -233,7 +233,7 @@ def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tm
     running.wait()
     assert "writer `bad` did not take" in str(running.failure)
     assert "hung up" in str(running.failure)
-    end = operations.standing(declared(tmp_path, reader, {"bad": bad, "good": good})).end
+    end = operations.pipeline_status(declared(tmp_path, reader, {"bad": bad, "good": good})).end
     assert good.offsets == list(range(end))
     assert reader.closed == bad.closed == good.closed == 1
 
@@ -249,7 +249,7 @@ def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_
     assert [each.who for each in caplog.records if each.message == "did_not_end_in_time"] == ["writer `hanging`"]
     hanging.gate.set()
     eventually(lambda: not any(each.name == "writer hanging" for each in threading.enumerate()))
-    assert [each.position for each in operations.standing(declaration).writers] == [0, 0], "it is sent again"
+    assert [each.position for each in operations.pipeline_status(declaration).writers] == [0, 0], "it is sent again"
 
 
 def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
@@ -260,7 +260,7 @@ def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     running = Running(declaration)
     eventually(lambda: len(good.offsets) == 100)
     eventually(lambda: bad.closed)
-    assert running.pipeline.state is State.RUNNING
+    assert running.pipeline.state is PipelineState.RUNNING
     running.stop()
     assert "writer `bad`" in str(running.failure), "its failure is told in the end"
     assert max((each["A"].data["n"] for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"

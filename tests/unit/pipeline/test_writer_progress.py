@@ -8,7 +8,7 @@ from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
-from harvest_lib.pipeline.writer_progress import Writing
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 
 class Overtaken(OffsetLog):
@@ -30,7 +30,9 @@ def log(tmp_path):
 
 def test_what_is_acknowledged_while_offsets_are_flushed_does_not_count_as_flushed(log, tmp_path):
     offsets = Overtaken(tmp_path / "offsets", sync_log=log.sync)
-    writing = Writing("c0", log=log, offsets=offsets, routing=Routing(NamespaceFilter.parse()), batch_messages=10)
+    writing = WriterProgress(
+        "c0", log=log, offsets=offsets, routing=Routing(NamespaceFilter.parse()), batch_messages=10
+    )
     writing.bulk(Taking(), 20)
     offsets.then = lambda: writing.bulk(Taking(), 20)
     writing.flush()
@@ -46,7 +48,7 @@ def test_offsets_are_flushed_once_their_interval_is_over_and_if_there_are_any(lo
     now, flushes = [10.0], []
     offsets = Overtaken(tmp_path / "offsets", sync_log=log.sync)
     offsets.then = lambda: flushes.append(now[0])
-    writing = Writing(
+    writing = WriterProgress(
         "c0",
         log=log,
         offsets=offsets,
