@@ -1,14 +1,34 @@
 """Outbox harvester: moves a transactional outbox from Postgres to Kafka, in per-key order, losing nothing.
 
-Start at `Harvest`, configured by `HarvestConfig`; write with `append`.
+Start at `Harvest`, configured by `HarvestConfig`; write with `append`. A name that needs pydantic, psycopg or
+confluent_kafka is loaded at its first use, so that `import harvest_lib` is quick.
 """
 
-from harvest_lib.config import HarvestConfig, Limits
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
-from harvest_lib.harvester.harvest import Drained, Harvest, State
-from harvest_lib.outbox import append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
+
+if TYPE_CHECKING:
+    from harvest_lib.config import HarvestConfig, Limits
+    from harvest_lib.harvester.harvest import Drained, Harvest, State
+    from harvest_lib.outbox.append import append, append_async
+else:
+    _LOADED_AT_FIRST_USE = {
+        "harvest_lib.config": ("HarvestConfig", "Limits"),
+        "harvest_lib.harvester.harvest": ("Drained", "Harvest", "State"),
+        "harvest_lib.outbox.append": ("append", "append_async"),
+    }
+
+    def __getattr__(name: str) -> object:
+        for module, names in _LOADED_AT_FIRST_USE.items():
+            if name in names:
+                value = globals()[name] = getattr(import_module(module), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Drained",
@@ -28,3 +48,7 @@ __all__ = [
     "append",
     "append_async",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

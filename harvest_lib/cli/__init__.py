@@ -1,16 +1,18 @@
 """The command `harvest`.
 
-Exit codes, for every command: 0 done; 1 something was found wrong (`audit`), or not running (`ps`); 2 the command line
-is off; 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
+Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or nothing is running (`ps`); 2 usage error;
+3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
 9 pipeline; 10 nothing was checked; 130 interrupted.
 """
+
+# Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
+# and the standard library at their top. What a command needs to run, it imports in its function: often the module of
+# the same name in `actions`. tests/unit/test_cli_imports.py checks this for every command.
 
 import sys
 from importlib.metadata import version as distribution_version
 
 import typer
-from confluent_kafka import libversion
-from rich.console import Console
 
 from harvest_lib.cli.audit import app as audit
 from harvest_lib.cli.bench import bench
@@ -19,6 +21,7 @@ from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
 from harvest_lib.cli.park import app as park
+from harvest_lib.cli.parsing import Group, OptionlessCommand
 from harvest_lib.cli.pipeline import app as pipeline
 from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
@@ -30,41 +33,39 @@ from harvest_lib.errors import HarvestError
 
 app = typer.Typer(
     name="harvest",
+    cls=Group,
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
-    epilog="Exit codes: 0 done, 1 found wrong, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, 7 stack, "
-    "8 checkpoint, 9 pipeline, 10 nothing was checked.",
+    epilog="Exit codes: 0 done, 1 problem found, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
+    "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 for _command in (init, migrate, run, status, pump, bench, chaos):
     app.command()(_command)
-app.add_typer(audit)
-app.add_typer(grants)
-app.add_typer(park)
-app.add_typer(pipeline)
-app.add_typer(segments)
-app.add_typer(subscriptions)
-app.add_typer(stack)
+for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
+    app.add_typer(_group)
 
 
-@app.command()
+@app.command(cls=OptionlessCommand)
 def version() -> None:
-    """Print the versions of the harvester and of the libraries that talk to the servers.
+    """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 
     Example:  harvest version
     """
-    import psycopg  # noqa: PLC0415 - only this command needs it here
+    from harvest_lib.cli.actions.version import libpq_version, librdkafka_version
 
     typer.echo(f"harvest {distribution_version('outbox-harvester')}")
-    typer.echo(f"librdkafka {libversion()[0]}, libpq {psycopg.pq.version_pretty(psycopg.pq.version())}")
+    typer.echo(f"librdkafka {librdkafka_version()}, libpq {libpq_version()}")
 
 
 def main() -> None:
-    """Run the command line; errors of ours become a message and an exit code."""
+    """Run the command line; a HarvestError becomes a message and an exit code."""
     try:
         app()
     except HarvestError as error:
+        from rich.console import Console
+
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {_escaped(str(error))}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -11,10 +11,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from harvest_lib.cli.tables import print_table
-from harvest_lib.config.durations import parse_duration
 from harvest_lib.errors import HarvestError, NothingChecked
 
 _LONGEST_FINDINGS = 10
@@ -86,6 +83,8 @@ def chaos(
     if simulate:
         _simulate(seed, seeds, histories, as_json=as_json)
         return
+    from harvest_lib.config.durations import parse_duration
+
     try:
         seconds = parse_duration(duration)
     except ValueError as error:
@@ -148,6 +147,8 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
 
 
 def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> Any:
+    from rich.console import Console
+
     way = f"{plan.way.source}/{plan.way.delivery}"
     state = _part("harvest_lib.local_stack.state")
     parts = state.default_state()
@@ -161,6 +162,10 @@ def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> An
 
 
 def _show(found: dict[str, Any], table: Any) -> None:
+    from rich.console import Console
+
+    from harvest_lib.cli.actions.tables import print_table
+
     console = Console(soft_wrap=True, highlight=False)
     print_table(table)
     console.print()

@@ -1,30 +1,25 @@
 """`harvest grants postgres | kafka | consumer`: what each role needs, and nothing more, as scripts for others."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from harvest_lib.cli.grants_consumer import app as consumer
-from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.options import ConfigFile, Source, configuration
+from harvest_lib.cli.parsing import Group
 from harvest_lib.cli.terminal import printable
-from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.grants import Grants, Way
-from harvest_lib.grants.kafka import commands, harvester_acls, reader_acls
-from harvest_lib.outbox import OutboxTable
 from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(
     name="grants",
+    cls=Group,
     help="Least privilege: print what harvester, writers, readers and consumers need in Postgres and in Kafka.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(consumer)
-
-Source = Literal["mark", "snapshot", "transaction_id"]
 
 
 @app.command()
@@ -59,6 +54,11 @@ def postgres(
 
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
     """
+    from harvest_lib.cli.actions.grants import allowed_topics, reads_table, separate_roles, way_of
+    from harvest_lib.database import connect
+    from harvest_lib.grants import Grants
+    from harvest_lib.outbox import OutboxTable
+
     harvest = configuration(config).harvest
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
@@ -66,12 +66,12 @@ def postgres(
         way=way_of(harvest, outbox, source),
         harvester=harvester,
         reader=reader,
-        writers=_apart(_writers(writer or ["writer"], allow or []), harvester, reader),
+        writers=separate_roles(allowed_topics(writer or ["writer"], allow or []), harvester, reader),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
         mapped=harvest.columns is not None,
     )
-    if _looks(harvest, source):  # else nobody need be there
+    if reads_table(harvest, source):  # else nobody need be there
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(
@@ -101,6 +101,9 @@ def kafka(
 
       harvest grants kafka -f harvest.yaml --topic orders --no-create --json
     """
+    from harvest_lib.cli.actions.grants import principal_name
+    from harvest_lib.grants.kafka import commands, harvester_acls, reader_acls
+
     harvest = configuration(config, elects=True).harvest
     for each in topic:
         if each != "*" and not is_legal_topic(each.removesuffix("*")):
@@ -109,57 +112,10 @@ def kafka(
                 field="--topic",
                 next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
             )
-    acls = harvester_acls(harvest, _principal(harvester), topic, creates=create) if harvester else []
-    acls += reader_acls(harvest, _principal(reader), topic) if reader else []
+    acls = harvester_acls(harvest, principal_name(harvester), topic, creates=create) if harvester else []
+    acls += reader_acls(harvest, principal_name(reader), topic) if reader else []
     if as_json:
         typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
         return
     for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
         typer.echo(line)
-
-
-def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
-    """Return how records are read by a configuration; where that leaves it open, the table is looked at."""
-    kind = source or harvest.source
-    if _looks(harvest, source):
-        with connect(harvest.data_source.conninfo()) as connection:
-            kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
-    if kind == "mark":
-        return "mark_laps" if harvest.exactly_once else "mark"
-    return "laps"
-
-
-def _looks(harvest: HarvestConfig, source: Source | None) -> bool:
-    """Tell whether the table is looked at, since nothing else says how it is read."""
-    return (source or harvest.source) == "auto" and harvest.columns is None
-
-
-def _apart(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:
-    """Return the writers. Raises ConfigError for a role with two parts: the rules of one would undo the other's."""
-    names = [*writers, *filter(None, others)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"the role {name!r} has two parts",
-                field="--writer, --harvester, --reader",
-                next_step="name a role of its own for each part, and grant both to one login if it must be",
-            )
-    return writers
-
-
-def _writers(names: list[str], allowed: list[str]) -> dict[str, list[str] | None]:
-    writers: dict[str, list[str] | None] = dict.fromkeys(names)
-    for each in allowed:
-        name, _, topic = each.rpartition("=")  # no topic has one in its name
-        if name not in writers or not is_legal_topic(topic):
-            raise ConfigError(
-                "what a writer is allowed is not understood",
-                field="--allow",
-                next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
-            )
-        writers[name] = [*(writers[name] or []), topic]
-    return writers
-
-
-def _principal(name: str) -> str:
-    return name if ":" in name else f"User:{name}"

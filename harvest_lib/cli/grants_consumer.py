@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli.options import ConfigFile, configuration
-from harvest_lib.consume import consumer_grants
+from harvest_lib.cli.parsing import Group
 from harvest_lib.errors import ConfigError
-from harvest_lib.grants.kafka import commands, consumer_acls
 from harvest_lib.record import is_legal_topic
 
 app = typer.Typer(
     name="consumer",
+    cls=Group,
     help="What a consumer of `harvest_lib.consume` needs; the configuration of a harvester says little of it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -37,6 +37,8 @@ def postgres(
 
       harvest grants consumer postgres --key-values --table shop.consumers
     """
+    from harvest_lib.consume import consumer_grants
+
     typer.echo(consumer_grants(role, table, key_values=key_values), nl=False)
 
 
@@ -63,6 +65,8 @@ def kafka(
 
       harvest grants consumer kafka --name order-states --topic orders --log order-states-log --json
     """
+    from harvest_lib.grants.kafka import commands, consumer_acls
+
     for each in (*topic, *(publish or ()), *(log or ())):
         if each != "*" and not is_legal_topic(each.removesuffix("*")):
             raise ConfigError(

@@ -6,19 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from harvest_lib.audit.checker import ANOMALIES, Delivery, Finding, Promise, Verdict, check
-from harvest_lib.audit.history import BadLine, read_history, to_line
-from harvest_lib.cli.options import AllowEmpty, Json
-from harvest_lib.cli.tables import print_table
-from harvest_lib.cli.terminal import printable
+from harvest_lib.cli.options import AllowEmpty, Json, PromiseName
 from harvest_lib.errors import NothingChecked
-
-_EVENTS_SHOWN = 8
-_BAD_LINES_SHOWN = 20
 
 
 def history(
@@ -28,7 +18,7 @@ def history(
             metavar="FILES", exists=True, dir_okay=False, readable=True, help="JSON lines, a file per process."
         ),
     ],
-    promise: Annotated[Delivery, typer.Option(help="What the delivery promises.")],
+    promise: Annotated[PromiseName, typer.Option(help="What the delivery promises.")],
     barrier: Annotated[
         bool, typer.Option("--barrier/--pipelined", help="At least once: one record of a key in flight, or any number.")
     ] = True,
@@ -52,6 +42,10 @@ def history(
 
       harvest audit history run/*.jsonl --promise transactional --show 1
     """
+    from harvest_lib.audit.checker import Promise, check
+    from harvest_lib.audit.history import BadLine, read_history
+    from harvest_lib.cli.actions.history import show_verdict
+
     gc.freeze()
     gc.disable()  # the checker makes millions of objects and no cycles
     try:
@@ -64,7 +58,7 @@ def history(
     if as_json:
         typer.echo(json.dumps({**verdict.to_json(), "ok": ok, "bad_lines": list(map(str, bad))}))
     else:
-        _show(verdict, bad)
+        show_verdict(verdict, bad)
     if bad or not verdict.ok:
         raise typer.Exit(1)
     if not ok:
@@ -73,37 +67,3 @@ def history(
             evidence=f"{len(files)} files, {verdict.events:,} events, 0 records",
             next_step="name the files of writers and readers; where a history may be empty, say --allow-empty",
         )
-
-
-def _show(verdict: Verdict, bad: list[BadLine]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    said = "[green]the promise is kept[/]" if verdict.ok and not bad else "[red]the promise is not kept[/]"
-    if verdict.ok and bad:
-        said = "[red]not all could be read[/]"
-    elif not verdict.records:
-        said = "[yellow]nothing was checked[/]"
-    console.print(f"history of {verdict.events:,} events of {verdict.records:,} records: {said}")
-    table = Table("anomaly", "explained", "unexplained")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in ANOMALIES:
-        explained, unexplained = verdict.explained.get(name, 0), verdict.unexplained.get(name, 0)
-        if explained or unexplained:
-            table.add_row(name, f"{explained:,}", f"[{'red' if unexplained else 'green'}]{unexplained:,}[/]")
-    if table.row_count:
-        print_table(table)
-    for finding in verdict.findings:
-        if not finding.explained:
-            _show_finding(console, finding)
-    for line in bad[:_BAD_LINES_SHOWN]:
-        console.print(Text(f"cannot be read: {printable(str(line))}"))
-    if len(bad) > _BAD_LINES_SHOWN:
-        console.print(f"… and {len(bad) - _BAD_LINES_SHOWN:,} more lines that cannot be read")
-
-
-def _show_finding(console: Console, finding: Finding) -> None:
-    console.print(Text.assemble((finding.name, "red"), f": {printable(finding.sentence)}"))
-    for event in finding.events[:_EVENTS_SHOWN]:
-        console.print(Text(f"    {printable(to_line(event).rstrip())}"))
-    if len(finding.events) > _EVENTS_SHOWN:
-        console.print(f"    … and {len(finding.events) - _EVENTS_SHOWN} more events")

@@ -4,10 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
-from harvest_lib.database import connect
-from harvest_lib.outbox import Migration, OutboxTable, Restamping
-from harvest_lib.outbox.native_table import DEFAULT_SEGMENT_SIZE
+from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, configuration, refuse_columns
 
 
 def migrate(
@@ -35,6 +32,9 @@ def migrate(
 
       harvest migrate --restamp -f reaper.yaml
     """
+    from harvest_lib.database import connect
+    from harvest_lib.outbox import Migration, OutboxTable, Restamping
+
     harvest = configuration(config).harvest
     refuse_columns(harvest, "only goharvest's becomes a native one")
     outbox = OutboxTable.parse(table or harvest.outbox_table)

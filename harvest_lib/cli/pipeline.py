@@ -1,30 +1,18 @@
 """`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines declared in YAML."""
 
 import json
-import re
-import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from harvest_lib.cli.log_output import LogFormat, configure_logging
-from harvest_lib.cli.options import Json
-from harvest_lib.cli.tables import print_table
+from harvest_lib.cli.options import Json, LogFormat
+from harvest_lib.cli.parsing import Group
 from harvest_lib.cli.terminal import printable
-from harvest_lib.harvester.interpreter import tune_collector
-from harvest_lib.pipeline import extended_json, operations
-from harvest_lib.pipeline.declaration import load
-from harvest_lib.pipeline.diagram import drawn, explained
-from harvest_lib.pipeline.folder import offsets_folder
-from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.pipeline import Pipeline
 
 app = typer.Typer(
     name="pipeline",
+    cls=Group,
     help="Pipelines: one reader, any number of writers, a commit log between them. See docs/pipelines.md.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -35,9 +23,6 @@ _Writer = Annotated[str | None, typer.Option("--writer", "-w", help="This writer
 _Format = Annotated[LogFormat, typer.Option(help="console for people, json for machines.")]
 _Level = Annotated[str, typer.Option(help="As in Python's logging.")]
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)
-_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
-
 
 @app.command()
 def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
@@ -47,9 +32,15 @@ def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level 
 
     Example:  harvest pipeline run -f flights.yaml
     """
+    from harvest_lib.cli.actions.log_output import configure_logging
+    from harvest_lib.cli.actions.pipeline import run_until_stopped
+    from harvest_lib.harvester.interpreter import tune_collector
+    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline.pipeline import Pipeline
+
     configure_logging(log_format, log_level)
     tune_collector()
-    _run(Pipeline(load(file)))
+    run_until_stopped(Pipeline(load(file)))
 
 
 @app.command()
@@ -58,6 +49,9 @@ def check(file: Annotated[Path, typer.Argument(help="The YAML file that declares
 
     Example:  harvest pipeline check flights.yaml
     """
+    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline.diagram import drawn, explained
+
     declaration = load(file)
     typer.echo(f"{printable(declaration.name)}\n")
     for line in drawn(declaration).split("\n"):
@@ -73,6 +67,15 @@ def status(file: _File, as_json: Json = False) -> None:
 
     Example:  harvest pipeline status -f flights.yaml --json
     """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from harvest_lib.cli.actions.tables import print_table
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline.folder import offsets_folder
+
     declaration = load(file)
     standing = operations.pipeline_status(declaration)
     writers = [
@@ -118,14 +121,20 @@ def resume(
 
       harvest pipeline resume -f flights.yaml --step --writer lake
     """
+    from harvest_lib.cli.actions.log_output import configure_logging
+    from harvest_lib.cli.actions.pipeline import message_line, run_until_stopped
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline.pipeline import Pipeline
+
     if writer is not None and not step:
         raise typer.BadParameter("a single writer resumes by steps: add --step", param_hint="--writer")
     configure_logging(log_format, log_level)
     if not step:
-        _run(Pipeline(load(file)), resume_only=True)
+        run_until_stopped(Pipeline(load(file)), resume_only=True)
         return
     for done in operations.step(load(file), writer):
-        what = "nothing to send" if done.sent is None else f"sent {_line(done.sent)}"
+        what = "nothing to send" if done.sent is None else f"sent {message_line(done.sent)}"
         typer.echo(f"{done.writer}: {what}; next is offset {done.position:,}, {done.behind:,} behind")
 
 
@@ -143,7 +152,11 @@ def show(
 
       harvest pipeline show 14 -f flights.yaml --json | jq .data
     """
-    found = _RANGE.fullmatch(offsets)
+    from harvest_lib.cli.actions.pipeline import OFFSET_RANGE, message_json, message_line
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+
+    found = OFFSET_RANGE.fullmatch(offsets)
     if found is None:
         raise typer.BadParameter("write the first offset and the last, as in 9..15", param_hint="X..Y")
     first, last = int(found[1]), int(found[2] or found[1])
@@ -151,7 +164,7 @@ def show(
         raise typer.BadParameter(f"the first offset comes first: {last}..{first}", param_hint="X..Y")
     shown = 0
     for message in operations.messages(load(file), first, last):
-        typer.echo(json.dumps(_as_json(message)) if as_json else _line(message, with_data=True))
+        typer.echo(json.dumps(message_json(message)) if as_json else message_line(message, with_data=True))
         shown += 1
     if not shown:
         typer.echo("none of these is in the log any more: they were compacted away, or given up", err=True)
@@ -170,6 +183,9 @@ def ack(
 
     Example:  harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
     """
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+
     if not without_sending:
         raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
     writing = operations.acknowledge(load(file), offset, writer)
@@ -184,6 +200,9 @@ def skip(
 
     Example:  harvest pipeline skip 4711 -f flights.yaml
     """
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+
     skipped = operations.skip_damage(load(file), offset)
     for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
         if offsets:
@@ -198,33 +217,9 @@ def compact(file: _File) -> None:
 
     Example:  harvest pipeline compact -f flights.yaml
     """
+    from harvest_lib.pipeline import operations
+    from harvest_lib.pipeline.declaration import load
+
     compacted = operations.compact(load(file))
     segments = f"{compacted.segments:,} segment{'' if compacted.segments == 1 else 's'}"
     typer.echo(f"{segments} of the commit log compacted, {compacted.freed_bytes:,} bytes freed; offsets compacted")
-
-
-def _run(pipeline: Pipeline, *, resume_only: bool = False) -> None:
-    def ask_to_stop(*_: object) -> None:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
-        pipeline.stop()
-
-    for number in _ENDING:
-        signal.signal(number, ask_to_stop)
-    pipeline.run(resume_only=resume_only)
-
-
-def _line(message: Message, *, with_data: bool = False) -> str:
-    line = f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
-    return f"{line} {printable(extended_json.dumps(message.data).decode())}" if with_data else line
-
-
-def _as_json(message: Message) -> dict[str, Any]:
-    return {
-        "offset": message.offset,
-        "op": message.op.name.lower(),
-        "mode": message.mode.name.lower(),
-        "timestamp": message.timestamp,
-        "namespace": message.namespace,
-        "data": json.loads(extended_json.dumps(message.data)),
-    }

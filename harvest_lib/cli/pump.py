@@ -7,17 +7,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
-from harvest_lib.cli.terminal import watched
-from harvest_lib.config.durations import SPELLING, parse_duration
-from harvest_lib.database import connect
 from harvest_lib.errors import RecordError
-from harvest_lib.outbox import Load, OutboxTable
-from harvest_lib.outbox import pump as pump_into
 
 _INTERRUPTED = 130
 
@@ -53,6 +45,11 @@ def pump(
 
       harvest pump -f reaper.yaml --keys 10 --records 600 --transaction 1 --interval 100ms --blank
     """
+    from harvest_lib.cli.actions.pump import interval_seconds, progress_bar
+    from harvest_lib.database import connect
+    from harvest_lib.outbox import Load, OutboxTable
+    from harvest_lib.outbox import pump as pump_into
+
     if blank and value_size is not None:
         raise typer.BadParameter("--blank records have no value: leave out --value-size")
     load = Load(
@@ -60,7 +57,7 @@ def pump(
         keys=keys,
         records=records,
         per_transaction=transaction,
-        interval_seconds=_seconds(interval),
+        interval_seconds=interval_seconds(interval),
         blank=blank,
         value_chars=value_size,
         headers=headers,
@@ -76,7 +73,7 @@ def pump(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     began, written = time.monotonic(), 0
-    with connect(harvest.data_source.conninfo()) as connection, _progress() as progress:
+    with connect(harvest.data_source.conninfo()) as connection, progress_bar() as progress:
         task = progress.add_task("pump", total=records)
         for written in pump_into(connection, outbox, load, dice=random.Random(), stopping=stopping):  # noqa: S311
             progress.update(task, completed=written)
@@ -88,33 +85,3 @@ def pump(
     if written < records:
         typer.echo(f"interrupted: {records - written:,} records were not written", err=True)
         raise typer.Exit(_INTERRUPTED)
-
-
-class _Rate(ProgressColumn):
-    """Records a second, over the last ones."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f}/s", style="cyan")
-
-
-def _progress() -> Progress:
-    return Progress(
-        BarColumn(bar_width=None),
-        TextColumn("{task.completed:,} of {task.total:,} records"),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        expand=True,
-        disable=not watched(),
-    )
-
-
-def _seconds(duration: str) -> float:
-    try:
-        seconds = parse_duration(duration)
-    except ValueError as error:
-        raise typer.BadParameter(f"{duration!r} {error}: {SPELLING}", param_hint="--interval") from error
-    if seconds < 0:
-        raise typer.BadParameter(f"{duration!r} is negative", param_hint="--interval")
-    return seconds

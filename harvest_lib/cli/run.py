@@ -6,12 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.live import status_line
-from harvest_lib.cli.log_output import LogFormat, configure_logging
-from harvest_lib.cli.options import ConfigFile, configuration
+from harvest_lib.cli.options import ConfigFile, LogFormat, configuration
 from harvest_lib.cli.terminal import watched
-from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.harvester.interpreter import tune_interpreter
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -37,6 +33,11 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
+    from harvest_lib.cli.actions.log_output import configure_logging
+    from harvest_lib.cli.actions.status_line import status_line
+    from harvest_lib.harvester.harvest import Harvest, State
+    from harvest_lib.harvester.interpreter import tune_interpreter
+
     settings = configuration(config, elects=True)
     handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
@@ -54,13 +55,9 @@ def run(
         if drain:
             done = harvest.drain()
         else:
-            _run_until_stopped(harvest)
+            with harvest:
+                # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
+                while harvest.state is State.RUNNING:
+                    harvest.await_stopped(0.2)
     if drain:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")
-
-
-def _run_until_stopped(harvest: Harvest) -> None:
-    with harvest:
-        # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
-        while harvest.state is State.RUNNING:
-            harvest.await_stopped(0.2)

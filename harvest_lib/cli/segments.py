@@ -1,25 +1,17 @@
 """`harvest segments list | ensure | drop`: the partitions of a native outbox."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
-import psycopg
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, refuse_columns
-from harvest_lib.cli.tables import print_table
+from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
+from harvest_lib.cli.parsing import Group
 from harvest_lib.cli.terminal import printable
-from harvest_lib.config.durations import SPELLING, parse_duration
-from harvest_lib.database import connect
-from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments, detached_segments, drop_passed, ensure_ahead
-from harvest_lib.outbox.native_table import DEFAULT_AHEAD
 
 app = typer.Typer(
     name="segments",
+    cls=Group,
     help="The segments of a native outbox: see them, make them ahead of need, drop those that nobody needs.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -32,19 +24,26 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
     Example:  harvest segments list -f reaper.yaml
     """
-    with _outbox(config) as (outbox, connection):
+    from rich.table import Table
+    from rich.text import Text
+
+    from harvest_lib.cli.actions.segments import detached_row, megabytes, open_outbox, segment_row
+    from harvest_lib.cli.actions.tables import print_table
+    from harvest_lib.outbox import Segments, detached_segments
+
+    with open_outbox(config) as (outbox, connection):
         segments = Segments(outbox)
-        rows = [_row(segments, connection, segment) for segment in segments.close_passed(connection)]
+        rows = [segment_row(segments, connection, segment) for segment in segments.close_passed(connection)]
         next_id = segments.next_id(connection)
         detached = detached_segments(connection, outbox)
-    rows += [_detached_row(each) for each in detached]
+    rows += [detached_row(each) for each in detached]
     if as_json:
         typer.echo(json.dumps(rows))
         return
     table = Table("segment", "from", "to", "MB", "state")
     for row in rows:
         ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
-        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), _megabytes(row), row["state"])
+        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), megabytes(row), row["state"])
     print_table(table)
     typer.echo(f"next id: {next_id}")
     for each in detached:
@@ -65,7 +64,10 @@ def ensure(
 
     Example:  harvest segments ensure -f reaper.yaml
     """
-    with _outbox(config) as (outbox, connection):
+    from harvest_lib.cli.actions.segments import open_outbox
+    from harvest_lib.outbox import ensure_ahead
+
+    with open_outbox(config) as (outbox, connection):
         done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments made{tail}" if done.made else "enough segments are ahead")
@@ -85,51 +87,17 @@ def drop(
 
       harvest segments drop -f reaper.yaml
     """
+    from harvest_lib.cli.actions.segments import open_outbox
+    from harvest_lib.config.durations import SPELLING, parse_duration
+    from harvest_lib.outbox import drop_passed
+
     try:
         keep_seconds = parse_duration(keep)
     except ValueError as error:
         raise typer.BadParameter(f"{keep!r}: {error}; {SPELLING}", param_hint="--keep") from error
-    with _outbox(config) as (outbox, connection):
+    with open_outbox(config) as (outbox, connection):
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
     if done.kept:
         typer.echo(f"kept: {printable(done.kept)} and what follows: {printable(done.because)}")
-
-
-def _row(segments: Segments, connection: psycopg.Connection[Any], segment: Segment) -> dict[str, Any]:
-    waited_for = segments.waited_for(connection, segment) if segment.passed_at and not segment.closed_at else []
-    state = "closed" if segment.closed_at else f"waits for {', '.join(waited_for)}" if waited_for else "open"
-    return {
-        "segment": segment.name,
-        "lower": segment.lower,
-        "upper": segment.upper,
-        "bytes": segments.size_bytes(connection, segment),
-        "state": "detaching" if segment.detaching else state,
-    }
-
-
-def _megabytes(row: dict[str, Any]) -> str:
-    return "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
-
-
-def _detached_row(detached: Detached) -> dict[str, Any]:
-    return {
-        "segment": detached.name,
-        "lower": detached.lowest_id,
-        "upper": None if detached.highest_id is None else detached.highest_id + 1,
-        "bytes": None,
-        "state": "detached by hand",
-        "records": detached.records,
-        "unseen": detached.unseen,
-    }
-
-
-@contextmanager
-def _outbox(config: ConfigFile) -> Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]:
-    harvest = configuration(config).harvest
-    refuse_columns(harvest, "it has no segments; docs/subscriptions.md says how its records are removed")
-    outbox = OutboxTable.parse(harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
-        outbox.check_native(connection)
-        yield outbox, connection

@@ -1,30 +1,17 @@
 """`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: who reads an outbox, and from where."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from harvest_lib.cli.options import ConfigFile, Json, configuration
-from harvest_lib.cli.tables import print_table
-from harvest_lib.cli.terminal import age, printable
-from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect
+from harvest_lib.cli.parsing import Group
 from harvest_lib.errors import ConfigError
-from harvest_lib.harvester.factory import make_selection
-from harvest_lib.outbox import OutboxTable, create_beside, subscribers_sql
-from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, system_of
-from harvest_lib.subscriptions.lag import Lag
-from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
-from harvest_lib.subscriptions.resharding import Resharding
 
 app = typer.Typer(
     name="subscriptions",
+    cls=Group,
     help="Readers of one outbox, each with its own position: see them, add, move and remove them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -46,12 +33,15 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
       harvest subscriptions list -f reaper.yaml --json | jq '.[] | {name, shard, lag_records}'
     """
-    with _subscriptions(config) as (subscriptions, _):
+    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, shard_json, subscription_table
+    from harvest_lib.cli.actions.tables import print_table
+
+    with configured_subscriptions(config) as (subscriptions, _):
         found = [(each, subscriptions.lag(each)) for each in subscriptions.shards()]
     if as_json:
-        typer.echo(json.dumps([as_dict(*each) for each in found]))
+        typer.echo(json.dumps([shard_json(*each) for each in found]))
     elif found:
-        print_table(rendered(found))
+        print_table(subscription_table(found))
     else:
         typer.echo("no subscriptions: a harvester adds its own when it first leads")
 
@@ -86,12 +76,14 @@ def add(
 
       harvest subscriptions add eu -f reaper.yaml --topic orders --topic refunds --keys '^eu-'
     """
-    with _subscriptions(config) as (subscriptions, harvest):
+    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, show_warnings
+
+    with configured_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
         moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topic, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
-    _warn(moved)
+    show_warnings(moved)
 
 
 @app.command()
@@ -108,11 +100,13 @@ def remove(
 
       harvest subscriptions remove audit -f reaper.yaml
     """
-    with _subscriptions(config) as (subscriptions, _):
+    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, lag_text
+
+    with configured_subscriptions(config) as (subscriptions, _):
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
         subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    typer.echo(f"removed: {name}, with {_lag(lags)} that it had not delivered")
+    typer.echo(f"removed: {name}, with {lag_text(lags)} that it had not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
@@ -140,11 +134,13 @@ def rewind(
 
       harvest subscriptions rewind audit -f reaper.yaml --to mirror --source transaction_id
     """
-    with _subscriptions(config) as (subscriptions, _):
+    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, show_warnings
+
+    with configured_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader goes on from there within a second" if moved.is_led else "nobody leads it now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
-    _warn(moved)
+    show_warnings(moved)
 
 
 @app.command()
@@ -170,6 +166,12 @@ def move(
 
       harvest subscriptions move -f reaper.yaml --last-id 48211
     """
+    from harvest_lib.database import connect
+    from harvest_lib.harvester.factory import make_selection
+    from harvest_lib.outbox import OutboxTable, create_beside
+    from harvest_lib.subscriptions.admin import Subscriptions
+    from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
+
     harvest = configuration(config).harvest
     if harvest.columns is not None:
         raise ConfigError(
@@ -215,7 +217,10 @@ def reshard(
 
       harvest subscriptions reshard default -f reaper.yaml --shards 4
     """
-    with _subscriptions(config) as (subscriptions, _):
+    from harvest_lib.cli.actions.subscriptions import configured_subscriptions
+    from harvest_lib.subscriptions.resharding import Resharding
+
+    with configured_subscriptions(config) as (subscriptions, _):
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
         done = resharding.run(timeout)
     if done.before == done.after:
@@ -236,75 +241,7 @@ def sql_(config: ConfigFile = None) -> None:
 
       harvest subscriptions sql -f reaper.yaml > subscribers.sql
     """
+    from harvest_lib.outbox import OutboxTable, subscribers_sql
+
     harvest = configuration(config).harvest
     typer.echo(subscribers_sql(OutboxTable.parse(harvest.outbox_table), harvest.columns), nl=False)
-
-
-def as_dict(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
-    """Return what `list --json` and `status --json` say of a shard."""
-    fields = {name: value for name, value in asdict(shard).items() if name != "checkpoint"}
-    return {
-        **fields,
-        "system": system_of(shard.checkpoint),
-        "number": shard.checkpoint.number if shard.checkpoint is not None else None,
-        "kept_in": shard.checkpoint.kept_in if shard.checkpoint is not None else None,
-        "updated_at": shard.updated_at.isoformat(),
-        "updated_seconds_ago": round(shard.updated_seconds_ago, 3),
-        "lag_records": lag.records,
-        "lag_is_estimate": lag.is_estimate,
-        "oldest_age_seconds": round(lag.oldest_age_seconds, 3) if lag.oldest_age_seconds is not None else None,
-    }
-
-
-def rendered(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
-    """Return the table for people."""
-    table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
-    for shard, lag in found:
-        only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
-        system = system_of(shard.checkpoint)
-        seen = f"{shard.seen}@{system}" if system is not None else shard.seen
-        seen = seen if shard.holds is None else f"{seen}, holds {shard.holds}"
-        waits = f", {age(lag.oldest_age_seconds)} old" if lag.oldest_age_seconds is not None else ""
-        leader = (
-            "nobody yet" if shard.leader_id is None else shard.leader_id if shard.is_led else f"{shard.leader_id}, gone"
-        )
-        table.add_row(
-            Text(printable(", ".join([shard.name, *only]))),
-            f"{shard.shard}/{shard.shards}",
-            shard.source,
-            str(shard.generation),
-            str(shard.epoch),
-            str(shard.checkpoint.number) if shard.checkpoint is not None else "-",
-            seen if shard.until is None else f"{seen}, stops at {shard.until}",
-            f"{_lag([lag])}{waits}",
-            f"{age(shard.updated_seconds_ago)} ago",
-            Text(leader, "none" if shard.is_led else "yellow"),
-        )
-    return table
-
-
-@contextmanager
-def _subscriptions(config: Any) -> Iterator[tuple[Subscriptions, HarvestConfig]]:
-    harvest = configuration(config).harvest
-    with connect(harvest.data_source.conninfo()) as connection:
-        yield open_subscriptions(connection, harvest), harvest
-
-
-def open_subscriptions(connection: Any, harvest: HarvestConfig) -> Subscriptions:
-    """Return the subscriptions of the configured outbox, whose table is made if need be."""
-    outbox = OutboxTable.parse(harvest.outbox_table)
-    if harvest.columns is None:
-        outbox.check_native(connection)
-    create_beside(connection, outbox)
-    return Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox))
-
-
-def _lag(lags: Sequence[Lag]) -> str:
-    number = sum(each.records for each in lags)
-    more = "+" if any(each.is_estimate for each in lags) else ""
-    return f"{number:,}{more} {'record' if number == 1 and not more else 'records'}"
-
-
-def _warn(moved: Moved) -> None:
-    for warning in moved.warnings:
-        typer.echo(f"mind: {warning}", err=True)

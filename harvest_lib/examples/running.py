@@ -8,7 +8,8 @@ from typing import Annotated, LiteralString
 
 import typer
 
-from harvest_lib.cli.log_output import LogFormat, configure_logging
+from harvest_lib.cli.actions.log_output import configure_logging
+from harvest_lib.cli.options import LogFormat
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.database import connect, translated

@@ -4,7 +4,6 @@ The parts of a harvester are wrapped where they are made; the product knows noth
 each record, which laps do without, and a line for each event.
 """
 
-import importlib
 import json
 import sys
 import threading
@@ -41,6 +40,7 @@ from harvest_lib.delivery.batch_protocol import Keep
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import engines, factory
+from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record_header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
@@ -319,12 +319,11 @@ def record(recorder: Recorder) -> None:
         def __init__(self, source: Any) -> None:
             super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
 
-    command = importlib.import_module("harvest_lib.cli.run")  # the name itself leads to the function
     made = {"make_source": recorded_source, "make_store": recorded_store, "make_batch_delivery": recorded_laps}
     for name, make in made.items():
         setattr(engines, name, make)
     vars(factory)["MarkPages"] = RecordedPages
-    vars(command)["Harvest"] = recorded_harvest
+    vars(harvest_module)["Harvest"] = recorded_harvest
 
 
 def main() -> None:

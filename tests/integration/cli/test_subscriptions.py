@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from support.subscribed import Subscribed
 
-from harvest_lib.cli.status import _Look
+from harvest_lib.cli.actions.status import StatusReadings
 from harvest_lib.outbox import OutboxTable
 
 
@@ -103,7 +103,7 @@ def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_eac
     outbox.fill(1)
     outbox.harvest(shards=2).drain(60)  # the subscription is there
     with psycopg.connect(outbox.dsn, autocommit=True) as connection:
-        look = _Look(connection, OutboxTable.parse("outbox"), config)
+        look = StatusReadings(connection, OutboxTable.parse("outbox"), config)
         outbox.fill(400)
         outbox.harvest(shards=2).drain(60)
         seen = look.next()

@@ -1,22 +1,18 @@
 """How the command line writes its log: through structlog, to standard error, as lines for people or JSON."""
 
-import enum
 import logging
 import sys
 from typing import TextIO
 
 import structlog
 
+from harvest_lib.cli.options import LogFormat
+
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_log_level,
     structlog.stdlib.ExtraAdder(),
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]
-
-
-class LogFormat(enum.StrEnum):
-    CONSOLE = "console"
-    JSON = "json"
 
 
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":

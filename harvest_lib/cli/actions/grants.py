@@ -1,0 +1,56 @@
+"""What `harvest grants` works out from its options."""
+
+from harvest_lib.cli.options import Source
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.errors import ConfigError
+from harvest_lib.grants import Way
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.record import is_legal_topic
+
+
+def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
+    """Return how records are read by a configuration; where that leaves it open, the table is looked at."""
+    kind = source or harvest.source
+    if reads_table(harvest, source):
+        with connect(harvest.data_source.conninfo()) as connection:
+            kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
+    if kind == "mark":
+        return "mark_laps" if harvest.exactly_once else "mark"
+    return "laps"
+
+
+def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:
+    """Tell whether the table is looked at, since nothing else says how it is read."""
+    return (source or harvest.source) == "auto" and harvest.columns is None
+
+
+def separate_roles(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:
+    """Return the writers. Raises ConfigError for a role with two parts: the rules of one would undo the other's."""
+    names = [*writers, *filter(None, others)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"the role {name!r} has two parts",
+                field="--writer, --harvester, --reader",
+                next_step="name a role of its own for each part, and grant both to one login if it must be",
+            )
+    return writers
+
+
+def allowed_topics(names: list[str], allowed: list[str]) -> dict[str, list[str] | None]:
+    writers: dict[str, list[str] | None] = dict.fromkeys(names)
+    for each in allowed:
+        name, _, topic = each.rpartition("=")  # no topic has one in its name
+        if name not in writers or not is_legal_topic(topic):
+            raise ConfigError(
+                "what a writer is allowed is not understood",
+                field="--allow",
+                next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
+            )
+        writers[name] = [*(writers[name] or []), topic]
+    return writers
+
+
+def principal_name(name: str) -> str:
+    return name if ":" in name else f"User:{name}"

@@ -1,0 +1,76 @@
+"""How `harvest init` creates tables."""
+
+from collections.abc import Sequence
+
+import psycopg
+import typer
+from psycopg import sql
+
+from harvest_lib.config import ColumnMapping, HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_mapped
+from harvest_lib.outbox.native_table import beside_statements, create_beside
+
+
+def create_beside_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox: OutboxTable, *, print_: bool) -> None:
+    """Check a table of another layout, which is yours to make, and create what stands beside it."""
+    if print_:
+        for statement in beside_statements(outbox):
+            typer.echo(f"{statement.as_string(None)};\n")
+        return
+    with connect(harvest.data_source.conninfo()) as connection:
+        if not outbox.exists(connection):
+            outbox.refuse_hidden(connection)
+            raise OutboxTableError(
+                f"there is no table {outbox} in this database",
+                evidence="`columns` says that it is of another layout, which nobody but you knows how to make",
+                next_step="create it, then run this again; or leave `columns` out for a native table",
+            )
+        check_mapped(connection, outbox, columns)
+        new = create_beside(connection, outbox)
+        typer.echo(f"already there, and fit for use: {outbox}")
+        for each in (outbox.subscriptions, outbox.set_aside):
+            typer.echo(f"{'created' if new else 'already there, and fit for use'}: {each}")
+
+
+def create_tables(
+    connection: psycopg.Connection[tuple[object, ...]], definition: NativeTable, *, native: bool | None
+) -> list[tuple[object, bool]]:
+    """Create what is missing, and tell of each table whether it was created."""
+    outbox = definition.outbox
+    names = [
+        outbox.parked,
+        *([] if native is False else [outbox.subscriptions, outbox.segments]),
+    ]  # or their names fail
+    new = outbox.create(connection) if native is False else definition.create(connection)
+    kind = outbox.kind(connection)
+    if native is not None and native is not (kind == "native"):
+        raise OutboxTableError(
+            f"there is a table {outbox} of the other layout",
+            evidence=f"it has the {kind} layout",
+            next_step="`harvest migrate` turns it into a native one, while others use it"
+            if native
+            else "name another table with --table, or leave out --goharvest: the native layout serves every source",
+        )
+    parked = ParkedRecords(outbox)
+    created: list[tuple[object, bool]] = [(outbox, new), (names[0], parked.create(connection))]
+    if kind == "native":
+        new_beside = create_beside(connection, outbox) or new
+        created += [(outbox.subscriptions, new_beside), (outbox.segments, new_beside)]
+    outbox.check(connection)
+    parked.check(connection)
+    return created
+
+
+def add_missing_checks(connection: psycopg.Connection[tuple[object, ...]], outbox: OutboxTable) -> None:
+    added = add_checks(connection, outbox)
+    if added is None:
+        typer.echo(f"constraints are missing, which only the owner of {outbox} may add: have it run this", err=True)
+    for name in added or ():
+        typer.echo(f"added, for new records: CHECK {name} of {outbox}")
+
+
+def print_statements(outbox: OutboxTable, statements: Sequence[sql.Composed]) -> None:
+    for statement in (*statements, ParkedRecords(outbox).create_statement()):
+        typer.echo(f"{statement.as_string(None)};\n")

@@ -1,0 +1,130 @@
+"""What `harvest park` reads and how it shows it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import zip_longest
+from typing import Any
+
+import psycopg
+import typer
+
+from harvest_lib.cli.options import configuration
+from harvest_lib.cli.terminal import age, printable
+from harvest_lib.config import HarvestConfig
+from harvest_lib.config.columns import ColumnMapping, Constant, Part
+from harvest_lib.database import connect
+from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.selection import COLUMNS
+
+NOTHING_PARKED = "nothing of that is parked"
+
+
+_HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
+
+
+_KNOWN_COLUMNS = ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value", *_HEADER_COLUMNS, "leader_id")
+
+
+def parked_table(
+    connection: "psycopg.Connection[Any]", table: OutboxTable, config: HarvestConfig, subscription: str | None = None
+) -> ParkedRecords | ParkedIdTable:
+    """Return what was set aside where the configuration's source would do it, of a subscription if that is by laps."""
+    mapped = config.columns is not None
+    if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
+        return ParkedRecords(table)
+    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
+
+
+@contextmanager
+def open_parked(
+    config: Any, subscription: str | None
+) -> Iterator[tuple[ParkedRecords | ParkedIdTable, "psycopg.Connection[Any]", HarvestConfig]]:
+    harvest = configuration(config).harvest
+    table = OutboxTable.parse(harvest.outbox_table)
+    with connect(harvest.data_source.conninfo()) as connection:
+        parked = parked_table(connection, table, harvest, subscription)
+        if isinstance(parked, ParkedRecords):
+            check_all_rows(connection, [parked.table.identifier])
+        yield parked, connection, harvest
+
+
+def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:
+    if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
+        raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
+    return Selection(ids=ids or None, topic=topic, key=key)
+
+
+def record_json(record: ParkedRecord) -> dict[str, object]:
+    return {**asdict(record), "parked_at": record.parked_at.isoformat()}
+
+
+def record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
+    row = record.row
+    yield "id", str(record.id)
+    yield "topic", printable(record.topic)
+    yield "key", printable(record.key)
+    yield "state", "no longer in the outbox" if record.gone else "held" if record.held else "parked"
+    yield "reason", printable(record.reason)
+    yield "parked", f"{record.parked_at.isoformat(timespec='seconds')}, {age(record.age_seconds)} ago"
+    if not row:
+        yield "value", "the record is no longer in the outbox"
+        return
+    created = "create_time" if columns is None else columns.create_time
+    yield "created", "not known" if created is None else str(row.get(created))
+    if columns is None:
+        names, contents = (row.get(column) or [] for column in _HEADER_COLUMNS)
+    else:
+        names, contents = list(columns.headers), [_part(row, each) for each in columns.headers.values()]
+    if len(names) != len(contents):
+        yield "headers", f"{len(names)} names, {len(contents)} values"
+    for name, content in zip_longest(names, contents, fillvalue=None):
+        yield f"header {_text(name)}", _text(content)
+    payload = row.get("kafka_value") if columns is None else _part(row, columns.kafka_value)
+    if payload is None:
+        yield "value", "none: a tombstone"
+    elif with_value:
+        yield "value", _text(payload)
+    else:
+        yield (
+            "value",
+            f"{len(payload if isinstance(payload, str) else json.dumps(payload)):,} characters, shown with --value",
+        )
+    known = {*shown_columns(columns), "kafka_value" if columns is None else columns.kafka_value}
+    others = [name for name in row if name not in known]
+    if with_value:
+        yield from ((f"column {printable(name)}", _text(row[name])) for name in others)
+    elif others:
+        yield "other columns", f"{len(others)}, shown with --value"
+
+
+def _text(content: object) -> str:
+    return "(none)" if content is None else printable(content if isinstance(content, str) else json.dumps(content))
+
+
+def _part(row: dict[str, Any], part: Part) -> object:
+    """Return a part of a record of another layout: what a column has, or the same for all."""
+    return part.value if isinstance(part, Constant) else row.get(part)
+
+
+def shown_columns(columns: ColumnMapping | None) -> set[str]:
+    """Return the columns that are shown without the payload and what else a table has."""
+    if columns is None:
+        return {*_KNOWN_COLUMNS} - {"kafka_value"}
+    parts = (columns.id, columns.transaction_id, columns.kafka_topic, columns.kafka_key, columns.create_time)
+    named = {each for each in (*parts, *columns.headers.values()) if isinstance(each, str)}
+    return named - {columns.kafka_value if isinstance(columns.kafka_value, str) else ""}
+
+
+def counted_records(number: int) -> str:
+    return f"{number:,} parked {'record' if number == 1 else 'records'}"
+
+
+def waiting_text(done: Retried) -> str:
+    behind = ", ".join(str(record_id) for record_id in done.behind)
+    verb, pronoun = ("waits", "its key") if done.waiting == 1 else ("wait", "their keys")
+    return f"{done.waiting:,} {verb} behind an earlier record of {pronoun} that is still parked: {behind}"

@@ -1,0 +1,100 @@
+"""What `harvest up`, `ps` and `logs` show of the local stack."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harvest_lib.cli.actions.tables import print_table
+from harvest_lib.errors import StackError
+
+if TYPE_CHECKING:
+    from harvest_lib.local_stack.description import Description
+
+MEBIBYTE = 1024 * 1024
+
+
+def print_lines(file: Path, text: bytes, *, prefix: bool) -> None:
+    for line in text.decode(errors="replace").splitlines():
+        sys.stdout.write(f"{file.stem} | {line}\n" if prefix else f"{line}\n")
+    sys.stdout.flush()
+
+
+def last_lines(file: Path, count: int) -> tuple[bytes, int]:
+    """Return the last lines of a file, read from its end, and where the file ended."""
+    with file.open("rb") as log:
+        position = end = log.seek(0, 2)
+        text = b""
+        while position and text.count(b"\n") <= count:
+            step = min(65536, position)
+            position -= step
+            log.seek(position)
+            text = log.read(step) + text
+    return b"".join(text.splitlines(keepends=True)[-count:] if count else []), end
+
+
+def show_description(description: "Description", state: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(description.to_json())
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for server in description.servers:
+        place = f"port {server.port}, " if server.port else ""
+        table.add_row(server.name, f"{server.version}, {place}pid {server.pid}")
+    content = json.loads(description.to_json())
+    table.add_row("DSN", content["dsn"])
+    table.add_row("bootstrap", content["bootstrap_servers"])
+    for server in description.servers:
+        if server.url:
+            table.add_row(server.name.partition("-")[0].capitalize(), server.url)
+    if description.airflow_login:
+        table.add_row("Airflow login", description.airflow_login)
+    console = Console(soft_wrap=True)
+    console.print(f"[bold green]{state}[/]")
+    print_table(table)
+    if description.secure:
+        typer.echo(local_stack("secure").settings_text(Path(description.secure)))
+
+
+def server_row(name: str, version: str, pid: int, port: int | None) -> dict[str, Any]:
+    psutil = importlib.import_module("psutil")
+    try:
+        process = psutil.Process(pid)
+        status = process.status()
+        state = {psutil.STATUS_ZOMBIE: "ended", psutil.STATUS_STOPPED: "frozen"}.get(status, "running")
+        family = [process, *([] if name == "supervisor" else process.children(recursive=True))]
+        memory = sum(_memory(member, psutil) for member in family)
+    except psutil.NoSuchProcess:
+        state, memory = "ended", 0
+    return {"server": name, "version": version, "pid": pid, "port": port, "state": state, "memory_bytes": memory}
+
+
+def _memory(process: Any, psutil: Any) -> int:
+    """Return what a process alone takes: Postgres's processes share most of theirs."""
+    try:
+        information = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(information.rss - getattr(information, "shared", 0))
+
+
+def state_folder() -> Path:
+    state: Path = local_stack("state").default_state()
+    return state
+
+
+def local_stack(name: str) -> Any:
+    """Return a module of the local stack, whose requirements are not those of the library."""
+    try:
+        return importlib.import_module(f"harvest_lib.local_stack.{name}")
+    except ModuleNotFoundError as error:
+        raise StackError(
+            "the local stack is not installed",
+            evidence=f"there is no module {error.name}",
+            next_step="pip install 'outbox-harvester[local,spark]'",
+        ) from error

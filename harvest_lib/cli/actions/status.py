@@ -1,0 +1,113 @@
+"""What `harvest status` reads and how it shows it."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.actions.park import parked_table
+from harvest_lib.cli.actions.subscriptions import shard_json
+from harvest_lib.cli.terminal import printable
+from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester.status import Backlog, StatusReader
+from harvest_lib.outbox import OutboxTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One look. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
+    session that holds its lock; None where nobody does. `leader` is the first of them."""
+
+    table: str
+    backlog_records: int
+    oldest_age_seconds: float
+    marked_records: int
+    parked_records: int | None
+    held_records: int | None
+    """None, both of them, if there is no table of parked records, or none that may be read."""
+    leader: str | None
+    leaders: list[str | None]
+    members: int | None
+    """How many processes are in the pool; None where nobody counts them."""
+    records_per_second: float
+    kafka_trouble: str | None
+    """Why Kafka could not say who leads."""
+    notes: list[str]
+    """What somebody should know: why nobody leads, what keeps a process from leading, another pool in the way."""
+    subscriptions: list[dict[str, Any]]
+    """Who reads a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then what the
+    configured one has still to deliver, counted up to 100,000."""
+
+
+class StatusReadings:
+    """Look at an outbox every second; the rate is what was done since the last look."""
+
+    def __init__(self, connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig) -> None:
+        self._connection = connection
+        self._table = table
+        self._config = config
+        self._outlook = StatusReader(connection, config)
+        self._done, self._at = self._outlook.done(self._outlook.shards()), time.monotonic()
+
+    def next(self) -> Status:
+        time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
+        shards = self._outlook.shards()
+        done, at = self._outlook.done(shards), time.monotonic()
+        rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
+        read = self._outlook.read(shards)
+        known = self._outlook.is_known(shards)
+        waiting = self._outlook.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
+        leaders = self._outlook.leaders()
+        counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
+        return Status(
+            table=str(self._table),
+            backlog_records=waiting.records,
+            oldest_age_seconds=round(waiting.age_seconds, 3),
+            marked_records=waiting.marked,
+            parked_records=counts.parked if counts is not None else None,
+            held_records=counts.held if counts is not None else None,
+            leader=leaders.by_shard[0],
+            leaders=leaders.by_shard,
+            members=leaders.members,
+            records_per_second=round(max(0.0, rate), 1),
+            kafka_trouble=leaders.trouble,
+            notes=[*leaders.notes, *self._outlook.detached()],
+            subscriptions=[shard_json(*each) for each in read],
+        )
+
+
+def status_table(status: Status) -> Table:
+    grid = Table(title=f"outbox {escape(status.table)}", show_header=False)
+    marked = f", {status.marked_records:,} of them marked" if status.marked_records else ""
+    grid.add_row("backlog", _records(status.backlog_records) + marked)
+    if status.parked_records is not None:
+        style = "yellow" if status.parked_records else "none"
+        grid.add_row(
+            "parked", f"[{style}]{_records(status.parked_records)}, {status.held_records:,} held behind them[/]"
+        )
+    grid.add_row("oldest", f"{status.oldest_age_seconds:,.1f} s")
+    for shard, each in enumerate(status.leaders):
+        leader = escape(each) if each else "[yellow]nobody[/]"
+        name = "leader" if len(status.leaders) == 1 else f"leader {shard}"
+        grid.add_row(name, f"[red]{escape(status.kafka_trouble)}[/]" if status.kafka_trouble else leader)
+    if status.members is not None:
+        grid.add_row("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}")
+    for reader in status.subscriptions:
+        more = "+" if reader["lag_is_estimate"] else ""
+        led = "" if reader["is_led"] else ", [yellow]nobody leads it[/]"
+        name = f"{escape(reader['name'])} {reader['shard']}/{reader['shards']}"
+        grid.add_row("subscription", f"{name}: {reader['lag_records']:,}{more} behind{led}")
+    grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
+    return grid
+
+
+def note_lines(status: Status) -> list[Text]:
+    return [Text.assemble(("note: ", "bold"), (printable(note), "yellow")) for note in status.notes]
+
+
+def _records(number: int) -> str:
+    return f"{number:,} {'record' if number == 1 else 'records'}"

@@ -1,0 +1,89 @@
+"""What `harvest subscriptions` shows, and how it opens the table of subscriptions."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.options import configuration
+from harvest_lib.cli.terminal import age, printable
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.harvester.factory import make_selection
+from harvest_lib.outbox import OutboxTable, create_beside
+from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, system_of
+from harvest_lib.subscriptions.lag import Lag
+
+
+def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
+    """Return what `list --json` and `status --json` say of a shard."""
+    fields = {name: value for name, value in asdict(shard).items() if name != "checkpoint"}
+    return {
+        **fields,
+        "system": system_of(shard.checkpoint),
+        "number": shard.checkpoint.number if shard.checkpoint is not None else None,
+        "kept_in": shard.checkpoint.kept_in if shard.checkpoint is not None else None,
+        "updated_at": shard.updated_at.isoformat(),
+        "updated_seconds_ago": round(shard.updated_seconds_ago, 3),
+        "lag_records": lag.records,
+        "lag_is_estimate": lag.is_estimate,
+        "oldest_age_seconds": round(lag.oldest_age_seconds, 3) if lag.oldest_age_seconds is not None else None,
+    }
+
+
+def subscription_table(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
+    """Return the table for people."""
+    table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
+    for shard, lag in found:
+        only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
+        system = system_of(shard.checkpoint)
+        seen = f"{shard.seen}@{system}" if system is not None else shard.seen
+        seen = seen if shard.holds is None else f"{seen}, holds {shard.holds}"
+        waits = f", {age(lag.oldest_age_seconds)} old" if lag.oldest_age_seconds is not None else ""
+        leader = (
+            "nobody yet" if shard.leader_id is None else shard.leader_id if shard.is_led else f"{shard.leader_id}, gone"
+        )
+        table.add_row(
+            Text(printable(", ".join([shard.name, *only]))),
+            f"{shard.shard}/{shard.shards}",
+            shard.source,
+            str(shard.generation),
+            str(shard.epoch),
+            str(shard.checkpoint.number) if shard.checkpoint is not None else "-",
+            seen if shard.until is None else f"{seen}, stops at {shard.until}",
+            f"{lag_text([lag])}{waits}",
+            f"{age(shard.updated_seconds_ago)} ago",
+            Text(leader, "none" if shard.is_led else "yellow"),
+        )
+    return table
+
+
+@contextmanager
+def configured_subscriptions(config: Any) -> Iterator[tuple[Subscriptions, HarvestConfig]]:
+    harvest = configuration(config).harvest
+    with connect(harvest.data_source.conninfo()) as connection:
+        yield open_subscriptions(connection, harvest), harvest
+
+
+def open_subscriptions(connection: Any, harvest: HarvestConfig) -> Subscriptions:
+    """Return the subscriptions of the configured outbox, whose table is made if need be."""
+    outbox = OutboxTable.parse(harvest.outbox_table)
+    if harvest.columns is None:
+        outbox.check_native(connection)
+    create_beside(connection, outbox)
+    return Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox))
+
+
+def lag_text(lags: Sequence[Lag]) -> str:
+    number = sum(each.records for each in lags)
+    more = "+" if any(each.is_estimate for each in lags) else ""
+    return f"{number:,}{more} {'record' if number == 1 and not more else 'records'}"
+
+
+def show_warnings(moved: Moved) -> None:
+    for warning in moved.warnings:
+        typer.echo(f"mind: {warning}", err=True)

@@ -1,0 +1,122 @@
+"""Help and `harvest version` are quick: they load neither clients nor the configuration. Every command is covered."""
+
+import json
+import subprocess
+import sys
+from typing import get_args
+
+import confluent_kafka
+import psycopg
+import pytest
+
+import harvest_lib
+from harvest_lib.audit.checker import promise
+from harvest_lib.audit.kafka_log import Isolation
+from harvest_lib.cli import options
+from harvest_lib.cli.actions import version
+from harvest_lib.config import HarvestConfig
+from harvest_lib.outbox import native_table
+
+HEAVY = {
+    *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
+    *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),
+}
+LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events", "harvest_lib.record"} | {
+    "harvest_lib.record_header"
+}
+
+SHOW_EVERY_HELP = """
+import json, sys
+from typer.main import get_command
+from typer.testing import CliRunner
+from harvest_lib.cli import app
+
+def commands(command, path):
+    yield path
+    for name, member in getattr(command, "commands", {}).items():
+        yield from commands(member, [*path, name])
+
+loaded = {}
+for path in commands(get_command(app), []):
+    done = CliRunner().invoke(app, [*path, "--help"])
+    assert done.exit_code == 0, done.output
+    loaded[" ".join(path)] = sorted(sys.modules)
+print(json.dumps(loaded))
+"""
+"""Loads every module of `harvest_lib.cli`, as each call of `harvest` does."""
+
+RUN = """
+import json, sys
+from harvest_lib.cli import main
+sys.argv = ["harvest", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    pass
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def output(script, *arguments):
+    done = subprocess.run([sys.executable, "-c", script, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def unwanted(modules):
+    ours = {name for name in modules if name.startswith("harvest_lib") and not name.startswith("harvest_lib.cli")}
+    actions = {name for name in modules if name.startswith("harvest_lib.cli.actions.")}
+    return (HEAVY & set(modules)) | (ours - LIGHT_OF_OURS) | actions
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return json.loads(output(SHOW_EVERY_HELP)[-1])
+
+
+def test_the_help_of_no_command_loads_what_it_does_not_use(loaded):
+    assert len(loaded) > 40
+    assert {"", "status", "audit history", "grants consumer kafka"} <= loaded.keys()
+    assert {command: found for command, modules in loaded.items() if (found := unwanted(modules))} == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["status", "--help"], ["audit", "history", "--help"], ["run", "--no-such-option"]],
+    ids=" ".join,
+)
+def test_a_process_that_only_tells_about_commands_loads_no_more(arguments):
+    assert unwanted(json.loads(output(RUN, *arguments)[-1])) == set()
+
+
+def test_the_version_loads_neither_clients_nor_tables():
+    *said, modules = output(RUN, "version")
+    assert unwanted(json.loads(modules)) == {"harvest_lib.cli.actions.version"}
+    assert "rich.table" not in json.loads(modules)
+    libpq = psycopg.pq.version_pretty(psycopg.pq.version())
+    assert said[1] == f"librdkafka {confluent_kafka.libversion()[0]}, libpq {libpq}"
+
+
+def test_a_client_without_a_library_in_its_wheel_is_asked_itself(monkeypatch):
+    asked = version.librdkafka_version(), version.libpq_version()
+    monkeypatch.setattr(version, "files", lambda _: [])
+    assert (version.librdkafka_version(), version.libpq_version()) == asked
+
+
+def test_options_repeat_what_the_library_says():
+    assert options.DEFAULT_SEGMENT_SIZE == native_table.DEFAULT_SEGMENT_SIZE
+    assert options.DEFAULT_AHEAD == native_table.DEFAULT_AHEAD
+    assert get_args(options.ColumnType) == native_table.COLUMN_TYPES
+    assert get_args(options.Isolation) == get_args(Isolation)
+    assert get_args(options.PromiseName) == get_args(promise.Delivery)
+    sources = get_args(HarvestConfig.model_fields["source"].annotation)
+    assert {*get_args(options.Source), "auto"} == {*sources}
+
+
+def test_the_library_itself_loads_a_name_at_its_first_use():
+    script = "import json, sys, harvest_lib; print(json.dumps(sorted(sys.modules)))"
+    assert unwanted(json.loads(output(script)[-1])) == set()
+    for name in harvest_lib.__all__:
+        assert getattr(harvest_lib, name).__name__ == name if name != "Event" else getattr(harvest_lib, name)
+    assert {*harvest_lib.__all__} <= {*dir(harvest_lib)}
+    with pytest.raises(AttributeError, match="no attribute 'Harvester'"):
+        harvest_lib.Harvester  # noqa: B018 - asked for
