@@ -361,7 +361,7 @@ class BatchLoop:
         self._restart()
 
     def _fenced(self, reason: str) -> None:
-        _log.warning("leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
+        _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
         self._was_fenced = True
         self._ports.delivery.abandon()
         self._term.end(TermEnd.FENCED)
