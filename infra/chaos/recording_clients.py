@@ -247,18 +247,18 @@ class RecordedStore:
         )
 
 
-class RecordedLaps:
+class RecordedBatches:
     """A delivery by laps: a transaction that was committed has stored its checkpoint."""
 
     def __init__(self, recorder: Recorder, laps: BatchDelivery, store: Callable[[], RecordedStore]) -> None:
-        self._recorder, self._laps, self._store = recorder, laps, store
+        self._recorder, self._batches, self._store = recorder, laps, store
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._laps, name)
+        return getattr(self._batches, name)
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
-        return self._laps.begin(leader_id)
+        return self._batches.begin(leader_id)
 
     def _kept(self, keep: Keep, store: RecordedStore, checkpoint: Stored) -> Keep:
         """Have it told when a checkpoint is kept, which makes its lap seen."""
@@ -282,11 +282,11 @@ class RecordedLaps:
         store = self._store()
         stored = store.offered if checkpoint is not None else None
         if stored is None:
-            return self._laps.commit(checkpoint, may_send)
+            return self._batches.commit(checkpoint, may_send)
         if callable(checkpoint):
-            return self._laps.commit(self._kept(checkpoint, store, stored), may_send)
+            return self._batches.commit(self._kept(checkpoint, store, stored), may_send)
         store.tell(stored, "invoke")
-        outcome = self._laps.commit(checkpoint, may_send)
+        outcome = self._batches.commit(checkpoint, may_send)
         if isinstance(outcome, BatchCommitted):
             store.tell(stored, "ok")
         return outcome
@@ -303,7 +303,7 @@ def record(recorder: Recorder) -> None:
         return stores[shard]
 
     def recorded_laps(config: Any, topics: Any, shard: int, *rest: Any) -> Any:
-        return RecordedLaps(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
+        return RecordedBatches(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
 
     def recorded_harvest(config: HarvestConfig) -> Harvest:
         harvest = Harvest(config, kafka_producer_provider=lambda settings: RecordedProducer(recorder, settings))

@@ -24,11 +24,11 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
         assert len({each[2] for each in lap}) == len(lap), "a key went twice before its checkpoint was on disk"
         if saved:
             gone, lap = gone + lap, []
-            barrier.begin_lap()
-        assert sorted([*barrier.put_off, *(each[0] for each in gone + lap)]) == [each[0] for each in offered]
-    while barrier.put_off:
+            barrier.checkpoint_saved()
+        assert sorted([*barrier.deferred_ids, *(each[0] for each in gone + lap)]) == [each[0] for each in offered]
+    while barrier.deferred_ids:
         gone, lap = gone + lap, []
-        barrier.begin_lap()
+        barrier.checkpoint_saved()
         lap = barrier.admit([], PLENTY, first=True)
         assert lap, "what was put off goes on once the checkpoint is on disk"
     gone += lap
@@ -41,9 +41,9 @@ def test_what_was_put_off_comes_from_the_source_again():
     barrier = KeyBarrier()
     barrier.admit([row(1, "a"), row(2, "a")], PLENTY, first=True)
     assert barrier.is_blocked
-    assert barrier.put_off == [2]
+    assert barrier.deferred_ids == [2]
     barrier.begin()
-    assert barrier.put_off == []
+    assert barrier.deferred_ids == []
     assert barrier.admit([row(2, "a")], PLENTY, first=True) == [row(2, "a")]
 
 
@@ -52,7 +52,7 @@ def test_reading_stops_when_much_was_put_off():
     barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
     assert barrier.is_full
     assert not barrier.is_waiting
-    barrier.begin_lap()
+    barrier.checkpoint_saved()
     assert barrier.is_waiting
 
 
@@ -64,7 +64,7 @@ def test_the_bytes_of_what_is_put_off_are_known(pages, room):
         number += len(page)
         barrier.admit(rows, room, first=True)
         assert barrier._sizes == {each[0]: row_bytes(each) for each in (*barrier._waiting, *barrier._behind)}
-        barrier.begin_lap()
+        barrier.checkpoint_saved()
 
 
 def test_what_is_put_off_is_bounded_by_bytes():

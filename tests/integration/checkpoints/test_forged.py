@@ -148,7 +148,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     monkeypatch.undo()
     _, record = last(outbox)
     assert record["epoch"] > before["epoch"]
-    monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.stands", lambda _self: 1 / 0)
+    monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
     for _ in range(3):  # these lead and die
         with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
             harvest.await_stopped(30)
@@ -173,7 +173,7 @@ def change(outbox, expression, **values):
 
 def lead_and_die(outbox, monkeypatch, times=1):
     with monkeypatch.context() as patch:
-        patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.stands", lambda _self: 1 / 0)
+        patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
         for _ in range(times):
             with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
                 harvest.await_stopped(30)

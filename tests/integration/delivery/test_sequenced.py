@@ -103,7 +103,7 @@ class Leader:
 
     def begin(self):
         assert self.delivery.begin(uuid4()) == BatchCommitted()
-        self.at = self.store.stands()
+        self.at = self.store.load()
 
     def send(self, *ids, names=(), contents=()):
         rows = [(number, self.topic, f"k{number % 7}", str(number), names, contents) for number in ids]
@@ -165,7 +165,7 @@ def settled(leader):
     assert leader.delivery.settle(always) == BatchCommitted()
 
 
-def test_what_a_leader_had_pending_when_it_was_deposed_is_never_read(leader, read, outbox):
+def test_what_a_leader_had_pending_when_it_was_fenced_is_never_read(leader, read, outbox):
     old = leader().lead()
     old.lap(*range(20))
     old.send(*range(20, 40))
@@ -173,7 +173,7 @@ def test_what_a_leader_had_pending_when_it_was_deposed_is_never_read(leader, rea
     assert new.at.position == {"lap": 1}
     kept = outbox.subscription()
     assert isinstance(old.commit(), BatchFailed)
-    assert old.store.standing() is LeadershipStatus.DEPOSED
+    assert old.store.leadership_status() is LeadershipStatus.FENCED
     assert outbox.subscription() == kept
     old.delivery.abandon()
     assert read() == list(range(20))

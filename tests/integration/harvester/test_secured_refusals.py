@@ -120,8 +120,8 @@ def test_a_missing_acl_to_make_a_topic(secured):
 @pytest.mark.parametrize(
     ("ending", "operation", "event", "reason"),
     [
-        (".orders", "WRITE", "lap_failed", "Topic authorization failed"),
-        (".checkpoint.", "WRITE", "lap_failed", "Transactional Id authorization failed"),
+        (".orders", "WRITE", "batch_failed", "Topic authorization failed"),
+        (".checkpoint.", "WRITE", "batch_failed", "Transactional Id authorization failed"),
     ],
 )
 def test_an_acl_that_goes_missing_while_it_runs(secured, caplog, ending, operation, event, reason):

@@ -257,7 +257,7 @@ def test_a_leader_of_a_row_that_was_made_anew_is_deposed_though_its_epoch_fits(o
     outbox.subscriptions.remove("default", force=True)
     outbox.subscriptions.add("default")
     new.lead(uuid.uuid4())
-    assert old.standing()[0] is LeadershipStatus.DEPOSED
+    assert old.leadership_status()[0] is LeadershipStatus.FENCED
     generation = outbox.shard().generation
     assert not old.save(Checkpoint(generation=generation, number=99))
     assert new.save(Checkpoint(generation=generation, number=99))
@@ -271,14 +271,14 @@ def test_a_rewound_leader_keeps_its_epoch_and_saves_nothing_of_before(outbox):
     assert checkpoints.save(Checkpoint(generation=before.generation, number=5, position={"prev": "3:3:"}))
     outbox.subscriptions.rewind("default", to="beginning")
     assert not checkpoints.save(Checkpoint(generation=before.generation, number=6))
-    standing, stands = checkpoints.standing()
+    standing, stands = checkpoints.leadership_status()
     assert standing is LeadershipStatus.MOVED
     assert stands.position["prev"] == "1:1:"
     assert not checkpoints.save(Checkpoint(generation=before.generation, number=6)), "nor after it has heard of it"
-    assert checkpoints.standing()[0] is LeadershipStatus.LEADS
+    assert checkpoints.leadership_status()[0] is LeadershipStatus.LEADS
     assert checkpoints.save(Checkpoint(generation=stands.generation, number=2))
     CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription()).lead(uuid.uuid4())
-    assert checkpoints.standing()[0] is LeadershipStatus.DEPOSED
+    assert checkpoints.leadership_status()[0] is LeadershipStatus.FENCED
     checkpoints.close()
 
 

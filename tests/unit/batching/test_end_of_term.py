@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from support.laps import Laps
+from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.batching.loop import BatchLoop
@@ -55,7 +55,7 @@ def test_it_is_not_idle_for_a_look_that_was_not_made():
 def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sent):
     """I4: behind a record and its successor the old one of the two would be a step back; without the barrier a run
     would be repeated that nothing completes."""
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     laps.table.insert(*[row(number, "k") for number in range(1, 4)])
     laps.kafka.broken, laps.delivery.leaves_behind = 1, True
     loop = laps.loop()
@@ -70,7 +70,7 @@ def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sen
 
 def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     """Else the next term begins at once, and sends the same again while it is on the wire."""
-    laps = Laps(one_per_key=True)
+    laps = BatchRuns(one_per_key=True)
     laps.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
     laps.exactly_once, laps.delivery.refused, laps.delivery.leaves_behind = False, {3: "never"}, True
     loop = laps.loop()

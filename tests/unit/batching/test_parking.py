@@ -1,7 +1,7 @@
 """What can never be sent, in the loop by laps over fakes: set aside before it is passed, and found out quickly."""
 
 import pytest
-from support.laps import Laps
+from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.delivery import BatchFailed
@@ -41,7 +41,7 @@ def refuse(request):
 
 @both
 def test_each_refused_record_costs_its_key_only(refuse, one_per_key):
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     fill(laps, 1_200)
     refuse(laps, 7, 500, 501, 1_199)
     laps.run()._end()
@@ -59,7 +59,7 @@ def test_each_refused_record_costs_its_key_only(refuse, one_per_key):
 @both
 def test_a_key_is_held_in_its_topic_alone(refuse, one_per_key):
     """Who may write to one topic cannot hold back what others write to theirs."""
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     laps.table.insert(*[row(n, "account-1", topic="orders" if n % 2 else "payments") for n in range(1, 9)])
     refuse(laps, 3)
     laps.run()._end()
@@ -72,7 +72,7 @@ def test_a_key_is_held_in_its_topic_alone(refuse, one_per_key):
 
 @both
 def test_under_skip_the_key_goes_on(refuse, one_per_key):
-    laps = Laps(policy="skip", one_per_key=one_per_key)
+    laps = BatchRuns(policy="skip", one_per_key=one_per_key)
     fill(laps, 1_000)
     refuse(laps, 300, 350)
     laps.run()
@@ -81,7 +81,7 @@ def test_under_skip_the_key_goes_on(refuse, one_per_key):
 
 
 def test_under_stop_the_harvester_ends(refuse):
-    laps = Laps(policy="stop")
+    laps = BatchRuns(policy="stop")
     fill(laps, 100)
     refuse(laps, 50)
     with pytest.raises(RecordError, match="record 50 "):
@@ -91,36 +91,36 @@ def test_under_stop_the_harvester_ends(refuse):
 
 
 def test_a_refused_record_is_alone_after_a_few_laps():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 12_000)
     laps.kafka.poison[9_000] = "bad"
     laps.run()
     assert sorted({*range(1, 12_001)} - {*laps.kafka.ids}) == sorted(laps.places.rows)
-    failed = [place for place, (_, went) in enumerate(laps.kafka.laps) if not went]
+    failed = [place for place, (_, went) in enumerate(laps.kafka.batches) if not went]
     assert failed[-1] - failed[0] <= 14, "halves of halves"
-    assert laps.kafka.laps[failed[-1]][0] == 1
-    assert len(laps.kafka.laps) < failed[-1] + 20, "and afterwards laps grow again"
+    assert laps.kafka.batches[failed[-1]][0] == 1
+    assert len(laps.kafka.batches) < failed[-1] + 20, "and afterwards laps grow again"
 
 
 def test_what_may_be_refused_travels_alone_and_what_need_not_be_is_kept():
     """Nothing fails but the one lap that has to."""
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 1_500)
     laps.topics.large.update({500, 501, 900})
     laps.kafka.poison[501] = "bad"
     laps.run()
-    assert laps.kafka.laps.count((1, True)) >= 2
-    assert [lap for lap in laps.kafka.laps if not lap[1]] == [(1, False)]
+    assert laps.kafka.batches.count((1, True)) >= 2
+    assert [lap for lap in laps.kafka.batches if not lap[1]] == [(1, False)]
     assert laps.places.states[501] == "bad"
     assert {500, 900} <= set(laps.kafka.ids)
 
 
 def test_nothing_is_passed_that_is_not_written_down():
-    """I8: the write comes first, and a leader that was deposed meanwhile commits nothing."""
-    laps = Laps()
+    """I8: the write comes first, and a leader that was fenced meanwhile commits nothing."""
+    laps = BatchRuns()
     fill(laps, 10)
     laps.topics.bad[5] = "bad"
-    laps.places.deposed = True
+    laps.places.fenced = True
     loop = laps.loop()
     loop.turn()
     assert laps.kafka.ids == []
@@ -128,7 +128,7 @@ def test_nothing_is_passed_that_is_not_written_down():
 
 
 def test_a_lap_that_is_repeated_passes_over_what_is_set_aside():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 100)
     laps.topics.bad[5] = "bad"
     laps.kafka.broken = 3
@@ -141,7 +141,7 @@ def test_a_lap_that_is_repeated_passes_over_what_is_set_aside():
 @both
 def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     """Also when nobody knows whether the lap was committed: then the checkpoint says so."""
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     fill(laps, 200)
     laps.topics.bad[5] = "bad"
     loop = laps.run()
@@ -162,7 +162,7 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
 
 
 def test_a_leader_that_dies_before_it_forgets_what_it_retried_repeats_nothing():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 60)
     laps.topics.bad[5] = "bad"
     laps.run()
@@ -185,7 +185,7 @@ def test_a_leader_that_dies_before_it_forgets_what_it_retried_repeats_nothing():
 
 
 def test_a_retry_that_kafka_refuses_is_parked_again_and_the_others_go():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 100, keys=100)
     bad = range(10, 20)
     laps.topics.bad.update(dict.fromkeys(bad, "bad"))
@@ -201,7 +201,7 @@ def test_a_retry_that_kafka_refuses_is_parked_again_and_the_others_go():
 
 @both
 def test_a_retry_that_is_refused_before_it_is_sent_keeps_holding_its_key(one_per_key):
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     fill(laps, 100)
     laps.topics.bad.update({5: "bad", 6: "bad"})
     laps.run()
@@ -213,7 +213,7 @@ def test_a_retry_that_is_refused_before_it_is_sent_keeps_holding_its_key(one_per
 
 
 def test_what_is_gone_from_the_outbox_is_forgotten():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 100)
     laps.topics.bad[5] = "bad"
     laps.run()
@@ -225,7 +225,7 @@ def test_what_is_gone_from_the_outbox_is_forgotten():
 
 
 def test_dropping_lets_go_of_what_is_behind_up_to_the_next_that_is_parked():
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 200)
     laps.topics.bad.update({5: "bad", 105: "bad"})
     laps.run()
@@ -238,7 +238,7 @@ def test_dropping_lets_go_of_what_is_behind_up_to_the_next_that_is_parked():
 
 def test_nothing_is_sent_again_before_the_source_has_passed_it():
     """Set aside at once, before the lap that passes it: were it sent and forgotten, the source would bring it again."""
-    laps = Laps()
+    laps = BatchRuns()
     fill(laps, 2_500)
     laps.delivery.refused[2_000] = "too large"
     loop = laps.loop()
@@ -254,13 +254,13 @@ def test_nothing_is_sent_again_before_the_source_has_passed_it():
 
 def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
     """A transaction is refused as a whole for one of its topics, and does not say for which."""
-    laps = Laps()
+    laps = BatchRuns()
     laps.table.insert(*(row(n, f"k{n}", topic="bad" if n == 700 else "t") for n in range(1, 1_001)))
     commit = laps.delivery.commit
 
     def refuse_unless_it_is_known(checkpoint, may_send):
-        if "bad" in {row[1] for row in laps.delivery._lap}:
-            laps.kafka.laps.append((len(laps.delivery._lap), False))
+        if "bad" in {row[1] for row in laps.delivery._batch}:
+            laps.kafka.batches.append((len(laps.delivery._batch), False))
             return BatchFailed(reason="not authorized", unnamed=True)
         return commit(checkpoint, may_send)
 
@@ -269,21 +269,21 @@ def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
     laps.run()
     assert laps.places.states == {700: "bad: not authorized"}
     assert laps.kafka.ids == [number for number in range(1, 1_001) if number != 700]
-    assert len([went for _, went in laps.kafka.laps if not went]) <= 11, "as many as the number has binary digits"
+    assert len([went for _, went in laps.kafka.batches if not went]) <= 11, "as many as the number has binary digits"
 
 
 @both
 @pytest.mark.parametrize("page", [1, 2, 50])
 def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
     """Whether what comes next was read already or not: else it would be refused with it."""
-    laps = Laps(one_per_key=one_per_key)
+    laps = BatchRuns(one_per_key=one_per_key)
     fill(laps, 40, keys=40)
     laps.topics.large.update({7, 8, 30})
     loop = laps.loop()
     sizes = {}
     committed = laps.delivery.commit
     laps.delivery.commit = lambda *given: (
-        sizes.update({row[0]: len(laps.delivery._lap) for row in laps.delivery._lap}),
+        sizes.update({row[0]: len(laps.delivery._batch) for row in laps.delivery._batch}),
         committed(*given),
     )[1]
     loop._size.page, loop._size.measured = page, lambda *_: 0

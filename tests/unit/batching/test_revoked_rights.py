@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from support.laps import Laps
+from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTableError
@@ -12,7 +12,7 @@ from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTa
 
 @pytest.fixture
 def laps():
-    made = Laps()
+    made = BatchRuns()
     made.table.insert(row(1, "k"))
     return made
 
@@ -39,7 +39,7 @@ def said(caplog):
 
 
 def test_an_acl_on_the_checkpoint_topic_is_waited_for(laps, caplog):
-    laps.store.stands = raises_once(laps.store.stands, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
+    laps.store.stands = raises_once(laps.store.load, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
     run(laps.loop())
     assert laps.kafka.ids == [1]
     assert said(caplog) == ["kafka_access_denied"]

@@ -7,7 +7,7 @@ from harvest_lib.audit.history import CheckpointWrite as Told
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.delivery import BatchCommitted
-from infra.chaos.recording_clients import RecordedLaps, RecordedStore
+from infra.chaos.recording_clients import RecordedBatches, RecordedStore
 
 
 class Recorder:
@@ -39,7 +39,7 @@ def test_what_a_lap_has_kept_is_not_told_once_more_as_it_is_saved():
     store = RecordedStore(recorder, IntentStore(Rows(), list), 0)
     store.lead(uuid4())
     laps = SimpleNamespace(commit=lambda keep, _may_send: BatchCommitted() if keep(()) else None)
-    delivery = RecordedLaps(recorder, laps, lambda: store)
+    delivery = RecordedBatches(recorder, laps, lambda: store)
     first = Checkpoint(generation=0, number=1)
     delivery.commit(store.offer(first), bool)
     assert recorder.told == [("invoke", 1), ("ok", 1)]

@@ -3,13 +3,13 @@
 import uuid
 
 import pytest
-from support.laps import FakeKafka, FakeLapDelivery
+from support.batches import FakeBatchDelivery, FakeKafka
 from support.rows import row
 
 from harvest_lib.delivery import AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
 
 
-class Part(FakeLapDelivery):
+class Part(FakeBatchDelivery):
     """Counts what it is asked for."""
 
     def __init__(self, kafka):

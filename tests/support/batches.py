@@ -1,4 +1,4 @@
-"""The loop by laps on fakes: a table read by pages, Kafka as a list, checkpoints and what is set aside in memory."""
+"""The loop in batches on fakes: a table read by pages, Kafka as a list, checkpoints and what is parked in memory."""
 
 import threading
 import uuid
@@ -16,14 +16,14 @@ from harvest_lib.leadership import Term
 
 
 class FakeKafka:
-    """What is in Kafka, in `log`, and the checkpoint beside it. It refuses laps with one of `poison` in them; `broken`
-    says how many of the next commits fail, after their effect if `lost`."""
+    """What is in Kafka, in `log`, and the checkpoint beside it. It refuses batches with one of `poison` in them;
+    `broken` says how many of the next commits fail, after their effect if `lost`."""
 
     def __init__(self):
         self.log = []
         self.checkpoint = None
         self.poison = {}
-        self.laps = []  # how many records were tried at a time, and whether they went
+        self.batches = []  # how many records were tried at a time, and whether they went
         self.most_of_a_key = 0  # in one of them
         self.broken, self.lost = 0, False
 
@@ -32,44 +32,44 @@ class FakeKafka:
         return [row[0] for row in self.log]
 
 
-class FakeLapDelivery:
-    """`LapDelivery`: transactional. The client refuses those of `refused`."""
+class FakeBatchDelivery:
+    """`BatchDelivery`: transactional. The client refuses those of `refused`."""
 
     def __init__(self, kafka):
         self.kafka = kafka
         self.refused = {}
         self.leaves_behind = False
-        self._lap = []
+        self._batch = []
 
     def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
-        self._lap = []
+        self._batch = []
         return BatchCommitted()
 
     def send(self, rows, may_send):  # noqa: ARG002 - takes no time
         for row in rows:
             if row[0] in self.refused:
                 return {row[0]: self.refused[row[0]]}
-            self._lap.append(row)
+            self._batch.append(row)
         return {}
 
     def commit(self, checkpoint, may_send, /):  # noqa: ARG002 - as above
-        lap, self._lap = self._lap, []
-        bad = [row[0] for row in lap if row[0] in self.kafka.poison]
+        batch, self._batch = self._batch, []
+        bad = [row[0] for row in batch if row[0] in self.kafka.poison]
         fails = self.kafka.broken > 0
-        most = max(Counter(row[2] for row in lap).values(), default=0)
+        most = max(Counter(row[2] for row in batch).values(), default=0)
         self.kafka.most_of_a_key = max(most, self.kafka.most_of_a_key)
-        self.kafka.laps.append((len(lap), not bad and not fails))
+        self.kafka.batches.append((len(batch), not bad and not fails))
         if bad:
             return BatchFailed(reason=self.kafka.poison[bad[0]], refused=True)
         if fails:
             self.kafka.broken -= 1
         if not fails or self.kafka.lost:
-            self.kafka.log += lap
+            self.kafka.log += batch
             self.kafka.checkpoint = checkpoint
         return BatchFailed(reason="injected") if fails else BatchCommitted()
 
     def abandon(self):
-        self._lap = []
+        self._batch = []
         return self.leaves_behind
 
     def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
@@ -88,10 +88,10 @@ class FakeStore:
     def lead(self, leader_id):
         pass
 
-    def standing(self):
+    def leadership_status(self):
         return LeadershipStatus.LEADS
 
-    def stands(self):
+    def load(self):
         return self.kafka.checkpoint or self.mirror
 
     def offer(self, checkpoint):
@@ -106,11 +106,11 @@ class FakeStore:
 
 
 class FakePlaces:
-    """`Places`: id -> [(topic, key), reason, held, retry]. `deposed` says that another leads."""
+    """`ParkedIds`: id -> [(topic, key), reason, held, retry]. `fenced` says that another leads."""
 
     def __init__(self):
         self.rows = {}
-        self.deposed = False
+        self.fenced = False
         self.before_release = None
 
     def load(self, *, each):
@@ -120,10 +120,10 @@ class FakePlaces:
         return [(key, record_id) for (key, _), record_id in lowest.items()]
 
     def add(self, entries):
-        for entry in () if self.deposed else entries:
+        for entry in () if self.fenced else entries:
             if not (entry.held and entry.id in self.rows):
                 self.rows[entry.id] = [(entry.topic, entry.key), entry.reason, entry.held, False]
-        return not self.deposed
+        return not self.fenced
 
     def matching(self, ids):
         return {each for each in ids if each in self.rows}
@@ -143,9 +143,9 @@ class FakePlaces:
     def release(self, ids):
         if self.before_release is not None:
             self.before_release(ids)
-        for each in () if self.deposed else ids:
+        for each in () if self.fenced else ids:
             self.rows.pop(each, None)
-        return not self.deposed
+        return not self.fenced
 
     def retry(self, *ids):
         for each in ids:
@@ -176,28 +176,28 @@ class FakeTopics:
         pass
 
 
-class Laps:
+class BatchRuns:
     """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
 
     def __init__(self, *, policy="hold_key", one_per_key=False):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
-        self.delivery, self.store = FakeLapDelivery(self.kafka), FakeStore(self.kafka)
+        self.delivery, self.store = FakeBatchDelivery(self.kafka), FakeStore(self.kafka)
         self.policy, self.one_per_key, self.exactly_once = policy, one_per_key, True
         self.delivered = 0
 
     def loop(self):
-        wiring = BatchPorts(
+        ports = BatchPorts(
             source=self.table.source(),
             delivery=self.delivery,
             store=self.store,
-            shelf=BatchParking(self.policy, self.topics, self.places),
+            parking=BatchParking(self.policy, self.topics, self.places),
             limits=Limits(io_error_backoff_seconds=0.0),
             one_per_key=self.one_per_key,
             exactly_once=self.exactly_once,
             emit=lambda _: None,
             delivered=self._count,
         )
-        return BatchLoop(Term(uuid.uuid4()), wiring, threading.Event())
+        return BatchLoop(Term(uuid.uuid4()), ports, threading.Event())
 
     def run(self, *, turns=2_000):
         """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""
