@@ -16,9 +16,11 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def headings(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
-    titles = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    """Return the anchors that GitHub gives the headings of a page, and those that the page sets itself."""
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return anchors | set(re.findall(r'<a id="([^"]+)"></a>', text))
 
 
 def test_the_page_of_the_command_line_is_up_to_date():
