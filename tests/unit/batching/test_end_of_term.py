@@ -17,18 +17,18 @@ def loop_of(term):
     def nothing(*_):
         return
 
-    wiring = SimpleNamespace(
+    ports = SimpleNamespace(
         source=SimpleNamespace(close=nothing),
         delivery=SimpleNamespace(abandon=nothing, settle=lambda _: BatchCommitted()),
         store=SimpleNamespace(close=nothing, kept_in="postgres"),
         limits=SimpleNamespace(io_error_backoff_seconds=0),
-        shelf=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
+        parking=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
         one_per_key=True,
         exactly_once=False,
         emit=nothing,
         delivered=nothing,
     )
-    return BatchLoop(term, wiring, threading.Event())
+    return BatchLoop(term, ports, threading.Event())
 
 
 def test_a_lap_that_failed_just_before_the_end_may_still_arrive():

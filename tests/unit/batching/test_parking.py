@@ -150,10 +150,10 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     laps.places.retry(5)
     laps.table.insert(*[row(n, f"k{n % 50}") for n in range(201, 301)])
     laps.kafka.broken, laps.kafka.lost = 2, lost
-    loop._retries._look_at = 0.0
+    loop._redelivery._look_at = 0.0
     for _ in range(50):
         loop.turn()
-        loop._retries._look_at = 0.0
+        loop._redelivery._look_at = 0.0
     assert laps.places.rows == {}
     assert sorted(laps.kafka.ids) == list(range(1, 301))
     assert steps_back(laps.kafka.log) == 0

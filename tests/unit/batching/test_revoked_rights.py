@@ -39,7 +39,7 @@ def said(caplog):
 
 
 def test_an_acl_on_the_checkpoint_topic_is_waited_for(laps, caplog):
-    laps.store.stands = raises_once(laps.store.load, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
+    laps.store.load = raises_once(laps.store.load, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
     run(laps.loop())
     assert laps.kafka.ids == [1]
     assert said(caplog) == ["kafka_access_denied"]
@@ -55,8 +55,8 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
         except OutboxTableError as error:
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
-    loop._wiring.store.lead = raises_once(laps.store.lead, gone)
-    loop._wiring = replace(loop._wiring, sight=sight)
+    loop._ports.store.lead = raises_once(laps.store.lead, gone)
+    loop._ports = replace(loop._ports, sight=sight)
     run(loop)
     assert laps.kafka.ids == [1]
     assert said(caplog) == ["database_access_denied"]
@@ -64,6 +64,6 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
 
 def test_a_table_that_is_gone_is_not(laps):
     loop = laps.loop()
-    loop._wiring.store.lead = raises_once(laps.store.lead, OutboxTableError("not there", next_step="init"))
+    loop._ports.store.lead = raises_once(laps.store.lead, OutboxTableError("not there", next_step="init"))
     with pytest.raises(OutboxTableError):
         run(loop)
