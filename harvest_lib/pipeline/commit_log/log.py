@@ -250,7 +250,7 @@ class CommitLog(LogView):
                     next_step="give the offset that the error named",
                 )
             segment = found[0]
-            with writing(self.folder, "write the index anew"):
+            with writing(self.folder, "rewrite the index"):
                 after, index_bytes, skipped = skipping.skip(segment, offset)
                 if segment is self._writer.segment:
                     self._writer.close()

@@ -93,7 +93,7 @@ def _damaged(path: Path, why: str) -> LogDamaged:
         path=path,
         byte=0,
         evidence=why,
-        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied anew",
+        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied again",
     )
 
 

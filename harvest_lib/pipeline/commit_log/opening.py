@@ -76,7 +76,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
             "nobody can tell where the log ends: the index of the segment that is added to is lost",
             path=segment.index,
             byte=0,
-            next_step="bring the file back from a copy; or move the log's folder away, and all is copied anew",
+            next_step="bring the file back from a copy; or move the log's folder away, and all is copied again",
         )
     handle = segment.open()
     try:
@@ -135,7 +135,7 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
                 path=log,
                 byte=0,
                 next_step="bring back the `log.json` that belongs to these files; or move the log's folder away, and "
-                "all is copied anew",
+                "all is copied again",
             )
         replaced = generation != named.get(base, -1)
         if replaced and (base not in named or log_path(folder, base, named[base]).exists()):
@@ -198,7 +198,7 @@ def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter
                 path=path,
                 byte=0,
                 next_step="bring `log.json` back from a copy of the folder; or move the log's folder away, and all is "
-                "copied anew",
+                "copied again",
             )
     writer = start_segment(folder, 0)
     begun = Manifest(closed=(), active=0)
