@@ -44,7 +44,7 @@ class Attempts:
         return self.one_at_a_time or self.has_failed
 
     def spent(self, offset: int) -> str | None:
-        """Return why a message is to be set aside, None if it may be tried (again). Asked as it is about to be."""
+        """Return why a message is to be parked, None if it may be tried (again). Asked as it is about to be."""
         if offset not in self._failures:
             return None
         self._passed.append(offset)

@@ -78,7 +78,7 @@ class Dispatch:
             self._take(opened, messages)
 
     def _take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Look at the end only whether the transaction still stands."""
+        """Check only at the end that the transaction is still open."""
         consume_message, transaction, taken = self._application.consume_message, opened.transaction, 0
         for message in messages:
             opened.about = message
@@ -97,7 +97,7 @@ class Dispatch:
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Find out which message it is that fails, and set aside those that failed too often."""
+        """Find out which message it is that fails, and park those that failed too often."""
         for message in messages:
             if (reason := self._attempts.spent(message.offset)) is not None:
                 self._store.park(message, reason)

@@ -4,7 +4,7 @@
     fences, plays back                                                   False: somebody has restored it since
 
 Promises
-- What counts is the recovery log. The file is a cache: it is made anew from the log at each `restore`, and has no name
+- What counts is the recovery log. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
   while it is used, so nobody mistakes it for the state and a process that is killed leaves none behind.
 - Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
 - A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.

@@ -1,4 +1,4 @@
-"""Messages that a transform failed at, set aside by a writer's policy: lines of JSON in a file beside its offsets.
+"""Messages that a transform failed at, parked by a writer's policy: lines of JSON in a file beside its offsets.
 
 Promise: a line is on the disk before its message counts as acknowledged. One that is parked again after a kill is there
 twice, under the same offset.

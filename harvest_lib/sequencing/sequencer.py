@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message
 from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
-from harvest_lib.sequencing.pending_runs import runs
+from harvest_lib.sequencing.pending_runs import find_runs
 
 _NOTHING = -1
 _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
@@ -161,7 +161,7 @@ class Sequencer:
             yield from self._take(messages)
             return
         done = 0
-        for begin, end in runs(messages.ids):
+        for begin, end in find_runs(messages.ids):
             yield from self._take(messages[done : begin + 1])
             done = self._take_rest(messages, begin + 1, end)
         yield from self._take(messages[done:])

@@ -1,5 +1,6 @@
 """Batches that are taken run by run come to the same as messages that are taken one by one."""
 
+import doctest
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvest_lib.consume import Batch, Flag, MalformedId, Message, Sequencer, pack, unpack
-from harvest_lib.sequencing.pending_runs import runs
+from harvest_lib.sequencing import pending_runs
+from harvest_lib.sequencing.pending_runs import find_runs
 
 UPPER_TIME = 1 << 36
 """From here on a clock is in another half of the time."""
@@ -60,7 +62,7 @@ def test_a_run_is_of_one_producer_pending_and_rising(log):
 
 def checked(ids):
     """Return the runs, each of which keeps what is promised."""
-    found, after = list(runs(ids)), 0
+    found, after = list(find_runs(ids)), 0
     for begin, end in found:
         assert begin >= after
         assert end - begin > 1
@@ -99,22 +101,28 @@ def stretch(producer, clocks, flag=Flag.CONTINUE_TXN):
 
 def test_runs_are_as_long_as_they_can_be():
     pending = stretch(1, range(50)) + stretch(1, [50], Flag.ACK_TXN) + stretch(1, range(51, 80)) + stretch(2, range(9))
-    assert list(runs(pending)) == [(0, 50), (51, 80), (80, 89)]
-    assert list(runs(stretch(1, [*range(20), *range(20)]))) == [(0, 20), (20, 40)]
-    assert list(runs(stretch(1, range(9000)))) == [(0, 9000)]
+    assert list(find_runs(pending)) == [(0, 50), (51, 80), (80, 89)]
+    assert list(find_runs(stretch(1, [*range(20), *range(20)]))) == [(0, 20), (20, 40)]
+    assert list(find_runs(stretch(1, range(9000)))) == [(0, 9000)]
 
 
 def test_where_runs_are_short_there_are_none():
-    assert list(runs([one for turn in range(20) for one in stretch(turn % 3, [turn, turn + 1])])) == []
-    assert list(runs(stretch(1, [1]))) == list(runs([])) == []
+    assert list(find_runs([one for turn in range(20) for one in stretch(turn % 3, [turn, turn + 1])])) == []
+    assert list(find_runs(stretch(1, [1]))) == list(find_runs([])) == []
 
 
 def test_what_is_malformed_is_no_run():
     wrong_version = [bytes([*one[:6], one[6] | 0x40, *one[7:]]) for one in stretch(1, range(20))]
-    assert list(runs(wrong_version)) == []
+    assert list(find_runs(wrong_version)) == []
     for one in wrong_version:
         try:
             unpack(one)
         except MalformedId:
             continue
         raise AssertionError(one)
+
+
+def test_the_worked_example_holds():
+    tried = doctest.testmod(pending_runs)
+    assert tried.attempted
+    assert not tried.failed

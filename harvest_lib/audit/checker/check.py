@@ -1,6 +1,7 @@
 """One pass over a history, each event to those parts that it concerns; then each part says what it has found."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from harvest_lib.audit.checker.checkpoints import Checkpoints
@@ -80,7 +81,7 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
             take(event)
     log.finish()
     polls.finish()
-    recreated_topics.finish(log)
+    recreated_topics.finish(partial(log.ordered, committed=promise.transactional))
     Losses(promise, records, findings).finish()
     Sequences(promise, terms, failover_losses, findings).finish(log)
     terms.finish(log)

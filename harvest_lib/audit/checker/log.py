@@ -3,41 +3,29 @@
 inconsistent-offsets: two readers, or a reader and who wrote or acknowledged the record, disagree on what is there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Protocol
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import Observation, Partition, RecordIndex, RecordLifecycle, make_poll, stamp
+from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
 from harvest_lib.audit.history import Event, Poll, PolledRecord
 
 
-class Topics(Protocol):
-    """Which topic of a name is meant, where it was deleted and recreated."""
-
-    def read_by(self, process: str, /) -> Mapping[Partition, int]:
-        """Return where in their logs the topics begin that a process reads, if not at 0."""
-        ...
-
-    def begins(self, topic: str, time: float, /) -> int:
-        """Return where in its log the topic begins that was there at a time."""
-        ...
-
-
 class ObservedLog:
-    """All places that polls have shown. `first_committed` is told each when a committed reader sees it first, `topics`
-    say which topics are read and were written to."""
+    """All places that polls have shown. `first_committed` is called with each that a committed reader sees for the
+    first time. `recreated_topics` says which topic of a name is read, or was written to."""
 
     def __init__(
         self,
         records: RecordIndex,
         findings: Findings,
-        topics: Topics,
+        recreated_topics: RecreatedTopics,
         first_committed: Callable[[Observation, Poll], None],
     ) -> None:
         self._records = records
         self._findings = findings
-        self._topics = topics
+        self._recreated_topics = recreated_topics
         self._first_committed = first_committed
         self._partitions: dict[Partition, dict[int, Observation]] = {}
         self._ordered: dict[tuple[Partition, bool], list[Observation]] = {}
@@ -45,7 +33,7 @@ class ObservedLog:
     def poll(self, event: Poll) -> None:
         """Take in what a consumer got."""
         by = stamp(event)
-        committed, begins = event.isolation == "committed", self._topics.read_by(event.process)
+        committed, begins = event.isolation == "committed", self._recreated_topics.read_by(event.process)
         for shown in event.records:
             partition = shown[:2]
             places = self._partitions.get(partition)
@@ -82,7 +70,7 @@ class ObservedLog:
                 topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
                 if topic is None or partition is None or offset is None:
                     continue
-                place = offset + self._topics.begins(topic, acknowledged.time)
+                place = offset + self._recreated_topics.begins(topic, acknowledged.time)
                 observation = self._partitions.get((topic, partition), {}).get(place)
                 if observation is not None and observation.record is not record:
                     self._add(

@@ -9,7 +9,7 @@ from harvest_lib.audit.history import Park, Poll
 
 
 class Parkings:
-    """Follows records that were set aside."""
+    """Follows records that were parked."""
 
     def __init__(self, records: RecordIndex, findings: Findings) -> None:
         self._records = records

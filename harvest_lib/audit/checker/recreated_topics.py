@@ -10,14 +10,15 @@ ever seen of that; and, transactional, what its leader asked for next was a comm
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import SPAN, Partition, RecordIndex, RecordLifecycle
+from harvest_lib.audit.checker.records import SPAN, Observation, Partition, RecordIndex, RecordLifecycle
 from harvest_lib.audit.checker.transactions import Transactions
 from harvest_lib.audit.history import Acknowledge, Assign, RecreatedTopic
+
+_Ordered = Callable[[Partition], list[Observation]]
 
 
 class RecreatedTopics:
@@ -53,13 +54,13 @@ class RecreatedTopics:
         times = self._times.get(topic)
         return SPAN * bisect_right(times, time) if times else 0
 
-    def finish(self, log: ObservedLog) -> None:
-        """Mark what went with topics."""
+    def finish(self, ordered: _Ordered) -> None:
+        """Mark the records that went with topics. `ordered` returns what readers saw of a partition, by place."""
         for event in self._events:
             for name in event.events:
                 record = self._records.get(name)
                 if not self._was_read(record, event) and any(
-                    self._went(acknowledged, event, log) for acknowledged in record.acknowledged
+                    self._went(acknowledged, event, ordered) for acknowledged in record.acknowledged
                 ):
                     record.gone = True
 
@@ -67,7 +68,7 @@ class RecreatedTopics:
         write = record.write
         return write is not None and write.last.type == "ok" and write.last.time <= event.since
 
-    def _went(self, acknowledged: Acknowledge, event: RecreatedTopic, log: ObservedLog) -> bool:
+    def _went(self, acknowledged: Acknowledge, event: RecreatedTopic, ordered: _Ordered) -> bool:
         """Return whether that says that a record was in the topic as it was deleted, where nobody has read."""
         topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
         ends = self.begins(event.topic, event.time)
@@ -76,6 +77,6 @@ class RecreatedTopics:
             return False
         if self._promise.transactional and not self._transactions.ends_in_commit(acknowledged):
             return False
-        seen = log.ordered((topic, partition), committed=self._promise.transactional)
+        seen = ordered((topic, partition))
         before = bisect_left(seen, ends, key=attrgetter("place"))
         return before == 0 or seen[before - 1].place < begins + offset

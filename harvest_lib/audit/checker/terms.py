@@ -60,8 +60,9 @@ class Terms:
         failed = self._failed.get(produced[0].process, [])
         at = bisect_left(failed, first)
         if len(produced) == 1 and at < len(failed) and failed[at] <= copy.stamp.time + _REPORT_SECONDS:
-            # An idempotent producer that gives one record up counts anew, and sends what is unanswered again under a
-            # count that Kafka does not know it by (librdkafka's issue 4953). What it gives up may be of a term before.
+            # An idempotent producer that gives one record up restarts its count. It then sends what is unanswered again
+            # under a count that Kafka does not know (librdkafka's issue 4953). The record that it gives up may be of an
+            # earlier term.
             return f"{leader} was answered with a failure meanwhile"
         answers = sum(acknowledged.leader_id == leader for acknowledged in copy.record.acknowledged)
         return f"{leader} had no answer" if len(produced) > answers else None

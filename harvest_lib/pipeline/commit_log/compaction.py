@@ -16,7 +16,7 @@ class Compacted:
     """What a compaction did."""
 
     segments: int
-    """How many segments it wrote anew, or removed."""
+    """How many segments it rewrote or removed."""
     freed_bytes: int
 
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
 from harvest_lib.pipeline.commit_log.files import replace, unreadable
+from harvest_lib.pipeline.commit_log.segment import Segment
 
 VERSION = 1
 _NAME = "log.json"
@@ -31,6 +32,11 @@ class ClosedSegment:
     end: int
     """The offset after its last."""
     size_bytes: int
+
+    @classmethod
+    def of(cls, segment: Segment) -> "ClosedSegment":
+        """Describe a segment that is complete."""
+        return cls(base=segment.base, generation=segment.generation, end=segment.end, size_bytes=segment.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,7 @@ def _damaged(path: Path, why: str) -> LogDamaged:
         path=path,
         byte=0,
         evidence=why,
-        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied anew",
+        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied again",
     )
 
 

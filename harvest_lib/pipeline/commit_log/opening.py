@@ -1,4 +1,4 @@
-"""How a log is found again: what its folder holds is taken for what it is, and what is torn is cut off.
+"""How a log is opened: its segments are read from the folder, and what is torn is cut off.
 
 What was written after the last mark of the active segment may not all have come to the disk. It is checked block by
 block, and the log ends before the first that is not whole. What is before the mark is checked when it is read: what is
@@ -12,16 +12,18 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
+from harvest_lib.pipeline.commit_log.compaction import remove
 from harvest_lib.pipeline.commit_log.files import (
     log_path,
     read_at,
     segment_files,
+    sync_folder,
     unfinished_files,
     unreadable,
     write_all,
 )
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecord, IndexRecordKind
-from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Manifest
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Manifest, read, write
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 
 _AT_ONCE_BYTES = 1 << 24
@@ -74,7 +76,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
             "nobody can tell where the log ends: the index of the segment that is added to is lost",
             path=segment.index,
             byte=0,
-            next_step="bring the file back from a copy; or move the log's folder away, and all is copied anew",
+            next_step="bring the file back from a copy; or move the log's folder away, and all is copied again",
         )
     handle = segment.open()
     try:
@@ -133,7 +135,7 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
                 path=log,
                 byte=0,
                 next_step="bring back the `log.json` that belongs to these files; or move the log's folder away, and "
-                "all is copied anew",
+                "all is copied again",
             )
         replaced = generation != named.get(base, -1)
         if replaced and (base not in named or log_path(folder, base, named[base]).exists()):
@@ -171,3 +173,51 @@ def _write_again(path: Path, begin: int, end: int) -> None:
             write_all(handle, read_at(handle, min(_AT_ONCE_BYTES, end - at), at), at)
     finally:
         os.close(handle)
+
+
+def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    """Return what a log consists of, with a writer of its active segment and what was cut off.
+
+    A log that is missing is created. Raises LogTooNew, LogDamaged, OSError.
+    """
+    found = read(folder)
+    if found is None:
+        return _created(folder)
+    remove_leftovers(folder, found)
+    sync_folder(folder)  # who was killed may have named the segments, and not have come to this
+    closed = [closed_segment(folder, each) for each in found.closed]
+    writer, cuts = repair(active_segment(folder, found.active))
+    return found, (*closed, writer.segment), writer, cuts
+
+
+def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    for path in segment_files(folder):
+        if path.suffix == ".log" and path.stat().st_size:
+            raise LogDamaged(
+                "the file that names the log's segments is missing, and there are segments",
+                path=path,
+                byte=0,
+                next_step="bring `log.json` back from a copy of the folder; or move the log's folder away, and all is "
+                "copied again",
+            )
+    writer = start_segment(folder, 0)
+    begun = Manifest(closed=(), active=0)
+    write(folder, begun)
+    return begun, (writer.segment,), writer, ()
+
+
+def start_segment(folder: Path, base: int) -> SegmentWriter:
+    """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
+    segment = Segment(folder, base, 0, end=base)
+    try:
+        writer = SegmentWriter(segment)
+        try:
+            writer.sync()
+            sync_folder(folder)
+        except BaseException:
+            writer.close()
+            raise
+    except BaseException:
+        remove(segment)
+        raise
+    return writer

@@ -58,7 +58,7 @@ class LogView:
                 f"the log ends at offset {ends}: there is no offset {begin} to go on from",
                 evidence=str(self.folder),
                 next_step="the log was cut, or is another one: bring back the log that belongs to these offsets; or "
-                "have the writer begin anew, by moving its offsets away",
+                "have the writer start over, by moving its offsets away",
             )
         return self._read(begin, ends if end is None else min(end, ends))
 
@@ -152,4 +152,4 @@ def _look(folder: Path) -> tuple[Segment, ...]:
 
 
 def _too_fast(folder: Path) -> LogError:
-    return LogError("the log changes too fast to be looked at", evidence=str(folder), next_step="look again")
+    return LogError("the log changes too fast to be read", evidence=str(folder), next_step="try again")

@@ -65,7 +65,7 @@ def test_a_topic_that_was_made_anew_is_refused(counted):
     running = Running(counted.shard(Counting(), topic_id="first").run)
     eventually(lambda: counted.counts() == {"a": 1}, 30, "counted")
     assert running.end() is None
-    with pytest.raises(CheckpointError, match="made anew"):
+    with pytest.raises(CheckpointError, match="recreated"):
         counted.shard(Counting(), topic_id="second").run(threading.Event())
 
 
@@ -76,7 +76,7 @@ def test_the_topic_s_id_is_kept_where_it_cannot_be_asked(counted):
         eventually(lambda: sum(counted.counts().values()) == ord(key) - ord("a"), 30, "counted")  # noqa: B023
         assert running.end() is None
         counted.write([key])
-    with pytest.raises(CheckpointError, match="made anew"):
+    with pytest.raises(CheckpointError, match="recreated"):
         counted.shard(Counting(), topic_id="second").run(threading.Event())
 
 

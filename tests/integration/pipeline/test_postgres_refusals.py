@@ -83,7 +83,7 @@ def test_a_table_that_was_made_anew_is_another(source, reader):
     source.connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE t").format(sql.Identifier(source.slot)))
     error = refused(reader(), last)
     assert isinstance(error, PositionLost)
-    assert "made anew" in error.evidence
+    assert "recreated" in error.evidence
 
 
 def test_a_table_that_was_out_of_the_publication_and_is_back_is_known(source, reader):

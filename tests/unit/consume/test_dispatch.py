@@ -59,17 +59,17 @@ class AtOnce(Scripted):
 
 
 class Trial:
-    """An intake, its transaction, and what it refused."""
+    """A dispatch, its transaction, and what it refused."""
 
     def __init__(self, script=None, kind=Scripted, attempts=None, finalize=()):
         self.store, self.attempts = Store(), attempts or Attempts(2)
         self.application = kind(self.store, script or {}, finalize)
-        self.intake = Dispatch(self.application, self.store, self.attempts)
+        self.dispatch = Dispatch(self.application, self.store, self.attempts)
         self.opened = OpenTransaction(Transaction(shard=ShardId("c", "t", 0), state=None, publish=None), 0.0)
 
     def take(self, *pieces):
         for piece in pieces:
-            self.intake.take(self.opened, iter(messages(*piece)))
+            self.dispatch.take(self.opened, iter(messages(*piece)))
         return self.opened
 
     def refused(self, call, *options):
@@ -146,7 +146,7 @@ def test_what_passes_is_nobodys_and_what_kafka_is_not_up_to_neither(attempts):
     for script, finalize in (({5: [failure]}, ()), ({}, [failure])):
         trial = Trial(script, attempts=attempts, finalize=finalize)
         with pytest.raises(KafkaUnavailable):
-            trial.intake.finalize(trial.take([4, 5]))
+            trial.dispatch.finalize(trial.take([4, 5]))
 
 
 @pytest.mark.parametrize("attempts", [None, watching(anyones=True)])
@@ -160,14 +160,14 @@ def test_what_kafka_never_takes_is_put_down_to_the_message_it_follows_from(attem
 
 def test_so_is_what_is_known_only_as_the_transaction_ends():
     trial = Trial(finalize=[publish_refused(4)])
-    assert trial.refused(trial.intake.finalize, trial.take([4, 5])) == (4, False)
+    assert trial.refused(trial.dispatch.finalize, trial.take([4, 5])) == (4, False)
     trial = Trial()
-    late = trial.intake.refused(publish_refused(4), trial.take([4, 5]).only, is_anyones=True)
+    late = trial.dispatch.refused(publish_refused(4), trial.take([4, 5]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (4, False)
-    late = trial.intake.refused(publish_refused(None), trial.take([4, 5]).only, is_anyones=True)
+    late = trial.dispatch.refused(publish_refused(None), trial.take([4, 5]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (None, True)
     trial = Trial()
-    late = trial.intake.refused(publish_refused(None), trial.take([4]).only, is_anyones=True)
+    late = trial.dispatch.refused(publish_refused(None), trial.take([4]).only, is_anyones=True)
     assert (late.offset, late.is_anyones) == (4, True)
 
 
@@ -183,7 +183,7 @@ def test_where_all_is_set_aside_the_function_is_not_asked_to_end():
     trial = Trial(attempts=watching(5, 5))
     opened = trial.take([5])
     assert (opened.taken, opened.last, opened.only) == (0, None, None)
-    trial.intake.finalize(opened)
+    trial.dispatch.finalize(opened)
     assert trial.application.calls == []
 
 
@@ -191,7 +191,7 @@ def test_where_all_is_set_aside_the_function_is_not_asked_to_end():
 @pytest.mark.parametrize("steps", [[BAD], ["break"]])
 def test_what_fails_at_the_end_is_blamed_on_a_message_only_where_there_was_but_one(steps, taken, only):
     trial = Trial(finalize=steps)
-    assert trial.refused(trial.intake.finalize, trial.take(taken)) == (only, True)
+    assert trial.refused(trial.dispatch.finalize, trial.take(taken)) == (only, True)
 
 
 def test_the_message_that_is_taken_in_is_known_to_what_it_publishes_and_none_at_the_end():
@@ -204,35 +204,35 @@ def test_the_message_that_is_taken_in_is_known_to_what_it_publishes_and_none_at_
     for attempts in (None, watching(anyones=True)):
         trial = Trial(kind=Looking, attempts=attempts)
         trial.take([0, 4])
-        trial.intake.take_at_once(trial.opened, messages(5, 6))
+        trial.dispatch.take_at_once(trial.opened, messages(5, 6))
         trial.take([7])
-        trial.intake.finalize(trial.opened)
+        trial.dispatch.finalize(trial.opened)
         assert seen == [0, 4, None, 7, None]
         seen.clear()
 
 
 def test_what_goes_into_one_call():
     trial = Trial(kind=AtOnce)
-    takes = trial.intake.takes_at_once
+    takes = trial.dispatch.takes_at_once
     assert takes(messages(4, 5))
     assert not takes(messages(4))
     assert not takes(tuple(messages(4, 5)))
     assert not takes(iter(messages(4, 5)))
-    assert not Trial().intake.takes_at_once(messages(4, 5))
-    assert not Trial(kind=AtOnce, attempts=watching(9)).intake.takes_at_once(messages(4, 5))
+    assert not Trial().dispatch.takes_at_once(messages(4, 5))
+    assert not Trial(kind=AtOnce, attempts=watching(9)).dispatch.takes_at_once(messages(4, 5))
     trial.attempts.failed(MessageRefused("bad", is_anyones=True))
     assert not takes(messages(4, 5)), "from now on one by one"
     trial.take([1])
-    trial.intake.take_at_once(trial.opened, messages(4, 6))
+    trial.dispatch.take_at_once(trial.opened, messages(4, 6))
     assert (trial.opened.taken, trial.opened.last, trial.application.calls) == (3, 6, [1, [4, 6]])
 
 
 @pytest.mark.parametrize("steps", [[BAD], ["break"], ["break", BAD]])
 def test_what_fails_of_one_call_is_anyones(steps):
     trial = Trial({"all": steps}, AtOnce)
-    assert trial.refused(trial.intake.take_at_once, trial.opened, messages(4, 5)) == (None, True)
+    assert trial.refused(trial.dispatch.take_at_once, trial.opened, messages(4, 5)) == (None, True)
     trial = Trial({"all": [Passing()]}, AtOnce)
-    assert trial.refused(trial.intake.take_at_once, trial.opened, messages(4, 5)) == (None, False)
+    assert trial.refused(trial.dispatch.take_at_once, trial.opened, messages(4, 5)) == (None, False)
     trial = Trial({"all": [KafkaUnavailable("gone", evidence="", next_step="")]}, AtOnce)
     with pytest.raises(KafkaUnavailable):
-        trial.intake.take_at_once(trial.opened, messages(4, 5))
+        trial.dispatch.take_at_once(trial.opened, messages(4, 5))
