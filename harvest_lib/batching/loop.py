@@ -108,7 +108,7 @@ class BatchLoop:
     @property
     def holds_off(self) -> bool:
         """Tell, at the end, whether what was on the wire may still arrive, or we were fenced."""
-        return self._was_fenced or (bool(self.abandoned) and not self._ports.exactly_once)
+        return self._was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -140,7 +140,9 @@ class BatchLoop:
             return
         began, size, more, position = boot_seconds(), 0, True, None
         self._barrier.is_isolated = False
-        is_elsewhere = self._checkpoint.kept_in != self._ports.store.kept_in  # so that others see whose the place is
+        is_elsewhere = (
+            self._checkpoint.kept_in != self._ports.guarantee.store.kept_in
+        )  # so that others see whose the place is
         if is_elsewhere or self._barrier.is_waiting or (self._caught_up and self._told != self._ports.parking.lowest):
             position = self._position
         if position is not None and not self._send([]):
@@ -178,20 +180,20 @@ class BatchLoop:
         """Fence whoever led before, and go on from where the subscription stands; False if we were fenced."""
         ports = self._ports
         if not self._has_led:
-            ports.store.lead(self.leader_id)
+            ports.guarantee.store.lead(self.leader_id)
             self._has_led = True
         elif not self._still_leads():
             return False
         self._look_at = boot_seconds() + _LOOK_SECONDS
-        outcome = ports.delivery.begin(self.leader_id)
+        outcome = ports.guarantee.begin(self.leader_id)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, 0, self._size)
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
-        self._checkpoint = ports.store.load()
+        self._checkpoint = ports.guarantee.store.load()
         position = ports.source.open(self._checkpoint.position)
-        if ports.store.leadership_status() is not LeadershipStatus.LEADS:
+        if ports.guarantee.store.leadership_status() is not LeadershipStatus.LEADS:
             ports.source.close()  # which of the two it has read is not known
             return False
         self._saved_number = self._checkpoint.number
@@ -212,7 +214,7 @@ class BatchLoop:
 
     def _still_leads(self) -> bool:
         """Tell whether we were not fenced; what is read is found out anew if the subscription was moved."""
-        standing = self._ports.store.leadership_status()
+        standing = self._ports.guarantee.store.leadership_status()
         if standing is LeadershipStatus.FENCED:
             self._fenced(_SUPERSEDED)
         elif standing is LeadershipStatus.MOVED:
@@ -222,13 +224,13 @@ class BatchLoop:
     def _look(self) -> bool:
         """Look at the row of the subscription; False if there is no going on from here."""
         self._look_at = boot_seconds() + _LOOK_SECONDS
-        match self._ports.store.leadership_status():
+        match self._ports.guarantee.store.leadership_status():
             case LeadershipStatus.LEADS:
                 return True
             case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
-                self._ports.store.save(self._checkpoint)  # refused if it was rewound
+                self._ports.guarantee.store.save(self._checkpoint)  # refused if it was rewound
                 self._interrupted()
             case LeadershipStatus.FENCED:
                 self._fenced(_SUPERSEDED)
@@ -263,7 +265,7 @@ class BatchLoop:
     def _hand_over(self, rows: Sequence[Row]) -> bool:
         for start in range(0, len(rows), _SLICE):
             some = rows[start : start + _SLICE]
-            refused = self._ports.delivery.send(some, self._term.is_live)
+            refused = self._ports.guarantee.send(some, self._term.is_live)
             for place, row in enumerate(some) if refused else ():
                 if row[0] in refused:
                     self.in_flight.records += place  # they may be on the wire
@@ -279,7 +281,7 @@ class BatchLoop:
             self._fenced(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position)
-        outcome = ports.delivery.commit(ports.store.offer(following), self._term.is_live)
+        outcome = ports.guarantee.commit(following, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, sent, batch)
             return
@@ -341,7 +343,7 @@ class BatchLoop:
         """Start over from the last position that was committed, under a new leader id."""
         if self._is_open and not self._save():
             return
-        may_arrive = self._ports.delivery.abandon()
+        may_arrive = self._ports.guarantee.abandon()
         self._in_doubt += self.in_flight.records
         self.in_flight.records = 0
         self._is_open = False
@@ -363,7 +365,7 @@ class BatchLoop:
     def _fenced(self, reason: str) -> None:
         _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
         self._was_fenced = True
-        self._ports.delivery.abandon()
+        self._ports.guarantee.abandon()
         self._term.end(TermEnd.FENCED)
 
     # -- checkpoints
@@ -381,14 +383,14 @@ class BatchLoop:
             delivered=self._checkpoint.delivered + self.in_flight.records,
             seen=seen,
             holds=min(needed, default=None),
-            kept_in=self._ports.store.kept_in,
+            kept_in=self._ports.guarantee.store.kept_in,
         )
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
         if self._saved_number == self._checkpoint.number:
             return True
-        if not self._ports.store.save(self._checkpoint):
+        if not self._ports.guarantee.store.save(self._checkpoint):
             if self._look():
                 self._interrupted()  # the row says otherwise, and the row is right
             return False
@@ -398,7 +400,7 @@ class BatchLoop:
         return True
 
     def _rest(self) -> None:
-        settled = self._ports.delivery.settle(self._term.is_live)
+        settled = self._ports.guarantee.settle(self._term.is_live)
         if not isinstance(settled, BatchCommitted):
             self._not_committed(settled, 0, self._size)
             return
@@ -413,7 +415,7 @@ class BatchLoop:
     def _end(self) -> None:
         self.abandoned = self.in_flight.records + self._in_doubt
         try:
-            self._ports.delivery.abandon()
+            self._ports.guarantee.abandon()
             if self._is_open and self._term.ended is not TermEnd.FENCED:
                 with self._ports.sight():
                     self._save()
@@ -421,5 +423,5 @@ class BatchLoop:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._ports.source.close()
-            self._ports.store.close()
+            self._ports.guarantee.store.close()
             self._term.abandoned = bool(self.abandoned)
