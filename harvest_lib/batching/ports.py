@@ -25,5 +25,5 @@ class BatchPorts:
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Told how many records were committed."""
-    sight: Callable[[], AbstractContextManager[None]] = nullcontext
+    translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """What the database is asked in: it may turn an error into another, see `harvest_lib.outbox.Sight`."""

@@ -323,7 +323,7 @@ class BatchEngine:
             one_per_key=config.delivery == "barrier",
             emit=ears.emit,
             delivered=ears.delivered,
-            sight=self._sight(),
+            translate_errors=self._sight(),
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)

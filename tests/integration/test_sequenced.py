@@ -136,6 +136,7 @@ class Leader:
         self.delivery.acknowledge = crash
         with pytest.raises(Crashed):
             self.commit()
+        del self.delivery.acknowledge
         self.delivery.abandon()
 
 

@@ -198,7 +198,7 @@ MUTATIONS = (
             BatchLoop,
             "_commit",
             "outcome = ports.guarantee.commit(",
-            "self._checkpoint = following; outcome = ports.guarantee.commit(",
+            "self._state.checkpoint = following; outcome = ports.guarantee.commit(",
         ),
     ),
     _mutation(

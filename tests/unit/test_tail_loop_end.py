@@ -48,7 +48,8 @@ def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
 def test_it_is_not_idle_for_a_look_that_was_not_made():
     term = Term(uuid4())
     loop = loop_of(term)
-    loop._is_open, loop._look_at, loop._save_at = True, float("inf"), float("inf")
+    state = loop._state
+    state.is_open, state.check_at, state.save_at = True, float("inf"), float("inf")
     term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle

@@ -56,7 +56,7 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
     loop._ports.guarantee.store.lead = raises_once(laps.store.lead, gone)
-    loop._ports = replace(loop._ports, sight=sight)
+    loop._ports = replace(loop._ports, translate_errors=sight)
     run(loop)
     assert laps.kafka.ids == [1]
     assert said(caplog) == ["database_access_denied"]
