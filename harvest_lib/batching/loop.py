@@ -29,13 +29,14 @@ import logging
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, assert_never
+from dataclasses import replace
+from typing import assert_never
 
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
 from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.redelivery import Redelivery
+from harvest_lib.batching.state import BatchState, Filled, InFlight, Read
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import say_denied
@@ -51,31 +52,10 @@ _log = logging.getLogger(__name__)
 _SUPERSEDED = "another leader has raised the epoch, or the subscription was removed"
 _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
-_LOOK_SECONDS = 1.0
-"""The row of the subscription is looked at this often: somebody may have moved it."""
+_CHECK_SECONDS = 1.0
+"""The row of the subscription is checked this often: somebody may have moved it."""
 _SLICE = 500
-"""So many records are handed over between two looks at the term."""
-
-
-class Read(NamedTuple):
-    """What became of a page: its bytes, whether all of it went that may go now, and what the source said of it."""
-
-    size: int
-    went: bool
-    position: Position
-    more: bool
-
-
-@dataclass(slots=True)
-class InFlight:
-    """What has been sent in this batch; may be read from outside."""
-
-    records: int = 0
-
-    @property
-    def keys(self) -> list[str]:
-        """Return nothing: batches do not follow keys."""
-        return []
+"""So many records are handed over between two checks of the term."""
 
 
 class BatchLoop:
@@ -93,22 +73,13 @@ class BatchLoop:
         self._stopping = stopping
         self._size = BatchSize()
         self._redelivery = Redelivery(ports.source, ports.parking)
-        self._is_redelivery = False  # in the last batch
-        self._caught_up = False  # since the source was opened: what is parked does not come from it again
-        self._told: int | None = None  # in the last checkpoint: the lowest id that is parked
         self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
-        self._last: Row | None = None  # of those sent in this batch
-        self._was_fenced = self._has_led = self._is_open = False
-        self._checkpoint = Checkpoint(generation=0)
-        self._position: Position = {}  # the source's, after the last batch that was committed
-        self._saved_number = -1
-        self._save_at = self._look_at = 0.0
-        self._in_doubt = 0  # records of batches that failed since the last that was committed
+        self._state = BatchState()
 
     @property
     def holds_off(self) -> bool:
         """Tell, at the end, whether what was on the wire may still arrive, or we were fenced."""
-        return self._was_fenced or (bool(self.abandoned) and not self._ports.exactly_once)
+        return self._state.was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -116,7 +87,7 @@ class BatchLoop:
         try:
             while self._may_go_on():
                 try:
-                    with self._ports.sight():
+                    with self._ports.translate_errors():
                         self.turn()
                 except (DatabaseAccessDenied, KafkaAccessDenied) as error:
                     say_denied(error)
@@ -132,34 +103,48 @@ class BatchLoop:
 
     def turn(self) -> None:
         """Deliver one batch, or wait a little if there is nothing to deliver."""
-        if not self._is_open and not self._open():
+        if not self._state.is_open and not self._open():
             return
-        if boot_seconds() >= self._look_at and not self._look():
+        if boot_seconds() >= self._state.check_at and not self._check_status():
             return
         if self._redeliver():
             return
+        filled = self._fill()
+        if filled is None:  # begun anew, or fenced
+            return
+        if filled.position is None:
+            self._rest()
+        else:
+            self._commit(filled.position, self._size, full=filled.more)
+
+    def _fill(self) -> Filled | None:
+        """Send what was deferred and then pages, until the batch is full or there is nothing more; None if a record was
+        refused, or what was read has to be read again."""
         began, size, more, position = boot_seconds(), 0, True, None
         self._barrier.is_isolated = False
-        is_elsewhere = self._checkpoint.kept_in != self._ports.store.kept_in  # so that others see whose the place is
-        if is_elsewhere or self._barrier.is_waiting or (self._caught_up and self._told != self._ports.parking.lowest):
-            position = self._position
-        if position is not None and not self._send([]):
-            return
+        if self._must_commit():
+            position = self._state.position
+            if not self._send([]):
+                return None
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
             read = self._read_and_send()
             if read is None:
                 more = False
                 break
             if not read.went:
-                return
+                return None
             size, position, more = size + read.size, read.position, read.more
             if not more or read.size > LARGE_PAGE_BYTES:
                 break
-        self._caught_up = self._caught_up or not more
-        if position is None:
-            self._rest()
-        else:
-            self._commit(position, self._size, full=more)
+        self._state.caught_up = self._state.caught_up or not more
+        return Filled(position, more)
+
+    def _must_commit(self) -> bool:
+        """Tell whether a checkpoint is due though nothing may be read: deferred records may go, the checkpoint was kept
+        elsewhere and others have to see where it is now, or the lowest parked id has changed."""
+        is_elsewhere = self._state.checkpoint.kept_in != self._ports.guarantee.store.kept_in
+        is_changed = self._state.caught_up and self._state.lowest_told != self._ports.parking.lowest
+        return is_elsewhere or self._barrier.is_waiting or is_changed
 
     @property
     def _room(self) -> int:
@@ -177,58 +162,58 @@ class BatchLoop:
     def _open(self) -> bool:
         """Fence whoever led before, and go on from where the subscription stands; False if we were fenced."""
         ports = self._ports
-        if not self._has_led:
-            ports.store.lead(self.leader_id)
-            self._has_led = True
+        if not self._state.has_led:
+            ports.guarantee.store.lead(self.leader_id)
+            self._state.has_led = True
         elif not self._still_leads():
             return False
-        self._look_at = boot_seconds() + _LOOK_SECONDS
-        outcome = ports.delivery.begin(self.leader_id)
+        self._state.check_at = boot_seconds() + _CHECK_SECONDS
+        outcome = ports.guarantee.begin(self.leader_id)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, 0, self._size)
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
-        self._checkpoint = ports.store.load()
-        position = ports.source.open(self._checkpoint.position)
-        if ports.store.leadership_status() is not LeadershipStatus.LEADS:
+        self._state.checkpoint = ports.guarantee.store.load()
+        position = ports.source.open(self._state.checkpoint.position)
+        if ports.guarantee.store.leadership_status() is not LeadershipStatus.LEADS:
             ports.source.close()  # which of the two it has read is not known
             return False
-        self._saved_number = self._checkpoint.number
-        self._position = {name: value for name, value in position.items() if name != "retried"}
+        self._state.saved_number = self._state.checkpoint.number
+        self._state.position = {name: value for name, value in position.items() if name != "retried"}
         self._barrier.begin()
-        retried = (self._checkpoint.position or {}).get("retried", ())
-        self._caught_up, self._told = False, min(retried, default=None)
+        retried = (self._state.checkpoint.position or {}).get("retried", ())
+        self._state.caught_up, self._state.lowest_told = False, min(retried, default=None)
         if not ports.parking.begin(retried):
             self._fenced(_SUPERSEDED)
             return False
-        if self._checkpoint.position is None:
+        if self._state.checkpoint.position is None:
             # Wherever later ones go: this one is in Postgres alone until a batch is committed.
-            self._checkpoint = replace(self._following(position), kept_in="postgres")
+            self._state.checkpoint = replace(self._following(position), kept_in="postgres")
             if not self._save():
                 return False
-        self._is_open = True
+        self._state.is_open = True
         return True
 
     def _still_leads(self) -> bool:
         """Tell whether we were not fenced; what is read is found out anew if the subscription was moved."""
-        standing = self._ports.store.leadership_status()
-        if standing is LeadershipStatus.FENCED:
+        status = self._ports.guarantee.store.leadership_status()
+        if status is LeadershipStatus.FENCED:
             self._fenced(_SUPERSEDED)
-        elif standing is LeadershipStatus.MOVED:
+        elif status is LeadershipStatus.MOVED:
             self._ports.source.close()
-        return standing is not LeadershipStatus.FENCED
+        return status is not LeadershipStatus.FENCED
 
-    def _look(self) -> bool:
-        """Look at the row of the subscription; False if there is no going on from here."""
-        self._look_at = boot_seconds() + _LOOK_SECONDS
-        match self._ports.store.leadership_status():
+    def _check_status(self) -> bool:
+        """Check the row of the subscription; False if there is no going on from here."""
+        self._state.check_at = boot_seconds() + _CHECK_SECONDS
+        match self._ports.guarantee.store.leadership_status():
             case LeadershipStatus.LEADS:
                 return True
             case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
-                self._ports.store.save(self._checkpoint)  # refused if it was rewound
+                self._ports.guarantee.store.save(self._state.checkpoint)  # refused if it was rewound
                 self._interrupted()
             case LeadershipStatus.FENCED:
                 self._fenced(_SUPERSEDED)
@@ -238,7 +223,7 @@ class BatchLoop:
 
     # -- a batch
 
-    def _read_and_send(self) -> "Read | None":
+    def _read_and_send(self) -> Read | None:
         """Read a page and hand it over; None if there is nothing now. No row of it is kept that has gone: the next
         page, or a broker that is slow, may take as much memory."""
         asked = min(self._size.page, self._room)
@@ -263,14 +248,14 @@ class BatchLoop:
     def _hand_over(self, rows: Sequence[Row]) -> bool:
         for start in range(0, len(rows), _SLICE):
             some = rows[start : start + _SLICE]
-            refused = self._ports.delivery.send(some, self._term.is_live)
+            refused = self._ports.guarantee.send(some, self._term.is_live)
             for place, row in enumerate(some) if refused else ():
                 if row[0] in refused:
                     self.in_flight.records += place  # they may be on the wire
                     self._park(row, refused[row[0]])
                     return False
             self.in_flight.records += len(some)
-        self._last = rows[-1] if rows else self._last
+        self._state.last_sent = rows[-1] if rows else self._state.last_sent
         return True
 
     def _commit(self, position: Position, batch: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
@@ -279,37 +264,37 @@ class BatchLoop:
             self._fenced(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position)
-        outcome = ports.delivery.commit(ports.store.offer(following), self._term.is_live)
+        outcome = ports.guarantee.commit(following, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, sent, batch)
             return
-        self._checkpoint = following
-        self._last = None
-        self.in_flight.records = self._in_doubt = 0
+        self._state.checkpoint = following
+        self._state.last_sent = None
+        self.in_flight.records = self._state.in_doubt = 0
         self.idle = False
         ports.source.committed(self._barrier.deferred_ids)
-        self._position = position
+        self._state.position = position
         batch.done(sent, full=full)
         if sent:
             ports.delivered(sent)
-        if (retried or boot_seconds() >= self._save_at or self._barrier.is_blocked) and not self._save():
+        if (retried or boot_seconds() >= self._state.save_at or self._barrier.is_blocked) and not self._save():
             return
         if retried and not ports.parking.release(retried):
             self._fenced(_SUPERSEDED)
 
     def _not_committed(self, outcome: BatchOutcome, sent: int, batch: BatchSize) -> None:
         match outcome:
-            case BatchFailed(reason=reason, refused=True) if sent and self._last is not None:
+            case BatchFailed(reason=reason, refused=True) if sent and self._state.last_sent is not None:
                 _log.warning("batch_refused", extra={"records": sent, "reason": reason})
                 batch.refused(sent)
                 if sent == 1:
-                    self._park(self._last, reason)
+                    self._park(self._state.last_sent, reason)
                 else:
                     self._restart(pause_seconds=0.0)
             case BatchFailed(reason=reason, unnamed=unnamed):
                 _log.warning("batch_failed", extra={"records": sent, "reason": reason})
-                if unnamed and sent == 1 and self._last is not None:
-                    self._ports.parking.blame(self._last, reason)
+                if unnamed and sent == 1 and self._state.last_sent is not None:
+                    self._ports.parking.blame(self._state.last_sent, reason)
                 elif unnamed and sent:
                     batch.refused(sent)
                 self._restart()
@@ -329,25 +314,27 @@ class BatchLoop:
 
     def _redeliver(self) -> bool:
         """Send what people want sent again, at most every other batch; False if there is no such batch to be had."""
-        self._is_redelivery = not self._is_redelivery and self._caught_up and self._redelivery.may_look
-        again = self._redelivery.next(self._barrier) if self._is_redelivery else None
+        self._state.was_redelivery = (
+            not self._state.was_redelivery and self._state.caught_up and self._redelivery.may_look
+        )
+        again = self._redelivery.next(self._barrier) if self._state.was_redelivery else None
         if again is None:
             return False
         if self._hand_over(again.rows):
-            self._commit(self._position, self._redelivery.size, full=True, retried=again.ids)
+            self._commit(self._state.position, self._redelivery.size, full=True, retried=again.ids)
         return True
 
     def _restart(self, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id."""
-        if self._is_open and not self._save():
+        if self._state.is_open and not self._save():
             return
-        may_arrive = self._ports.delivery.abandon()
-        self._in_doubt += self.in_flight.records
+        may_arrive = self._ports.guarantee.abandon()
+        self._state.in_doubt += self.in_flight.records
         self.in_flight.records = 0
-        self._is_open = False
+        self._state.is_open = False
         if may_arrive:
             # Sent again now, records of the old batch could arrive behind what follows: a key would step back for good.
-            _log.warning("records_on_the_wire", extra={"records": self._in_doubt})
+            _log.warning("records_on_the_wire", extra={"records": self._state.in_doubt})
             self._term.end(TermEnd.FENCED)
             return
         self._stopping.wait(self._ports.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
@@ -357,13 +344,13 @@ class BatchLoop:
 
     def _interrupted(self) -> None:
         self._ports.source.close()
-        self._is_open = False
+        self._state.is_open = False
         self._restart()
 
     def _fenced(self, reason: str) -> None:
         _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
-        self._was_fenced = True
-        self._ports.delivery.abandon()
+        self._state.was_fenced = True
+        self._ports.guarantee.abandon()
         self._term.end(TermEnd.FENCED)
 
     # -- checkpoints
@@ -371,55 +358,55 @@ class BatchLoop:
     def _following(self, position: Position) -> Checkpoint:
         if deferred_ids := self._barrier.deferred_ids:
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
-        self._told = self._ports.parking.lowest
+        self._state.lowest_told = self._ports.parking.lowest
         seen, holds = self._ports.source.seen(position)
-        needed = [each for each in (holds, self._told) if each is not None]
+        needed = [each for each in (holds, self._state.lowest_told) if each is not None]
         return Checkpoint(
-            generation=self._checkpoint.generation,
-            number=self._checkpoint.number + 1,
+            generation=self._state.checkpoint.generation,
+            number=self._state.checkpoint.number + 1,
             position=position,
-            delivered=self._checkpoint.delivered + self.in_flight.records,
+            delivered=self._state.checkpoint.delivered + self.in_flight.records,
             seen=seen,
             holds=min(needed, default=None),
-            kept_in=self._ports.store.kept_in,
+            kept_in=self._ports.guarantee.store.kept_in,
         )
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
-        if self._saved_number == self._checkpoint.number:
+        if self._state.saved_number == self._state.checkpoint.number:
             return True
-        if not self._ports.store.save(self._checkpoint):
-            if self._look():
+        if not self._ports.guarantee.store.save(self._state.checkpoint):
+            if self._check_status():
                 self._interrupted()  # the row says otherwise, and the row is right
             return False
-        self._saved_number = self._checkpoint.number
-        self._save_at = boot_seconds() + _SAVE_SECONDS
+        self._state.saved_number = self._state.checkpoint.number
+        self._state.save_at = boot_seconds() + _SAVE_SECONDS
         self._barrier.checkpoint_saved()
         return True
 
     def _rest(self) -> None:
-        settled = self._ports.delivery.settle(self._term.is_live)
+        settled = self._ports.guarantee.settle(self._term.is_live)
         if not isinstance(settled, BatchCommitted):
             self._not_committed(settled, 0, self._size)
             return
         may_look = self._redelivery.may_look
         # A term that is over has not been looked for anything.
         self.idle = self._may_go_on() and not self._barrier.deferred_ids and not may_look
-        if boot_seconds() >= self._save_at:
+        if boot_seconds() >= self._state.save_at:
             self._save()
         if not may_look:
             self._stopping.wait(self._size.pause())
 
     def _end(self) -> None:
-        self.abandoned = self.in_flight.records + self._in_doubt
+        self.abandoned = self.in_flight.records + self._state.in_doubt
         try:
-            self._ports.delivery.abandon()
-            if self._is_open and self._term.ended is not TermEnd.FENCED:
-                with self._ports.sight():
+            self._ports.guarantee.abandon()
+            if self._state.is_open and self._term.ended is not TermEnd.FENCED:
+                with self._ports.translate_errors():
                     self._save()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._ports.source.close()
-            self._ports.store.close()
+            self._ports.guarantee.store.close()
             self._term.abandoned = bool(self.abandoned)

@@ -4,7 +4,6 @@ from typing import Protocol
 from uuid import UUID
 
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
-from harvest_lib.delivery import Offer
 
 
 class CheckpointStore(Protocol):
@@ -23,10 +22,6 @@ class CheckpointStore(Protocol):
     def load(self) -> Checkpoint:
         """Return the last checkpoint, once the delivery has begun: then no other leader can add one. Readers see all
         that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
-        ...
-
-    def offer(self, checkpoint: Checkpoint) -> Offer:
-        """Return how the checkpoint goes with its batch."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> bool:

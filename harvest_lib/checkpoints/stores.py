@@ -21,7 +21,7 @@ from harvest_lib.checkpoints.topic import (
 )
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume import Intent
-from harvest_lib.delivery import CheckpointPlace, Offer
+from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
 from harvest_lib.outbox.identity import has_unique_name, is_same_table
@@ -39,7 +39,7 @@ _LEAP = 1_000_000_000
 
 
 class PostgresStore:
-    """`Store` in the table of subscriptions."""
+    """`CheckpointStore` in the table of subscriptions."""
 
     kept_in = "postgres"
 
@@ -47,7 +47,7 @@ class PostgresStore:
         """`acknowledge` writes what a leader may have died before it wrote it, whatever that delivered by."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
-        self._owed: Sequence[Sequence[Any]] = ()  # what could not be written: the topic may be there again some day
+        self._pending: Sequence[Sequence[Any]] = ()  # what could not be written: the topic may be there again some day
         self._ask_at = 0.0
         self._mirror = Checkpoint(generation=0)
 
@@ -55,9 +55,9 @@ class PostgresStore:
         self._mirror = self._checkpoints.lead(leader_id)
 
     def leadership_status(self) -> LeadershipStatus:
-        standing, checkpoint = self._checkpoints.leadership_status()
+        status, checkpoint = self._checkpoints.leadership_status()
         self._mirror = checkpoint or self._mirror
-        return standing
+        return status
 
     def load(self) -> Checkpoint:
         self._acknowledge_again()
@@ -66,15 +66,12 @@ class PostgresStore:
         # Kafka's may be ahead of its mirror: numbers that go on from here are above those that it has given.
         return replace(self._mirror, number=self._mirror.number + _LEAP)
 
-    def offer(self, _checkpoint: Checkpoint, /) -> Offer:
-        return None
-
     def save(self, checkpoint: Checkpoint) -> bool:
-        if self._owed and boot_seconds() >= self._ask_at:
+        if self._pending and boot_seconds() >= self._ask_at:
             with suppress(KafkaUnavailable):  # then it is asked again later
-                self._acknowledge_owed(self._owed)
-        if self._owed:
-            checkpoint = replace(checkpoint, intents=[*checkpoint.intents, *self._owed])
+                self._acknowledge_pending(self._pending)
+        if self._pending:
+            checkpoint = replace(checkpoint, intents=[*checkpoint.intents, *self._pending])
         saved = self._checkpoints.save(checkpoint)
         self._mirror = checkpoint if saved else self._mirror
         return saved
@@ -83,20 +80,20 @@ class PostgresStore:
         self._checkpoints.close()
 
     def _acknowledge_again(self) -> None:
-        self._acknowledge_owed(self._mirror.intents)
+        self._acknowledge_pending(self._mirror.intents)
 
-    def _acknowledge_owed(self, kept: Sequence[Sequence[Any]]) -> None:
+    def _acknowledge_pending(self, kept: Sequence[Sequence[Any]]) -> None:
         self._ask_at = boot_seconds() + _ASK_SECONDS
         intents = [Intent.of_json(list(each)) for each in kept]
-        owed = self._acknowledge(intents) if intents else ()
-        if owed:
-            _log.warning("acknowledgements_pending", extra={"topics": sorted({each.topic for each in owed})})
-        self._owed = [each.to_json() for each in owed]
+        pending = self._acknowledge(intents) if intents else ()
+        if pending:
+            _log.warning("acknowledgements_pending", extra={"topics": sorted({each.topic for each in pending})})
+        self._pending = [each.to_json() for each in pending]
 
 
 class IntentStore(PostgresStore):
-    """`Store` in the table of subscriptions, each batch's together with the acknowledgements that make readers see
-    it."""
+    """`CheckpointStore` in the table of subscriptions. Each batch's checkpoint is saved together with the
+    acknowledgements that make readers see the batch."""
 
     def load(self) -> Checkpoint:
         checkpoint = self._checkpoints.renew()
@@ -105,10 +102,9 @@ class IntentStore(PostgresStore):
         self._mirror = checkpoint
         return super().load()
 
-    def offer(self, checkpoint: Checkpoint, /) -> Offer:
-        return lambda intents: super(IntentStore, self).save(
-            replace(checkpoint, intents=[intent.to_json() for intent in intents])
-        )
+    def save_pending(self, checkpoint: Checkpoint, intents: Sequence[Intent]) -> bool:
+        """Save a checkpoint with the acknowledgements that follow from it; False if it was refused."""
+        return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
 
     def save(self, checkpoint: Checkpoint) -> bool:
         is_kept = (checkpoint.generation, checkpoint.number) == (self._mirror.generation, self._mirror.number)
@@ -116,8 +112,8 @@ class IntentStore(PostgresStore):
 
 
 class KafkaStore(PostgresStore):
-    """`Store` in the checkpoint topic, inside the transactions. `outbox` names database and table, as checkpoints of
-    before did alone; `kafka` are the base settings of the user."""
+    """`CheckpointStore` in the checkpoint topic, inside the transactions. `outbox` names database and table, as older
+    checkpoints did alone; `kafka` are the base settings of the user."""
 
     kept_in = "kafka"
 
@@ -244,6 +240,7 @@ class KafkaStore(PostgresStore):
     def _topic_id(self) -> str | None:
         return topic_id(self._kafka, self._place.topic) if self._checkpoints.identity is not None else None
 
-    def offer(self, checkpoint: Checkpoint, /) -> Offer:
+    def encode(self, checkpoint: Checkpoint) -> bytes:
+        """Return the record of a checkpoint that goes along in its batch's transaction."""
         record = {**checkpoint.as_json(), **self._checkpoints.origin, "outbox": self._outbox}
         return json.dumps(record, separators=(",", ":")).encode()

@@ -9,7 +9,6 @@ from harvest_lib.delivery.batch_protocol import (
     BatchFailed,
     BatchFenced,
     BatchOutcome,
-    Offer,
 )
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.lanes import Lanes
@@ -33,7 +32,6 @@ __all__ = [
     "Failure",
     "LaneSettings",
     "Lanes",
-    "Offer",
     "Pipelined",
     "PipelinedBatches",
     "Reports",

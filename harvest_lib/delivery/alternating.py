@@ -16,7 +16,6 @@ from harvest_lib.delivery.batch_protocol import (
     BatchDelivery,
     BatchDeliverySettings,
     BatchOutcome,
-    Offer,
 )
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
@@ -40,14 +39,11 @@ class AlternatingProducers:
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._deliveries[0].send(rows, may_send)
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
         outcome = self._deliveries[0].commit(checkpoint, may_send)
         if isinstance(outcome, BatchCommitted):
             self._deliveries.append(self._deliveries.pop(0))
         return outcome
-
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return BatchCommitted()
 
     def abandon(self) -> bool:
         may_arrive = [each.abandon() for each in self._deliveries]

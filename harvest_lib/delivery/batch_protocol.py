@@ -1,11 +1,10 @@
-"""Delivery in batches: what the batch loop asks of a delivery, and what it is told.
+"""Delivery in batches: what becomes of a batch, and how one goes with its checkpoint in a transaction.
 
     begin ──► send, send, … ──► commit ──┬─ BatchCommitted
                                          ├─ BatchFailed: begin again, at the last position that was committed
                                          └─ BatchFenced: another leader has taken over, this one is over
 
-Nothing is kept per record between `send` and `commit`, which is what makes batches fast. What a commit leaves to be
-done is done by the next one, or by `settle` where there is no next one yet.
+Nothing is kept per record between `send` and `commit`, which is what makes batches fast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from confluent_kafka import Producer
 
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.record import Row
-from harvest_lib.sequencing.publisher import Intent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +43,6 @@ class BatchFenced:
 BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
 
 
-Keep = Callable[[Sequence[Intent]], bool]
-"""Puts a checkpoint where it is kept, and the acknowledgements that follow from it with it; False if it was refused."""
-
-
-Offer = bytes | Keep | None
-"""How a checkpoint goes with its batch: as a record beside the batch's own, by a call before they count, or not at
-all."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
     """`kafka` are the user's producer settings, secrets in clear."""
@@ -65,7 +54,7 @@ class BatchDeliverySettings:
 
 
 class BatchDelivery(Protocol):
-    """A way into Kafka in batches. Used by one thread."""
+    """A way into Kafka in batches, each with its checkpoint. Used by one thread."""
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         """Get ready to send under this leader id; what was open before is gone."""
@@ -76,13 +65,8 @@ class BatchDelivery(Protocol):
         when `may_send` says no; then `commit` fails."""
         ...
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        """End the batch: wait until all of it is in Kafka, and the checkpoint with it, if it goes along."""
-        ...
-
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Wait until readers see all that was committed. Called between batches, while nothing is waiting to be
-        sent."""
+    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+        """End the batch: wait until all of it is in Kafka, and the checkpoint with it."""
         ...
 
     def abandon(self) -> bool:

@@ -10,7 +10,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome, Offer
+from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
 from harvest_lib.delivery.errors import (
     DEFAULTS,
     NEVER_TAKEN,
@@ -97,12 +97,6 @@ class PipelinedBatches:
         self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
-    def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        return self._await_acks(may_send)
-
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return BatchCommitted()
-
     def abandon(self) -> bool:
         return self._discard()
 
@@ -122,7 +116,7 @@ class PipelinedBatches:
         self._stopped = True
         return False
 
-    def _await_acks(self, may_send: Callable[[], bool]) -> BatchOutcome:
+    def flush(self, may_send: Callable[[], bool]) -> BatchOutcome:
         """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         deadline = Deadline(self._settings.delivery_timeout_seconds)

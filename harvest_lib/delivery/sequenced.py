@@ -18,7 +18,7 @@ Promises
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -26,14 +26,10 @@ from uuid import UUID
 from confluent_kafka import KafkaError, Producer
 
 from harvest_lib import errors
-from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.clock import Deadline
 from harvest_lib.delivery.batch_protocol import (
-    BatchCommitted,
     BatchDeliverySettings,
-    BatchFailed,
     BatchOutcome,
-    Keep,
-    Offer,
 )
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.headers import HeaderMaker
@@ -47,9 +43,6 @@ _AGAIN_SECONDS = 5.0
 _LAST_SECONDS = 2.0
 """At the end of a term acknowledgements are waited for; who leads next writes those that have not left by then."""
 _SLICE_SECONDS = 0.1
-_CLEAR_SECONDS = 1.0
-"""What is kept to be written is forgotten once it was, and no more often than this."""
-_REFUSED = "the checkpoint was refused: another leads, or the subscription was moved"
 
 
 class Sequenced(PipelinedBatches):
@@ -62,42 +55,27 @@ class Sequenced(PipelinedBatches):
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
-        self._owing: Keep | None = None  # where those of the last batch are kept
-        self._clear_at = 0.0
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         outcome = super().begin(leader_id)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched.clear()
-        self._unread, self._owing = 0, None
+        self._unread = 0
         self._headers_of = self._with_ids(self._headers_of)
         return outcome
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        assert callable(checkpoint)  # noqa: S101 - what is kept is not sent
-        acked = self._await_acks(may_send)
-        if not isinstance(acked, BatchCommitted):
-            return acked
-        if not may_send():
-            return BatchFailed(reason="the term is over")
+    def take_intents(self) -> Sequence[Intent]:
+        """Return the acknowledgements of what was sent since the last ones, one for each partition."""
         intents = [
             Intent(topic=topic, partition=number, id=self._next_id(Flag.ACK_TXN))
             for topic, number in sorted(self._touched)
         ]
         self._touched.clear()
-        if not checkpoint(intents):
-            return BatchFailed(reason=_REFUSED)
-        self._owing = checkpoint if intents else None
-        return self._attempt(partial(self._acknowledge, intents))
+        return intents
 
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        acked = self._await_acks(may_send)
-        if isinstance(acked, BatchCommitted) and self._owing is not None and boot_seconds() >= self._clear_at:
-            # Else a topic that is removed in a year would be asked for them by whoever leads then.
-            keep, self._owing = self._owing, None
-            self._clear_at = boot_seconds() + _CLEAR_SECONDS
-            return acked if keep(()) else BatchFailed(reason=_REFUSED)
-        return acked
+    def acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
+        """Send acknowledgements, once they are kept. The next `flush` waits for them."""
+        return self._attempt(partial(self._acknowledge, intents))
 
     def abandon(self) -> bool:
         # What is queued behind an acknowledgement may leave with it: nobody will ever read it.

@@ -26,7 +26,6 @@ from harvest_lib.delivery.batch_protocol import (
     BatchFailed,
     BatchFenced,
     BatchOutcome,
-    Offer,
 )
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.errors import PURGED
@@ -92,17 +91,17 @@ class Transactional(PipelinedBatches):
             self._open = isinstance(outcome, BatchCommitted)
         return super().send(rows, may_send) if self._open else {}
 
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
         if not self._open and self._failure is None:
             self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), BatchCommitted)
-        if boot_seconds() < self._apart_until and not isinstance(acked := self._await_acks(may_send), BatchCommitted):
+        if boot_seconds() < self._apart_until and not isinstance(acked := self.flush(may_send), BatchCommitted):
             return self._outcome(acked)
-        if self._failure is None and checkpoint is not None:
+        if self._failure is None:
             place, report = self._place, partial(self._report_own, "the checkpoint")
             self._attempt(
                 lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
             )
-        acked = self._await_acks(may_send)
+        acked = self.flush(may_send)
         if not isinstance(acked, BatchCommitted):
             return self._outcome(acked)
         if not may_send():

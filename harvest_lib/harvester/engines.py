@@ -19,7 +19,6 @@ from confluent_kafka import Consumer, Producer
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.ports import BatchPorts
-from harvest_lib.checkpoints.stores import KafkaStore
 from harvest_lib.checkpoints.table import check_subscription
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.clock import Deadline, boot_seconds
@@ -37,15 +36,15 @@ from harvest_lib.events import Event
 from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
 from harvest_lib.harvester.factory import (
-    make_batch_delivery,
     make_batch_source,
     make_checkpoints,
     make_delivery,
+    make_guarantee,
+    make_kafka_store,
     make_parking,
     make_rivals,
     make_selection,
     make_source,
-    make_store,
     make_topics,
     subscription_of,
 )
@@ -281,11 +280,9 @@ class BatchEngine:
         """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
         config = self._config
         checkpoints = make_checkpoints(config, self._table, self._kind, 0)
-        given = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
+        providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         with closing(checkpoints):
-            store = make_store(config, self._table, checkpoints, 0, **given)
-            if isinstance(store, KafkaStore):
-                store.refuse_another()
+            make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another()
 
     def stand_by(self) -> None:
         if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
@@ -312,11 +309,11 @@ class BatchEngine:
         source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
         wiring = BatchPorts(
             source=source,
-            delivery=make_batch_delivery(config, topics, term.shard, self._producer_provider),
-            store=make_store(
+            guarantee=make_guarantee(
                 config,
                 table,
                 checkpoints,
+                topics,
                 term.shard,
                 consumer_provider=self._consumer_provider,
                 producer_provider=self._producer_provider,
@@ -324,10 +321,9 @@ class BatchEngine:
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
-            exactly_once=config.exactly_once,
             emit=ears.emit,
             delivered=ears.delivered,
-            sight=self._sight(),
+            translate_errors=self._sight(),
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)

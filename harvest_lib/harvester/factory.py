@@ -8,17 +8,16 @@ import psycopg
 from confluent_kafka import Consumer, Producer
 from psycopg.conninfo import conninfo_to_dict
 
+from harvest_lib.batching.guarantees import AtLeastOnceBatches, Guarantee, SequencedBatches, TransactionalBatches
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.parking import BatchParking
-from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.delivery import (
     AtLeastOnce,
-    BatchDelivery,
     BatchDeliverySettings,
     CheckpointPlace,
     Delivery,
@@ -123,26 +122,65 @@ def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None 
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
 
 
-def make_batch_delivery(
-    config: HarvestConfig, topics: Topics, shard: int, producer_provider: KafkaProducerProvider
-) -> BatchDelivery:
-    """Return the delivery by laps that `delivery` names."""
+def make_guarantee(
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: CheckpointTable,
+    topics: Topics,
+    shard: int,
+    *,
+    consumer_provider: KafkaConsumerProvider,
+    producer_provider: KafkaProducerProvider,
+) -> Guarantee:
+    """Return what `delivery` names: how one shard's batches go, and where the checkpoint after them is kept."""
     settings = BatchDeliverySettings(
         kafka=config.kafka_settings(for_producer=True),
         delivery_timeout_seconds=config.delivery_timeout_seconds,
         record_header=config.record_header,
         producer_provider=producer_provider,
     )
+    acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider)
     match config.delivery:
         case "barrier" | "pipelined":
-            return PipelinedBatches(settings, topics)
+            return AtLeastOnceBatches(PipelinedBatches(settings, topics), PostgresStore(checkpoints, acknowledge))
         case "transactional":
             transactional_id = f"{config.checkpoint_topic}.{shard}"
-            return exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard))
+            return TransactionalBatches(
+                exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard)),
+                make_kafka_store(
+                    config,
+                    table,
+                    checkpoints,
+                    shard,
+                    consumer_provider=consumer_provider,
+                    producer_provider=producer_provider,
+                ),
+            )
         case "sequenced":
-            return Sequenced(settings, topics)
+            return SequencedBatches(Sequenced(settings, topics), IntentStore(checkpoints, acknowledge))
         case other:
             assert_never(other)
+
+
+def make_kafka_store(
+    config: HarvestConfig,
+    table: OutboxTable,
+    checkpoints: CheckpointTable,
+    shard: int,
+    *,
+    consumer_provider: KafkaConsumerProvider,
+    producer_provider: KafkaProducerProvider,
+) -> KafkaStore:
+    """Return the store of one shard's checkpoints in the checkpoint topic."""
+    return KafkaStore(
+        checkpoints,
+        config.kafka_settings(for_producer=False),
+        _checkpoint_place(config, shard),
+        f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}",
+        group=config.leader_group_id,
+        acknowledge=partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider),
+        consumer_provider=consumer_provider,
+    )
 
 
 def make_checkpoints(
@@ -201,38 +239,6 @@ def make_parking(
     rows = make_selection(config, table)
     places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
     return BatchParking(config.parking, topics, places)
-
-
-def make_store(
-    config: HarvestConfig,
-    table: OutboxTable,
-    checkpoints: CheckpointTable,
-    shard: int,
-    *,
-    consumer_provider: KafkaConsumerProvider,
-    producer_provider: KafkaProducerProvider,
-) -> CheckpointStore:
-    """Return the store of one shard's checkpoints."""
-    acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
-    match config.delivery:
-        case "barrier" | "pipelined":
-            return PostgresStore(checkpoints, acknowledge)
-        case "transactional":
-            kafka, place = config.kafka_settings(for_producer=False), _checkpoint_place(config, shard)
-            outbox = f"{conninfo_to_dict(config.data_source.conninfo()).get('dbname', '')}/{table}"
-            return KafkaStore(
-                checkpoints,
-                kafka,
-                place,
-                outbox,
-                group=config.leader_group_id,
-                acknowledge=acknowledge,
-                consumer_provider=consumer_provider,
-            )
-        case "sequenced":
-            return IntentStore(checkpoints, acknowledge)
-        case other:
-            assert_never(other)
 
 
 def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:

@@ -35,8 +35,7 @@ from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint as Stored
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Intent
-from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchOutcome, Offer
-from harvest_lib.delivery.batch_protocol import Keep
+from harvest_lib.delivery import BatchCommitted, BatchOutcome
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import engines, factory
@@ -207,8 +206,6 @@ class RecordedStore:
         self._recorder, self._store, self._shard = recorder, store, shard
         self._leader = ""
         self._told: Stored | None = None
-        self.offered: Stored | None = None
-        """What the lap carries that is about to be committed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -217,13 +214,24 @@ class RecordedStore:
         self._leader = str(leader_id)
         self._store.lead(leader_id)
 
-    def offer(self, checkpoint: Stored) -> Offer:
-        self.offered = checkpoint
-        offer: Offer = self._store.offer(checkpoint)
-        return offer
+    def save_pending(self, checkpoint: Stored, intents: Sequence[Intent]) -> bool:
+        """Save a checkpoint with acknowledgements, which makes its batch seen; without any, it was saved before."""
+        if checkpoint == self._told:
+            return bool(self._store.save_pending(checkpoint, intents))
+        said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
+        self._recorder.tell(Transaction, "invoke", **said)
+        self.tell(checkpoint, "invoke")
+        try:
+            is_kept = bool(self._store.save_pending(checkpoint, intents))
+        except DatabaseUnavailable:
+            self._recorder.tell(Transaction, "info", **said)
+            raise
+        self.tell(checkpoint, "ok" if is_kept else "fail")
+        self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
+        return is_kept
 
     def save(self, checkpoint: Stored) -> bool:
-        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its lap
+        was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its batch
         if was_kept or self._store.kept_in != "postgres":
             return bool(self._store.save(checkpoint))
         self.tell(checkpoint, "invoke")
@@ -248,62 +256,37 @@ class RecordedStore:
 
 
 class RecordedBatches:
-    """A delivery by laps: a transaction that was committed has stored its checkpoint."""
+    """A guarantee: what was committed in a transaction has stored its checkpoint."""
 
-    def __init__(self, recorder: Recorder, laps: BatchDelivery, store: Callable[[], RecordedStore]) -> None:
-        self._recorder, self._batches, self._store = recorder, laps, store
+    def __init__(self, recorder: Recorder, guarantee: Any, shard: int) -> None:
+        self._recorder, self._guarantee = recorder, guarantee
+        self.store = guarantee.store = RecordedStore(recorder, guarantee.store, shard)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
+        return getattr(self._guarantee, name)
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
-        return self._batches.begin(leader_id)
+        outcome: BatchOutcome = self._guarantee.begin(leader_id)
+        return outcome
 
-    def _kept(self, keep: Keep, store: RecordedStore, checkpoint: Stored) -> Keep:
-        """Have it told when a checkpoint is kept, which makes its lap seen."""
-
-        def kept(intents: Sequence[Intent]) -> bool:
-            said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
-            self._recorder.tell(TransactionStep, "invoke", **said)
-            store.tell(checkpoint, "invoke")
-            try:
-                is_kept = keep(intents)
-            except DatabaseUnavailable:
-                self._recorder.tell(TransactionStep, "info", **said)
-                raise
-            store.tell(checkpoint, "ok" if is_kept else "fail")
-            self._recorder.tell(TransactionStep, "ok" if is_kept else "fail", **said)
-            return is_kept
-
-        return kept
-
-    def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        store = self._store()
-        stored = store.offered if checkpoint is not None else None
-        if stored is None:
-            return self._batches.commit(checkpoint, may_send)
-        if callable(checkpoint):
-            return self._batches.commit(self._kept(checkpoint, store, stored), may_send)
-        store.tell(stored, "invoke")
-        outcome = self._batches.commit(checkpoint, may_send)
-        if isinstance(outcome, BatchCommitted):
-            store.tell(stored, "ok")
+    def commit(self, checkpoint: Stored, may_send: Callable[[], bool], /) -> BatchOutcome:
+        in_transaction = self.store.kept_in == "kafka"
+        if in_transaction:
+            self.store.tell(checkpoint, "invoke")
+        outcome: BatchOutcome = self._guarantee.commit(checkpoint, may_send)
+        if in_transaction and isinstance(outcome, BatchCommitted):
+            self.store.tell(checkpoint, "ok")
         return outcome
 
 
 def record(recorder: Recorder) -> None:
     """Have every harvester that this process makes from now on written down."""
-    make_source, make_store, make_laps = factory.make_source, factory.make_store, factory.make_batch_delivery
-    stores: dict[int, RecordedStore] = {}
+    make_source, make_guarantee = factory.make_source, factory.make_guarantee
 
-    def recorded_store(config: Any, table: Any, checkpoints: Any, shard: int, **providers: Any) -> Any:
-        store = make_store(config, table, checkpoints, shard, **providers)
-        stores[shard] = RecordedStore(recorder, store, shard)
-        return stores[shard]
-
-    def recorded_laps(config: Any, topics: Any, shard: int, *rest: Any) -> Any:
-        return RecordedBatches(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
+    def recorded_guarantee(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
+        guarantee = make_guarantee(config, table, checkpoints, topics, shard, **providers)
+        return RecordedBatches(recorder, guarantee, shard)
 
     def recorded_harvest(config: HarvestConfig) -> Harvest:
         harvest = Harvest(config, kafka_producer_provider=lambda settings: RecordedProducer(recorder, settings))
@@ -319,7 +302,7 @@ def record(recorder: Recorder) -> None:
         def __init__(self, source: Any) -> None:
             super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
 
-    made = {"make_source": recorded_source, "make_store": recorded_store, "make_batch_delivery": recorded_laps}
+    made = {"make_source": recorded_source, "make_guarantee": recorded_guarantee}
     for name, make in made.items():
         setattr(engines, name, make)
     vars(factory)["MarkPages"] = RecordedPages

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from harvest_lib.batching.guarantees import AtLeastOnceBatches, TransactionalBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
@@ -171,13 +172,14 @@ class Harvester:
                 "consumer_provider": partial(Consumer, self._world.broker),
             }
             store = KafkaStore(checkpoints, {}, _PLACE, "outbox", **providers)
+            guarantee = TransactionalBatches(delivery, store)
         else:
-            delivery, store = PipelinedBatches(settings, topics), PostgresStore(checkpoints, _nothing_to_acknowledge)
+            store = PostgresStore(checkpoints, _nothing_to_acknowledge)
+            guarantee = AtLeastOnceBatches(PipelinedBatches(settings, topics), store)
         pages = self._pages()
         return BatchPorts(
             source=pages,
-            delivery=delivery,
-            store=store,
+            guarantee=guarantee,
             parking=MarkedParking("hold_key", topics, pages)
             if plan.source == "mark"
             else BatchParking(
@@ -185,7 +187,6 @@ class Harvester:
             ),
             limits=LIMITS,
             one_per_key=plan.delivery == "barrier",
-            exactly_once=plan.delivery == "transactional",
             emit=self._emit,
             delivered=lambda _: None,
         )

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from psycopg import sql
 
+from harvest_lib.batching.guarantees import AtLeastOnceBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
@@ -140,10 +141,10 @@ MUTATIONS = (
         _edit(
             MarkLoop,
             "_take",
-            "self._acked.extend(reports.acknowledged)",
-            "self._acked.extend(reports.acknowledged); self._lower(reports.acknowledged)",
+            "self._landed.extend(reports.acknowledged)",
+            "self._landed.extend(reports.acknowledged); self._lower(reports.acknowledged)",
         ),
-        _edit(MarkLoop, "_fetch", "self._lower(acked)", "pass"),
+        _edit(MarkLoop, "_fetch", "self._lower(landed)", "pass"),
     ),
     _mutation(
         "what failed is not marked again before the rest goes",
@@ -186,8 +187,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = ports.delivery.commit(",
-            "ports.store.save(following); outcome = ports.delivery.commit(",
+            "outcome = ports.guarantee.commit(",
+            "ports.guarantee.store.save(following); outcome = ports.guarantee.commit(",
         ),
     ),
     _mutation(
@@ -196,8 +197,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = ports.delivery.commit(",
-            "self._checkpoint = following; outcome = ports.delivery.commit(",
+            "outcome = ports.guarantee.commit(",
+            "self._state.checkpoint = following; outcome = ports.guarantee.commit(",
         ),
     ),
     _mutation(
@@ -208,7 +209,7 @@ MUTATIONS = (
     _mutation(
         "a lap does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier"),
-        _edit(PipelinedBatches, "commit", "return self._await_acks(may_send)", "return BatchCommitted()"),
+        _edit(AtLeastOnceBatches, "commit", "return self._delivery.flush(may_send)", "return BatchCommitted()"),
     ),
     _mutation(
         "a lap does not hear of failures",

@@ -37,6 +37,8 @@ class FakeBatchDelivery:
 
     def __init__(self, kafka):
         self.kafka = kafka
+        self.store = FakeStore(kafka)
+        self.exactly_once = True
         self.refused = {}
         self.leaves_behind = False
         self._batch = []
@@ -93,9 +95,6 @@ class FakeStore:
 
     def load(self):
         return self.kafka.checkpoint or self.mirror
-
-    def offer(self, checkpoint):
-        return checkpoint
 
     def save(self, checkpoint):
         self.mirror = checkpoint
@@ -181,19 +180,18 @@ class BatchRuns:
 
     def __init__(self, *, policy="hold_key", one_per_key=False):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
-        self.delivery, self.store = FakeBatchDelivery(self.kafka), FakeStore(self.kafka)
-        self.policy, self.one_per_key, self.exactly_once = policy, one_per_key, True
+        self.delivery = FakeBatchDelivery(self.kafka)
+        self.store = self.delivery.store
+        self.policy, self.one_per_key = policy, one_per_key
         self.delivered = 0
 
     def loop(self):
         ports = BatchPorts(
             source=self.table.source(),
-            delivery=self.delivery,
-            store=self.store,
+            guarantee=self.delivery,
             parking=BatchParking(self.policy, self.topics, self.places),
             limits=Limits(io_error_backoff_seconds=0.0),
             one_per_key=self.one_per_key,
-            exactly_once=self.exactly_once,
             emit=lambda _: None,
             delivered=self._count,
         )

@@ -3,7 +3,7 @@
 The steps are those of its own parts, which are wrapped here; the product knows nothing of it.
 
     lead      the epoch was raised               produce  a record is about to be handed to librdkafka
-    begin     the delivery is about to begin     acked   all of the lap has been acknowledged
+    begin     the delivery is about to begin     landed   all of the lap has been acknowledged
     begun     it has begun                       commit   the transaction is about to be committed
     save      a checkpoint is about to be        committed  it was
               written to Postgres                committing  it is being, for so many milliseconds
@@ -98,7 +98,7 @@ class StrikingProducer(Wrapped):
         left = self._inner.flush(timeout)
         if self._outstanding and not left:
             self._outstanding = False
-            self._strike.at("acked")
+            self._strike.at("landed")
         return left
 
     def init_transactions(self, timeout):
@@ -114,19 +114,12 @@ class StrikingProducer(Wrapped):
 
 
 class StrikingStore(Wrapped):
-    def offer(self, checkpoint):
-        offer = self._inner.offer(checkpoint)
-        return self._keeping(offer) if callable(offer) else offer
-
-    def _keeping(self, keep):
-        def kept(intents):
-            self._strike.at("keep")
-            self._strike.during("keeping")
-            is_kept = keep(intents)
-            self._strike.at("kept")
-            return is_kept
-
-        return kept
+    def save_pending(self, checkpoint, intents):
+        self._strike.at("keep")
+        self._strike.during("keeping")
+        is_kept = self._inner.save_pending(checkpoint, intents)
+        self._strike.at("kept")
+        return is_kept
 
     def lead(self, leader_id):
         self._inner.lead(leader_id)
@@ -171,8 +164,14 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_store, make_pages, make_shelf = engines.make_store, engines.make_batch_source, engines.make_shelf
-    engines.make_store = lambda *args, **named: StrikingStore(make_store(*args, **named), strike)
+    make_guarantee, make_pages, make_parking = engines.make_guarantee, engines.make_batch_source, engines.make_parking
+
+    def make_striking_guarantee(*args, **named):
+        guarantee = make_guarantee(*args, **named)
+        guarantee.store = StrikingStore(guarantee.store, strike)
+        return guarantee
+
+    engines.make_guarantee = make_striking_guarantee
 
     def make_striking_pages(*args, **named):
         pages = make_pages(*args, **named)
@@ -183,12 +182,12 @@ def striking(config, strike):
     engines.make_batch_source = make_striking_pages
 
     def shelf(*args, **named):
-        made = make_shelf(*args, **named)
+        made = make_parking(*args, **named)
         if isinstance(made, BatchParking):
             made._parked_ids = StrikingPlaces(made._parked_ids, strike)
         return made
 
-    engines.make_shelf = shelf
+    engines.make_parking = shelf
     marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(

@@ -34,7 +34,7 @@ def test_a_lap_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_
     delivery = PipelinedBatches(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4())
     delivery.send([row(1, "k", topic=topic)], always)
-    delivery.commit(None, always)
+    delivery.flush(always)
     frozen()
     delivery.send([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)], always)
     delivery._producer.flush(0.2)
@@ -42,7 +42,7 @@ def test_a_lap_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_
     stack.kafka.resume()
     delivery.begin(uuid.uuid4())
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
-    delivery.commit(None, always)
+    delivery.flush(always)
     delivery.close()
     found = [record.outbox_id for record in read_topic(bootstrap_servers, topic) if record.key == "again"]
     assert found == [2_000, 2_001, 2_002]

@@ -11,6 +11,7 @@ from support.sequenced import check_ids, read_acknowledged, read_ids
 from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
+from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
 from harvest_lib.consume import Intent, Sequencer, unpack
@@ -94,6 +95,7 @@ class Leader:
         self.checkpoints = CheckpointTable(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
         self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5), Topics(kafka))
+        self.guarantee = SequencedBatches(self.delivery, self.store)
         self.at = Checkpoint(generation=0)
 
     def lead(self):
@@ -102,7 +104,7 @@ class Leader:
         return self
 
     def begin(self):
-        assert self.delivery.begin(uuid4()) == BatchCommitted()
+        assert self.guarantee.begin(uuid4()) == BatchCommitted()
         self.at = self.store.load()
 
     def send(self, *ids, names=(), contents=()):
@@ -113,10 +115,10 @@ class Leader:
         position = {"lap": self.at.number + 1}
         return Checkpoint(generation=self.at.generation, number=self.at.number + 1, position=position)
 
-    def commit(self, offer=None):
+    def commit(self):
         """Commit what was sent, with the checkpoint that follows."""
         following = self.following()
-        outcome = self.delivery.commit(offer or self.store.offer(following), always)
+        outcome = self.guarantee.commit(following, always)
         self.at = following if isinstance(outcome, BatchCommitted) else self.at
         return outcome
 
@@ -127,13 +129,14 @@ class Leader:
     def crash_once_kept(self, *ids):
         """Deliver a lap up to where its checkpoint is kept, and do nothing more."""
 
-        def keep(intents):
-            assert self.store.offer(self.following())(intents)
+        def crash(_intents):
             raise Crashed
 
         self.send(*ids)
+        self.delivery.acknowledge = crash
         with pytest.raises(Crashed):
-            self.commit(keep)
+            self.commit()
+        del self.delivery.acknowledge
         self.delivery.abandon()
 
 
@@ -162,7 +165,7 @@ def read(bootstrap_servers, outbox):
 
 
 def settled(leader):
-    assert leader.delivery.settle(always) == BatchCommitted()
+    assert leader.guarantee.settle(always) == BatchCommitted()
 
 
 def test_what_a_leader_had_pending_when_it_was_fenced_is_never_read(leader, read, outbox):
@@ -291,7 +294,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(10)
     only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
-    assert isinstance(only.delivery.settle(always), BatchFailed)
+    assert isinstance(only.guarantee.settle(always), BatchFailed)
 
 
 @pytest.mark.parametrize("ring", [10, 8_192])

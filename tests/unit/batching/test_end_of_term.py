@@ -19,12 +19,15 @@ def loop_of(term):
 
     ports = SimpleNamespace(
         source=SimpleNamespace(close=nothing),
-        delivery=SimpleNamespace(abandon=nothing, settle=lambda _: BatchCommitted()),
-        store=SimpleNamespace(close=nothing, kept_in="postgres"),
+        guarantee=SimpleNamespace(
+            abandon=nothing,
+            settle=lambda _: BatchCommitted(),
+            store=SimpleNamespace(close=nothing, kept_in="postgres"),
+            exactly_once=False,
+        ),
         limits=SimpleNamespace(io_error_backoff_seconds=0),
         parking=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
         one_per_key=True,
-        exactly_once=False,
         emit=nothing,
         delivered=nothing,
     )
@@ -45,7 +48,8 @@ def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
 def test_it_is_not_idle_for_a_look_that_was_not_made():
     term = Term(uuid4())
     loop = loop_of(term)
-    loop._is_open, loop._look_at, loop._save_at = True, float("inf"), float("inf")
+    state = loop._state
+    state.is_open, state.check_at, state.save_at = True, float("inf"), float("inf")
     term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle
@@ -72,7 +76,7 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     """Else the next term begins at once, and sends the same again while it is on the wire."""
     laps = BatchRuns(one_per_key=True)
     laps.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
-    laps.exactly_once, laps.delivery.refused, laps.delivery.leaves_behind = False, {3: "never"}, True
+    laps.delivery.exactly_once, laps.delivery.refused, laps.delivery.leaves_behind = False, {3: "never"}, True
     loop = laps.loop()
     loop.turn()
     loop._end()

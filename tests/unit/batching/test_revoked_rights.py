@@ -55,8 +55,8 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
         except OutboxTableError as error:
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
-    loop._ports.store.lead = raises_once(laps.store.lead, gone)
-    loop._ports = replace(loop._ports, sight=sight)
+    loop._ports.guarantee.store.lead = raises_once(laps.store.lead, gone)
+    loop._ports = replace(loop._ports, translate_errors=sight)
     run(loop)
     assert laps.kafka.ids == [1]
     assert said(caplog) == ["database_access_denied"]
@@ -64,6 +64,6 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
 
 def test_a_table_that_is_gone_is_not(laps):
     loop = laps.loop()
-    loop._ports.store.lead = raises_once(laps.store.lead, OutboxTableError("not there", next_step="init"))
+    loop._ports.guarantee.store.lead = raises_once(laps.store.lead, OutboxTableError("not there", next_step="init"))
     with pytest.raises(OutboxTableError):
         run(loop)

@@ -1,13 +1,14 @@
 """What a history has of checkpoints is what was stored, when it was."""
 
-from types import SimpleNamespace
 from uuid import uuid4
 
 from harvest_lib.audit.history import CheckpointWrite as Told
+from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
-from harvest_lib.delivery import BatchCommitted
-from infra.chaos.recording_clients import RecordedBatches, RecordedStore
+from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.sequencing.publisher import Intent
+from infra.chaos.recording_clients import RecordedBatches
 
 
 class Recorder:
@@ -33,19 +34,34 @@ class Rows:
         return checkpoint.number == 1
 
 
+class Flushed:
+    """A delivery of which everything is in Kafka at once, with one acknowledgement."""
+
+    send = abandon = None
+
+    def flush(self, _may_send):
+        return BatchCommitted()
+
+    def take_intents(self):
+        return [Intent(topic="t", partition=0, id=b"0")]
+
+    def acknowledge(self, _intents):
+        return BatchCommitted()
+
+
 def test_what_a_lap_has_kept_is_not_told_once_more_as_it_is_saved():
     """A leader that was frozen in between would be said to have stored it after its successor's."""
     recorder = Recorder()
-    store = RecordedStore(recorder, IntentStore(Rows(), list), 0)
-    store.lead(uuid4())
-    laps = SimpleNamespace(commit=lambda keep, _may_send: BatchCommitted() if keep(()) else None)
-    delivery = RecordedBatches(recorder, laps, lambda: store)
+    guarantee = SequencedBatches(Flushed(), IntentStore(Rows(), list))
+    recorded = RecordedBatches(recorder, guarantee, 0)
+    recorded.store.lead(uuid4())
     first = Checkpoint(generation=0, number=1)
-    delivery.commit(store.offer(first), bool)
+    assert recorded.commit(first, lambda: True) == BatchCommitted()
     assert recorder.told == [("invoke", 1), ("ok", 1)]
-    assert store.save(first)
+    assert recorded.store.save(first)
+    assert recorded.settle(lambda: True) == BatchCommitted()
     assert recorder.told == [("invoke", 1), ("ok", 1)]
     second = Checkpoint(generation=0, number=2)
-    delivery.commit(store.offer(second), bool)
-    assert not store.save(second)
+    assert isinstance(recorded.commit(second, lambda: True), BatchFailed)
+    assert not recorded.store.save(second)
     assert recorder.told[2:] == [("invoke", 2), ("fail", 2), ("invoke", 2), ("fail", 2)]

@@ -59,7 +59,7 @@ def test_a_fatal_error_fails_the_lap(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert made.commit(None, lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
+    assert made.flush(lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
     made.abandon()
     assert producer.closed
 
@@ -68,7 +68,7 @@ def test_a_fatal_error_that_the_client_has_lost_fails_the_lap():
     producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(None, lambda: True), BatchFailed)
+    assert isinstance(made.flush(lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 
@@ -79,7 +79,7 @@ def test_so_does_one_that_python_has_forgotten():
     made = delivery(producer)
     producer._error = AttributeError("'PipelinedBatches' object has no attribute '_failed'", name="_failed", obj=made)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(None, lambda: True), BatchFailed)
+    assert isinstance(made.flush(lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 

@@ -1,0 +1,140 @@
+"""What a subscription in batches guarantees: how its records go, and where the checkpoint after them is kept.
+
+| class | records | their checkpoint |
+| --- | --- | --- |
+| `AtLeastOnceBatches` | pipelined | in Postgres, after they were acknowledged, at most five times a second |
+| `TransactionalBatches` | in a Kafka transaction | in that transaction; a mirror of it in Postgres |
+| `SequencedBatches` | pending until acknowledged | in Postgres with the acknowledgements, before those leave |
+
+A checkpoint goes down once: the loop calls `commit` with it, and the class does the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from harvest_lib.checkpoints.store import CheckpointStore
+from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
+from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.clock import boot_seconds
+from harvest_lib.delivery import (
+    BatchCommitted,
+    BatchDelivery,
+    BatchFailed,
+    BatchOutcome,
+    PipelinedBatches,
+    Sequenced,
+)
+from harvest_lib.record import Row
+
+_CLEAR_SECONDS = 1.0
+"""Acknowledgements that were written are removed from the checkpoint, and no more often than this."""
+_REFUSED = "the checkpoint was refused: another leads, or the subscription was moved"
+
+
+class Guarantee(Protocol):
+    """A way into Kafka in batches, and the checkpoints that go with it. Used by one thread."""
+
+    exactly_once: bool
+    """Whether readers never see what is in doubt, unless its checkpoint counts."""
+
+    @property
+    def store(self) -> CheckpointStore:
+        """Return where the checkpoints are kept."""
+        ...
+
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        """Get ready to send under this leader id; what was open before is gone."""
+        ...
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        """Hand rows over, in order, up to the first that the client itself refuses; return that, id and reason. Stops
+        when `may_send` says no; then `commit` fails."""
+        ...
+
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        """End the batch: wait until all of it is in Kafka, with the checkpoint if that goes along."""
+        ...
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Wait until readers see all that was committed. Called between batches, while nothing waits to be sent."""
+        ...
+
+    def abandon(self) -> bool:
+        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers. Safe to
+        repeat."""
+        ...
+
+
+class AtLeastOnceBatches:
+    """`Guarantee` that repeats records after a failure: the loop saves the checkpoint after the batch."""
+
+    exactly_once = False
+
+    def __init__(self, delivery: PipelinedBatches, store: PostgresStore) -> None:
+        self.store: CheckpointStore = store
+        self._delivery = delivery
+        self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
+
+    def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        return self._delivery.flush(may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return BatchCommitted()
+
+
+class TransactionalBatches:
+    """`Guarantee` by Kafka transactions: the checkpoint is a record of the batch's own transaction."""
+
+    exactly_once = True
+
+    def __init__(self, delivery: BatchDelivery, store: KafkaStore) -> None:
+        self.store: CheckpointStore = store
+        self._delivery = delivery
+        self._encode = store.encode
+        self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
+
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        return self._delivery.commit(self._encode(checkpoint), may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
+        return BatchCommitted()
+
+
+class SequencedBatches:
+    """`Guarantee` by acknowledgements: readers see a batch once its checkpoint is kept and they have arrived."""
+
+    exactly_once = True
+
+    def __init__(self, delivery: Sequenced, store: IntentStore) -> None:
+        self.store = store
+        self._delivery = delivery
+        self._acknowledged: Checkpoint | None = None  # kept with acknowledgements, which are on their way
+        self._clear_at = 0.0
+        self.send, self.abandon = delivery.send, delivery.abandon
+
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        self._acknowledged = None
+        return self._delivery.begin(leader_id)
+
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        outcome = self._delivery.flush(may_send)
+        if not isinstance(outcome, BatchCommitted):
+            return outcome
+        if not may_send():
+            return BatchFailed(reason="the term is over")
+        intents = self._delivery.take_intents()
+        if not self.store.save_pending(checkpoint, intents):
+            return BatchFailed(reason=_REFUSED)
+        self._acknowledged = checkpoint if intents else None
+        return self._delivery.acknowledge(intents)
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        outcome = self._delivery.flush(may_send)
+        checkpoint = self._acknowledged
+        if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
+            # Else a topic that is removed in a year would be asked for them by whoever leads then.
+            self._acknowledged = None
+            self._clear_at = boot_seconds() + _CLEAR_SECONDS
+            return outcome if self.store.save_pending(checkpoint, ()) else BatchFailed(reason=_REFUSED)
+        return outcome
