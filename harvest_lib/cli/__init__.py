@@ -10,7 +10,6 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 # the same name in `actions`. tests/unit/test_cli_imports.py checks this for every command.
 
 import sys
-from importlib.metadata import version as distribution_version
 
 import typer
 
@@ -53,9 +52,9 @@ def version() -> None:
 
     Example:  harvest version
     """
-    from harvest_lib.cli.actions.version import libpq_version, librdkafka_version
+    from harvest_lib.cli.actions.version import harvester_version, libpq_version, librdkafka_version
 
-    typer.echo(f"harvest {distribution_version('outbox-harvester')}")
+    typer.echo(f"harvest {harvester_version()}")
     typer.echo(f"librdkafka {librdkafka_version()}, libpq {libpq_version()}")
 
 

@@ -1,4 +1,4 @@
-"""`harvest audit`: of what was committed, what is in Kafka? And `harvest audit history`: was the promise kept?"""
+"""`harvest audit`: compare committed records with Kafka. `harvest audit history`: check a history of events."""
 
 import json
 from collections.abc import Iterator
@@ -23,29 +23,31 @@ def audit(
     context: typer.Context,
     *,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Topic to read; may be given several times. Required.")
+        list[str] | None, typer.Option("--topic", "-t", help="Topic to read; may be repeated. Required.")
     ] = None,
     config: ConfigFile = None,
     committed: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Query of what was committed: id, key (optional), topic (optional)."),
+        typer.Option(metavar="SQL", help="Query of the committed records: id, key (optional), topic (optional)."),
     ] = None,
     committed_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same from a .csv file, or from JSON lines.")
+        Path | None, typer.Option(metavar="FILE", help="The committed records, from a .csv file or JSON lines.")
     ] = None,
     pending: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Query of ids that still wait. Default: the outbox, if it has the ids."),
+        typer.Option(metavar="SQL", help="Query of the ids not yet delivered. Default: the outbox, if it has the ids."),
     ] = None,
     id_header: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Header with the id as text. Default: the outbox id in our own header."),
+        typer.Option(
+            metavar="NAME", help="Header with the id as text. Default: the outbox id in the header `harvest`."
+        ),
     ] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="Which of Kafka's records count: those committed or acknowledged, or all.")
+        Isolation, typer.Option(help="Which records of Kafka count: committed ones, or all.")
     ] = "read_committed",
     show_examples: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N of each anomaly.")] = 5,
-    show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys, which may be personal data.")] = False,
+    show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys. They may be personal data.")] = False,
     spill: Annotated[
         Path | None,
         typer.Option(
@@ -53,20 +55,22 @@ def audit(
             exists=True,
             file_okay=False,
             writable=True,
-            help="Where to put temporary data, 150 bytes a record. Default: the system's folder.",
+            help="Folder for temporary data, 150 bytes per record. Default: the system's.",
         ),
     ] = None,
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
-    """Compare what was committed with what is in Kafka: lost, duplicated, reordered, unknown.
+    """Compare committed records with Kafka: find lost, duplicated, reordered and unknown ones.
 
-    Without --committed or --committed-file the outbox table is all that is known: what it no longer has counts as
-    delivered and purged, so losses cannot be seen. Records that a topic's retention or compaction removed count as
+    Without --committed or --committed-file, only the outbox table is known.
+    Records that it no longer has count as delivered and purged, so losses cannot
+    be detected. Records that a topic's retention or compaction removed count as
     lost. Within a key, ids must ascend.
 
-    Exits with 0 when all is well, 1 when anomalies were found, 3, 5 or 6 when configuration, Postgres or Kafka failed,
-    10 when there was nothing to compare: no record was committed, and none of ours is in Kafka.
+    Exits with 0 if there are no anomalies, 1 if there are, 3, 5 or 6 if
+    configuration, Postgres or Kafka failed, 10 if there was nothing to compare:
+    no record was committed, and Kafka has none of the harvester's.
 
     Examples:
 
@@ -86,7 +90,7 @@ def audit(
     from harvest_lib.cli.actions.audit import outbox_query, show_report
 
     if not topic:
-        raise typer.BadParameter("say which topics: --topic", param_hint="--topic")
+        raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
     if committed is not None and committed_file is not None:
         raise typer.BadParameter("give --committed or --committed-file, not both")
     if id_header is not None and committed is None and committed_file is None:
@@ -124,7 +128,7 @@ def audit(
         raise NothingChecked(
             "the audit had nothing to compare",
             evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
-            next_step="check the topics, the outbox table and --committed; where it may be empty, say --allow-empty",
+            next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
         )
     if not ok:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`harvest bench`: how fast it is on this machine, against floors measured in the same run."""
+"""`harvest bench`: throughput on this machine, against baselines measured in the same run."""
 
 import importlib
 from typing import Annotated
@@ -11,19 +11,21 @@ from harvest_lib.errors import HarvestError
 def bench(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="This scenario only; may be repeated. Without it: all of the harvester."),
+        typer.Option(help="Run only this scenario; may be repeated. Default: all of the harvester's."),
     ] = None,
     records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, in turn.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, alternating.")] = 3,
 ) -> None:
-    """Measure throughput, take-over and idle cost on a local stack; in a clone of the repository.
+    """Measure throughput, failover and idle cost on a local stack (source checkout only).
 
-    Absolute figures are the machine's mood; ratios to a floor of the same run are not. Prints a table, and writes
-    `.harvest/bench/report.json`. A target that was missed is shown and fails nothing.
+    Absolute figures depend on the machine's load; ratios to a baseline of the
+    same run do not. Prints a table, and writes `.harvest/bench/report.json`. A
+    missed target is shown, but is no failure.
 
-    Two scenarios measure no part of the harvester, and run when they are named: `approaches` shows what other ways of
-    reading an outbox lose, put out of order and hold up, on a workload made to tell them apart; `history` measures the
-    checker of histories.
+    Two scenarios do not measure the harvester and run only by name. `approaches`
+    shows how many records other ways of reading an outbox lose, reorder and
+    delay, on a workload that separates them. `history` measures the checker of
+    histories.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`harvest chaos`: everything goes wrong, and what was promised is checked."""
+"""`harvest chaos`: fault injection, and a check of the guarantees."""
 
 import importlib
 import json
@@ -36,39 +36,38 @@ class Ways(StrEnum):
 
 
 def chaos(
-    duration: Annotated[str, typer.Option(help="How long to strike, of all ways together: 180s, 30m.")] = "180s",
-    faults: Annotated[str, typer.Option(help="Only these, by name, commas between. [default: all]")] = "",
+    duration: Annotated[str, typer.Option(help="How long to inject faults, over all modes: 180s, 30m.")] = "180s",
+    faults: Annotated[str, typer.Option(help="Only these faults, separated by commas. [default: all]")] = "",
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, help="Draws the order of faults and how long they last; of several ways each has the next."
-        ),
+        typer.Option(min=0, help="Seed for order and duration of faults; each further mode takes the next."),
     ] = 0,
-    way: Annotated[
-        Ways, typer.Option(help="How the outbox is read and how Kafka gets it.")
-    ] = Ways.SNAPSHOT_TRANSACTIONAL,
-    brokers: Annotated[int, typer.Option(help="1 or 3, of which 2 have to have a record.")] = 3,
+    way: Annotated[Ways, typer.Option(help="Mode: the source and the delivery.")] = Ways.SNAPSHOT_TRANSACTIONAL,
+    brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
     rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate servers, time and chance, seed by seed, instead.")
+        bool, typer.Option("--simulate", help="Simulate servers, time and randomness instead, seed by seed.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="With --simulate: how many seeds, from --seed on.")] = 1_000,
+    seeds: Annotated[int, typer.Option(min=1, help="With --simulate: number of seeds, starting at --seed.")] = 1_000,
     require_all: Annotated[
-        bool, typer.Option("--require-all", envvar="CI", help="Fail if the machine lacks what a fault needs.")
+        bool, typer.Option("--require-all", envvar="CI", help="Fail if the machine lacks a requirement of a fault.")
     ] = False,
-    histories: Annotated[Path | None, typer.Option(help="Keep histories here. [default: .harvest/chaos]")] = None,
-    table: Annotated[Path | None, typer.Option(help="Write the table of faults into this file, as Markdown.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+    histories: Annotated[Path | None, typer.Option(help="Folder for histories. [default: .harvest/chaos]")] = None,
+    table: Annotated[Path | None, typer.Option(help="Write the table of faults to this Markdown file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Have everything go wrong and check every promise; in a clone of the repository.
+    """Run fault-injection tests (source checkout only).
 
-    Starts a Kafka cluster, a Postgres and three harvesters of its own, writes, and strikes: processes are killed and
-    frozen, connections cut, held and delayed, servers ended. Then it lets all of it heal, reads the topic once more,
-    and checks the history of what everybody did. With --simulate the harvester's loops run against simulated servers,
-    where a seed decides everything, and does the same again.
+    Starts its own Kafka cluster, Postgres and three harvesters, writes records
+    and injects faults: it kills and freezes processes, cuts, holds and delays
+    connections, and stops servers. Then all faults end, the topic is read once
+    more, and the history of all processes is checked. With --simulate, the
+    harvester's loops run against simulated servers; a seed decides everything, so
+    that a run can be repeated.
 
-    Exits with 1 if a record was lost or anything was found that the delivery does not allow, with 10 if nothing was
-    proved: in one of the ways no fault struck, no record was committed, or none was delivered.
+    Exits with 1 if a record was lost or an anomaly was found that the delivery
+    does not allow, with 10 if nothing was proved: in one of the modes no fault
+    was injected, no record was committed, or none was delivered.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`harvest grants postgres | kafka | consumer`: what each role needs, and nothing more, as scripts for others."""
+"""`harvest grants postgres | kafka | consumer`: scripts that grant each role the least privileges."""
 
 import json
 from typing import Annotated
@@ -15,7 +15,7 @@ from harvest_lib.record import is_legal_topic
 app = typer.Typer(
     name="grants",
     cls=Group,
-    help="Least privilege: print what harvester, writers, readers and consumers need in Postgres and in Kafka.",
+    help="Least privilege: print the grants that each role needs in Postgres and Kafka.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -25,26 +25,33 @@ app.add_typer(consumer)
 @app.command()
 def postgres(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="The table's name; default: the configuration's.")] = None,
+    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
     source: Annotated[
-        Source | None, typer.Option(help="Default: the configuration's; where that is auto, the table is looked at.")
+        Source | None, typer.Option(help="Default: the configuration's. With auto, the table decides.")
     ] = None,
     subscriptions: Annotated[
         list[str] | None,
-        typer.Option("--subscriptions", help="The harvester may lead this one; may be repeated. Default: any."),
+        typer.Option(
+            "--subscriptions", help="A subscription that the harvester may lead; may be repeated. Default: any."
+        ),
     ] = None,
-    harvester: Annotated[str, typer.Option(help="The harvester's role; empty: none.")] = "harvester",
-    reader: Annotated[str, typer.Option(help="The role of `status` and `audit`; empty: none.")] = "reader",
-    writer: Annotated[list[str] | None, typer.Option(help="A writer's role; may be repeated. Default: writer.")] = None,
+    harvester: Annotated[str, typer.Option(help="Role of the harvester; empty for none.")] = "harvester",
+    reader: Annotated[str, typer.Option(help="Role for `status` and `audit`; empty for none.")] = "reader",
+    writer: Annotated[
+        list[str] | None, typer.Option(help="Role of a writer; may be repeated. Default: writer.")
+    ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROLE=TOPIC", help="That writer may write to this topic, and to no other not allowed."),
+        typer.Option(
+            metavar="ROLE=TOPIC", help="Restrict a writer to the topics that are allowed to it; may be repeated."
+        ),
     ] = None,
 ) -> None:
-    """Print SQL that leaves each role with what it needs on the outbox. Changes nothing itself.
+    """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
 
-    Run the output as the owner of the tables. Name all writers in one call. Nothing is taken from a role that owns the
-    tables, and one that does not exist costs only its own part, with a warning.
+    Run the output as the owner of the tables. Name all writers in one call. The
+    owner of the tables loses no privileges. The SQL skips a role that does not
+    exist, with a warning.
 
     Examples:
 
@@ -71,7 +78,7 @@ def postgres(
         parks=harvest.parking != "stop",
         mapped=harvest.columns is not None,
     )
-    if reads_table(harvest, source):  # else nobody need be there
+    if reads_table(harvest, source):  # otherwise the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(
@@ -83,13 +90,13 @@ def postgres(
 @app.command()
 def kafka(
     topic: Annotated[
-        list[str], typer.Option("--topic", "-t", help="A topic of the outbox, or its beginning and *; may be repeated.")
+        list[str], typer.Option("--topic", "-t", help="A topic of the outbox, or a prefix and *; may be repeated.")
     ],
     config: ConfigFile = None,
-    harvester: Annotated[str, typer.Option(help="The harvester's principal; empty: none.")] = "User:harvester",
-    reader: Annotated[str, typer.Option(help="The principal of `status` and `audit`; empty: none.")] = "User:reader",
+    harvester: Annotated[str, typer.Option(help="Principal of the harvester; empty for none.")] = "User:harvester",
+    reader: Annotated[str, typer.Option(help="Principal for `status` and `audit`; empty for none.")] = "User:reader",
     create: Annotated[
-        bool, typer.Option(help="Let the harvester make its own topics, of election and checkpoints.")
+        bool, typer.Option(help="Allow the harvester to create its topics for election and checkpoints.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
 ) -> None:
@@ -110,7 +117,7 @@ def kafka(
             raise ConfigError(
                 "Kafka cannot have a topic of this name",
                 field="--topic",
-                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
             )
     acls = harvester_acls(harvest, principal_name(harvester), topic, creates=create) if harvester else []
     acls += reader_acls(harvest, principal_name(reader), topic) if reader else []

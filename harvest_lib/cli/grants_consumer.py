@@ -1,4 +1,4 @@
-"""`harvest grants consumer postgres | kafka`: what a consumer of `harvest_lib.consume` needs, and nothing more."""
+"""`harvest grants consumer postgres | kafka`: the least privileges of a consumer of `harvest_lib.consume`."""
 
 import json
 from typing import Annotated
@@ -13,7 +13,7 @@ from harvest_lib.record import is_legal_topic
 app = typer.Typer(
     name="consumer",
     cls=Group,
-    help="What a consumer of `harvest_lib.consume` needs; the configuration of a harvester says little of it.",
+    help="Least privilege for a consumer built with `harvest_lib.consume`.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -23,13 +23,13 @@ _Topics = list[str] | None
 
 @app.command()
 def postgres(
-    role: Annotated[str, typer.Option(help="The consumer's role.")] = "consumer",
-    table: Annotated[str, typer.Option(help="The table of its checkpoints.")] = "consumers",
-    key_values: Annotated[bool, typer.Option(help="It has its state in a `KeyValueStore`.")] = False,
+    role: Annotated[str, typer.Option(help="Role of the consumer.")] = "consumer",
+    table: Annotated[str, typer.Option(help="The consumer's checkpoint table.")] = "consumers",
+    key_values: Annotated[bool, typer.Option(help="The consumer keeps its state in a `KeyValueStore`.")] = False,
 ) -> None:
-    """Print SQL that leaves a consumer's role with what it needs on its own tables. Changes nothing itself.
+    """Print SQL that gives a consumer's role exactly the privileges it needs on its own tables. Changes nothing itself.
 
-    What the application reads and writes beside is yours to grant.
+    You grant what the application reads and writes besides.
 
     Examples:
 
@@ -44,20 +44,23 @@ def postgres(
 
 @app.command()
 def kafka(
-    name: Annotated[str, typer.Option(help="The consumer's `name`, which is its group's.")],
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="A topic that it reads; may be repeated.")],
+    name: Annotated[str, typer.Option(help="The consumer's `name`, which is also its group id.")],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="A topic that the consumer reads; may be repeated.")
+    ],
     publish: Annotated[
-        _Topics, typer.Option("--publish", "-p", help="A topic that it publishes to; may be repeated.")
+        _Topics, typer.Option("--publish", "-p", help="A topic that the consumer publishes to; may be repeated.")
     ] = None,
     log: Annotated[_Topics, typer.Option("--log", help="The recovery log of a `SqliteStore`; may be repeated.")] = None,
-    principal: Annotated[str, typer.Option(help="The consumer's principal.")] = "User:consumer",
+    principal: Annotated[str, typer.Option(help="Principal of the consumer.")] = "User:consumer",
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
 ) -> None:
     """Print the ACLs that a consumer needs, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
-    A topic may be the beginning of names and *. The configuration says where Kafka is, and which topics the harvesters
-    elect and keep checkpoints in: where a beginning covers these, or Kafka's own, writing to them is denied.
+    A topic may be a prefix followed by *. The configuration names the Kafka
+    servers and the harvesters' topics for election and checkpoints. If a prefix
+    covers these topics, or Kafka's own, writing to them is denied.
 
     Examples:
 
@@ -72,7 +75,7 @@ def kafka(
             raise ConfigError(
                 "Kafka cannot have a topic of this name",
                 field="--topic, --publish, --log",
-                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for all that begin so",
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
             )
     who = principal if ":" in principal else f"User:{principal}"
     harvest = configuration(config).harvest

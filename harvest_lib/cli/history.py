@@ -1,4 +1,4 @@
-"""`harvest audit history`: does what was written down of a run keep the promise of its delivery?"""
+"""`harvest audit history`: check the recorded events of a run against the guarantee of its delivery."""
 
 import gc
 import json
@@ -15,24 +15,26 @@ def history(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILES", exists=True, dir_okay=False, readable=True, help="JSON lines, a file per process."
+            metavar="FILES", exists=True, dir_okay=False, readable=True, help="JSON lines, one file per process."
         ),
     ],
-    promise: Annotated[PromiseName, typer.Option(help="What the delivery promises.")],
+    promise: Annotated[PromiseName, typer.Option(help="The guarantee of the delivery.")],
     barrier: Annotated[
-        bool, typer.Option("--barrier/--pipelined", help="At least once: one record of a key in flight, or any number.")
+        bool,
+        typer.Option("--barrier/--pipelined", help="With at_least_once: one record of a key in flight, or any number."),
     ] = True,
     show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N unexplained of each anomaly.")] = 5,
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
-    """Check a history: what was written, sent, acknowledged, purged, read and applied, of all processes of a run.
+    """Check a history: all writes, sends, acknowledgements, purges, reads and effects of all processes of a run.
 
-    Anomalies have the names of Jepsen's Kafka workload; the page `history` of the documentation says what each means
-    and what each promise allows. Duplicates that the promise allows are counted as explained.
+    Anomalies have the names of Jepsen's Kafka workload. The page docs/history.md
+    explains each, and what each guarantee allows. Duplicates that the guarantee
+    allows count as explained.
 
-    Exits with 0 when all is explained, 1 when something is not or a line could not be read, 10 when the files tell of
-    no record: nothing was checked.
+    Exits with 0 if every anomaly is explained, 1 if one is not or a line could
+    not be read, 10 if the files have no record, so that nothing was checked.
 
     Examples:
 
@@ -63,7 +65,7 @@ def history(
         raise typer.Exit(1)
     if not ok:
         raise NothingChecked(
-            "the history tells of no record, so no promise was checked",
+            "the history has no record, so nothing was checked",
             evidence=f"{len(files)} files, {verdict.events:,} events, 0 records",
-            next_step="name the files of writers and readers; where a history may be empty, say --allow-empty",
+            next_step="name the files of writers and readers; if a history may be empty, use --allow-empty",
         )

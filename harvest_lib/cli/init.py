@@ -1,4 +1,4 @@
-"""`harvest init`: create the outbox table and those beside it, or print their DDL."""
+"""`harvest init`: create the outbox table and its companion tables, or print their DDL."""
 
 from typing import Annotated
 
@@ -9,10 +9,10 @@ from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile
 
 def init(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="The table's name; default: the configuration's.")] = None,
+    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
     native: Annotated[
         bool | None,
-        typer.Option("--native/--goharvest", help="Which layout. Without either: the one that is there, else native."),
+        typer.Option("--native/--goharvest", help="The layout. Default: that of the existing table, else native."),
     ] = None,
     value_type: Annotated[
         ColumnType, typer.Option(help="Type of kafka_value in a native table; varchar holds 10,000 characters.")
@@ -24,19 +24,23 @@ def init(
         bool | None,
         typer.Option(
             "--checks/--no-checks",
-            help="CHECK constraints: writers are refused what Kafka can never take. Default: in a native table.",
+            help="Add CHECK constraints: they reject records that Kafka always rejects. Default: native tables only.",
             show_default=False,
         ),
     ] = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print the SQL for your own migrations, change nothing.")
+        bool, typer.Option("--print", help="Print the SQL for your own migrations and change nothing.")
     ] = False,
 ) -> None:
-    """Create the outbox table, and those beside it, unless they are there. What is there is not changed, but for the
-    constraints that a native table lacks: rows that are in it are exempt, and writers wait for milliseconds.
+    """Create the outbox table and its companion tables if they do not exist.
 
-    The native layout serves every source; goharvest's is the one that goharvest itself creates. Beside the outbox come
-    the table of parked records and, with a native one, those of its subscriptions and segments.
+    Existing tables are not changed, with one exception: a native table gets the
+    constraints that it lacks. They do not apply to existing rows, and writers
+    wait for milliseconds.
+
+    The native layout works with every source. The goharvest layout is the one
+    that goharvest creates. The companion tables hold parked records and, for a
+    native outbox, subscriptions and segments.
 
     Examples:
 
@@ -67,6 +71,6 @@ def init(
         return
     with connect(harvest.data_source.conninfo()) as connection:
         for name, new in create_tables(connection, definition, native=native):
-            typer.echo(f"{'created' if new else 'already there, and fit for use'}: {name}")
+            typer.echo(f"{'created' if new else 'already exists and is valid'}: {name}")
         if checks or (checks is None and outbox.kind(connection) == "native"):
             add_missing_checks(connection, outbox)

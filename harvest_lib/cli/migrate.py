@@ -1,4 +1,4 @@
-"""`harvest migrate`: turn a table of goharvest's layout into a native one, in place."""
+"""`harvest migrate`: convert a table from goharvest's layout to the native one, in place."""
 
 from typing import Annotated
 
@@ -9,20 +9,24 @@ from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, configurat
 
 def migrate(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="The table's name; default: the configuration's.")] = None,
+    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
     segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
     print_: Annotated[
-        bool, typer.Option("--print", "--dry-run", help="Print the SQL of what remains, change nothing.")
+        bool, typer.Option("--print", "--dry-run", help="Print the SQL of the remaining steps and change nothing.")
     ] = False,
     restamp: Annotated[
-        bool, typer.Option("--restamp", help="Instead: give records of another server a transaction of this one.")
+        bool,
+        typer.Option(
+            "--restamp", help="Instead of migrating: give records of another server a transaction id of this one."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Restamp although a subscription is at work.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Restamp even if a subscription is active.")] = False,
 ) -> None:
-    """Turn a table of goharvest's layout into a native one, while others write and harvest. Run it as its owner.
+    """Convert a table from goharvest's layout to the native one. Writers and harvesters may stay active.
 
-    Each lock is asked for during 0.2 s at most, again and again. Killed at any step, it is continued by running it
-    again; on a native table it does nothing. Afterwards ids go on 100,000,000,000 higher.
+    Run it as the owner of the table. It waits for a lock for at most 0.2 s and
+    then tries again. If it is killed, run it again to continue. It does nothing
+    on a native table. After the migration, new ids are 100,000,000,000 higher.
 
     Examples:
 
@@ -36,7 +40,7 @@ def migrate(
     from harvest_lib.outbox import Migration, OutboxTable, Restamping
 
     harvest = configuration(config).harvest
-    refuse_columns(harvest, "only goharvest's becomes a native one")
+    refuse_columns(harvest, "only goharvest's layout can be migrated")
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
         if restamp:
@@ -45,9 +49,9 @@ def migrate(
             return
         migration = Migration(outbox=outbox, segment_size=segment_size, after=lambda step: typer.echo(f"done: {step}"))
         if print_:
-            typer.echo(migration.script(connection) or f"-- {outbox} is native already")
+            typer.echo(migration.script(connection) or f"-- {outbox} is already native")
             return
         taken = migration.run(connection)
         outbox.check(connection)
         outbox.check_native(connection)
-    typer.echo(f"{outbox} is native" + ("" if taken else ", and was before"))
+    typer.echo(f"{outbox} is native" if taken else f"{outbox} is already native")

@@ -44,7 +44,7 @@ def refuse_columns(harvest: "HarvestConfig", why: str) -> None:
     """Raise ConfigError if the configuration maps `columns` and a command cannot handle that."""
     if harvest.columns is not None:
         raise ConfigError(
-            f"the table {harvest.outbox_table} has a layout of its own: {why}",
+            f"the table {harvest.outbox_table} has another layout: {why}",
             field="columns",
             next_step="leave `columns` out of the configuration if you mean another table",
         )

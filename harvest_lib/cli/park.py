@@ -1,4 +1,4 @@
-"""`harvest park list | show | retry | drop`: what was set aside, and what becomes of it."""
+"""`harvest park list | show | retry | drop`: list parked records, send them again, or delete them."""
 
 import json
 import sys
@@ -14,21 +14,21 @@ from harvest_lib.cli.terminal import age, printable
 app = typer.Typer(
     name="park",
     cls=Group,
-    help="Records that Kafka would not take: see them, put them back, or drop them for good.",
+    help="Parked records, which Kafka rejected: list, retry or delete them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-_Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids, as `list` shows them.")]
-_Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Those for this topic.")]
-_Key = Annotated[str | None, typer.Option("--key", "-k", help="Those of this key.")]
-_All = Annotated[bool, typer.Option("--all", help="All of them.")]
+_Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of records, as shown by `list`.")]
+_Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
+_Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
+_All = Annotated[bool, typer.Option("--all", help="All parked records.")]
 
 _Subscription = Annotated[
     str | None,
     typer.Option(
         "--subscription",
-        help="Whose, where the outbox is harvested by laps. Default: the configuration's.",
+        help="Whose records, if the outbox is harvested in batches. Default: the configuration's.",
         show_default=False,
     ),
 ]
@@ -40,10 +40,10 @@ def list_(
     topic: _Topic = None,
     key: _Key = None,
     subscription: _Subscription = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Show what is set aside, in order: the parked, and those held behind them. No payloads.
+    """List parked records and those held behind them, in order, without payloads.
 
     Examples:
 
@@ -82,13 +82,13 @@ def list_(
 
 @app.command()
 def show(
-    record_id: Annotated[int, typer.Argument(metavar="ID", help="The record's id, as `list` shows it.")],
+    record_id: Annotated[int, typer.Argument(metavar="ID", help="Id of the record, as shown by `list`.")],
     config: ConfigFile = None,
     subscription: _Subscription = None,
-    value: Annotated[bool, typer.Option("--value", help="With the payload, and columns of your own.")] = False,
+    value: Annotated[bool, typer.Option("--value", help="Show the payload too, and columns of your own.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one record: all its fields and headers, the payload only with --value.
+    """Show one record with all its fields and headers. The payload is shown only with --value.
 
     Examples:
 
@@ -129,11 +129,14 @@ def retry(
     subscription: _Subscription = None,
     as_json: Json = False,
 ) -> None:
-    """Put records back into the outbox, and with them what is held behind them, once the cause is gone.
+    """Put parked records, and those held behind them, back into the outbox. Do this after you removed the cause.
 
-    They take their old places. One whose key has an earlier record that stays parked waits for that one, unless the
-    policy is `parking: skip`. Needs INSERT on the outbox. Out of one that is harvested by laps nothing was taken:
-    the harvester that leads sends them within about a second, or the next one when it leads.
+    The records keep their old positions. A record waits if an earlier record of
+    its key stays parked, unless the policy is `parking: skip`. The command needs
+    INSERT on the outbox.
+
+    In an outbox that is harvested in batches, the records never left it. The
+    leader sends them within about a second; without a leader, the next one does.
 
     Examples:
 
@@ -152,7 +155,7 @@ def retry(
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    verb = "put back" if isinstance(parked, ParkedRecords) else "to be sent again"
+    verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent again"
     typer.echo(f"{verb}: {counted_records(done.parked)}, and {done.held:,} held behind them")
     if done.waiting:
         typer.echo(waiting_text(done))
@@ -166,13 +169,14 @@ def drop(
     key: _Key = None,
     all_: _All = False,
     subscription: _Subscription = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete parked records for good, and put what is held behind them back into the outbox.
+    """Delete parked records permanently, and put records held behind them back into the outbox.
 
-    By --topic, --key or --all only the parked ones are dropped; a held one is dropped only by its id. Asks first;
-    without a terminal, --yes is needed.
+    --topic, --key and --all select only parked records. To delete a held record,
+    name its id. The command asks for confirmation; without a terminal it needs
+    --yes.
 
     Examples:
 
@@ -185,7 +189,7 @@ def drop(
 
     selection = selected(ids, topic, key, everything=all_)
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("nobody is there to be asked: give --yes", param_hint="--yes")
+        raise typer.BadParameter("there is no terminal to ask for confirmation: use --yes", param_hint="--yes")
     with open_parked(config, subscription) as (parked, connection, _):
         if not yes:
             counts = parked.counts(connection, selection)
@@ -198,5 +202,5 @@ def drop(
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     else:
-        verb = "put back" if isinstance(parked, ParkedRecords) else "to be sent"
-        typer.echo(f"dropped: {counted_records(done.dropped)}; {verb}: {done.released:,} that were held behind them")
+        verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent"
+        typer.echo(f"dropped: {counted_records(done.dropped)}; {verb}: {done.released:,} held behind them")

@@ -13,22 +13,23 @@ from harvest_lib.cli.terminal import printable
 app = typer.Typer(
     name="pipeline",
     cls=Group,
-    help="Pipelines: one reader, any number of writers, a commit log between them. See docs/pipelines.md.",
+    help="Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
-_Writer = Annotated[str | None, typer.Option("--writer", "-w", help="This writer only, by its name.")]
-_Format = Annotated[LogFormat, typer.Option(help="console for people, json for machines.")]
-_Level = Annotated[str, typer.Option(help="As in Python's logging.")]
+_Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
+_Format = Annotated[LogFormat, typer.Option(help="console is for people, json for machines.")]
+_Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
 
 
 @app.command()
 def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C, or until a reader that ends has ended and all is written.
+    """Run a pipeline until SIGTERM or Ctrl-C, or until a finite reader has ended and everything is written.
 
-    Writers first get what they had not acknowledged, one message at a time; the reader starts after that.
+    Writers first get the messages they have not acknowledged, one at a time. Then
+    the reader starts.
 
     Example:  harvest pipeline run -f flights.yaml
     """
@@ -45,7 +46,7 @@ def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level 
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The YAML file that declares the pipeline.")]) -> None:
-    """Say what would flow where, or all that is wrong with a declaration, with its lines. Connects to nothing.
+    """Explain a declaration, or report all its errors with their lines. Connects to nothing.
 
     Example:  harvest pipeline check flights.yaml
     """
@@ -63,7 +64,7 @@ def check(file: Annotated[Path, typer.Argument(help="The YAML file that declares
 
 @app.command()
 def status(file: _File, as_json: Json = False) -> None:
-    """Show where each writer stands in the commit log. The pipeline may run meanwhile.
+    """Show each writer's position in the commit log. The pipeline may be running.
 
     Example:  harvest pipeline status -f flights.yaml --json
     """
@@ -108,12 +109,12 @@ def status(file: _File, as_json: Json = False) -> None:
 @app.command()
 def resume(
     file: _File,
-    step: Annotated[bool, typer.Option("--step", help="One message for each writer that is behind.")] = False,
+    step: Annotated[bool, typer.Option("--step", help="Send one message to each writer that is behind.")] = False,
     writer: _Writer = None,
     log_format: _Format = LogFormat.CONSOLE,
     log_level: _Level = "info",
 ) -> None:
-    """Send writers what they have not acknowledged, one message at a time, and end there: the reader does not start.
+    """Send writers the messages they have not acknowledged, one at a time, then exit. The reader does not start.
 
     Examples:
 
@@ -128,7 +129,7 @@ def resume(
     from harvest_lib.pipeline.pipeline import Pipeline
 
     if writer is not None and not step:
-        raise typer.BadParameter("a single writer resumes by steps: add --step", param_hint="--writer")
+        raise typer.BadParameter("--writer needs --step", param_hint="--writer")
     configure_logging(log_format, log_level)
     if not step:
         run_until_stopped(Pipeline(load(file)), resume_only=True)
@@ -140,11 +141,11 @@ def resume(
 
 @app.command()
 def show(
-    offsets: Annotated[str, typer.Argument(metavar="X..Y", help="The first offset and the last, or just one.")],
+    offsets: Annotated[str, typer.Argument(metavar="X..Y", help="The first and the last offset, or a single one.")],
     file: _File,
     as_json: Json = False,
 ) -> None:
-    """Show messages of the commit log, as the reader sent them down. The pipeline may run meanwhile.
+    """Show messages of the commit log, as the reader produced them. The pipeline may be running.
 
     Examples:
 
@@ -158,16 +159,18 @@ def show(
 
     found = OFFSET_RANGE.fullmatch(offsets)
     if found is None:
-        raise typer.BadParameter("write the first offset and the last, as in 9..15", param_hint="X..Y")
+        raise typer.BadParameter("write the first and the last offset, as in 9..15", param_hint="X..Y")
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
-        raise typer.BadParameter(f"the first offset comes first: {last}..{first}", param_hint="X..Y")
+        raise typer.BadParameter(
+            f"the first offset must not be greater than the last: {last}..{first}", param_hint="X..Y"
+        )
     shown = 0
     for message in operations.messages(load(file), first, last):
         typer.echo(json.dumps(message_json(message)) if as_json else message_line(message, with_data=True))
         shown += 1
     if not shown:
-        typer.echo("none of these is in the log any more: they were compacted away, or given up", err=True)
+        typer.echo("none of these messages is in the log: they were compacted or skipped", err=True)
 
 
 @app.command()
@@ -175,11 +178,11 @@ def ack(
     offset: Annotated[int, typer.Argument(metavar="N", help="The offset of a writer's next message.", min=0)],
     file: _File,
     without_sending: Annotated[
-        bool, typer.Option("--without-sending", help="Say that you know: the writer never gets it.")
+        bool, typer.Option("--without-sending", help="Confirm that the writer never gets the message.")
     ] = False,
     writer: _Writer = None,
 ) -> None:
-    """Count a message as acknowledged that a writer will not take. It is the writer's next one, and goes nowhere.
+    """Acknowledge a message that a writer rejects, without sending it. It must be the writer's next message.
 
     Example:  harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
     """
@@ -194,9 +197,9 @@ def ack(
 
 @app.command()
 def skip(
-    offset: Annotated[int, typer.Argument(metavar="N", help="The offset that the error names.", min=0)], file: _File
+    offset: Annotated[int, typer.Argument(metavar="N", help="The offset in the error message.", min=0)], file: _File
 ) -> None:
-    """Have the commit log go on behind damage: what cannot be read is given up, for every writer and for good.
+    """Skip damage in the commit log. Messages that cannot be read are lost permanently, for every writer.
 
     Example:  harvest pipeline skip 4711 -f flights.yaml
     """
@@ -211,9 +214,10 @@ def skip(
 
 @app.command()
 def compact(file: _File) -> None:
-    """Compact closed segments up to the earliest writer's offset, and the offsets; the newest of each namespace stays.
+    """Compact the offset log, and closed segments up to the earliest writer's offset.
 
-    A pipeline that runs does so by itself.
+    Compaction keeps the newest message of each namespace. A running pipeline does
+    this by itself.
 
     Example:  harvest pipeline compact -f flights.yaml
     """

@@ -1,4 +1,4 @@
-"""`harvest pump`: goharvest's load generator. Records into the outbox, for trying things out."""
+"""`harvest pump`: the equivalent of goharvest's load generator. Writes records into the outbox, for experiments."""
 
 import random
 import signal
@@ -16,13 +16,13 @@ _INTERRUPTED = 130
 
 def pump(
     *,
-    keys: Annotated[int, typer.Option("--keys", "-k", min=1, help="How many different keys.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="How many records.")],
+    keys: Annotated[int, typer.Option("--keys", "-k", min=1, help="Number of different keys.")],
+    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Number of records.")],
     config: ConfigFile = None,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The Kafka topic they are for.")] = "pump",
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The Kafka topic of the records.")] = "pump",
     transaction: Annotated[int, typer.Option(min=1, max=100_000, help="Records in each transaction.")] = 20,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Pause between transactions, e.g. 100ms.")] = "0s",
-    blank: Annotated[bool, typer.Option("--blank", help="Records without a value: tombstones in Kafka.")] = False,
+    blank: Annotated[bool, typer.Option("--blank", help="Write records without a value: tombstones in Kafka.")] = False,
     value_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="CHARACTERS", help="Length of each value. Default: `value-` and a random number."),
@@ -30,12 +30,12 @@ def pump(
     headers: Annotated[
         int, typer.Option(min=0, max=1000, help="Headers of each record; the first, `Seq`, is its number.")
     ] = 1,
-    table: Annotated[str | None, typer.Option(help="The outbox; default: the configuration's.")] = None,
+    table: Annotated[str | None, typer.Option(help="The outbox table. Default: the configuration's.")] = None,
 ) -> None:
-    """Write records into the outbox, for others to harvest.
+    """Write test records into the outbox.
 
-    One connection writes one transaction after the other. Ctrl-C ends it after the present one; what is committed
-    stays.
+    One connection writes one transaction after the other. Ctrl-C stops it after
+    the current transaction; committed records stay.
 
     Examples:
 
@@ -67,7 +67,7 @@ def pump(
     except RecordError as error:
         raise typer.BadParameter(f"{error.cause}: {error.next_step}", param_hint="--topic") from error
     harvest = configuration(config).harvest
-    refuse_columns(harvest, "what else its columns need is not known, so that nothing can be written there")
+    refuse_columns(harvest, "pump does not know what its other columns need")
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

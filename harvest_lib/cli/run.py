@@ -1,4 +1,4 @@
-"""`harvest run`: goharvest's reaper. One process of a pool, until it is told to stop."""
+"""`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is told to stop."""
 
 import signal
 from contextlib import nullcontext
@@ -14,16 +14,20 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 def run(
     config: ConfigFile = None,
-    log_format: Annotated[LogFormat, typer.Option(help="console for people, json for machines.")] = LogFormat.CONSOLE,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="console is for people, json for machines.")
+    ] = LogFormat.CONSOLE,
     log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
     no_status: Annotated[
-        bool, typer.Option("--no-status", help="No status line. It is shown on a terminal only, below a console log.")
+        bool,
+        typer.Option("--no-status", help="Hide the status line, which is shown on a terminal below a console log."),
     ] = False,
 ) -> None:
-    """Harvest until SIGTERM or Ctrl-C; then let what is in flight land, and hand leadership over.
+    """Harvest until SIGTERM or Ctrl-C. Then wait for records in flight, and release leadership.
 
-    Start as many as you like, on as many machines: one of them works, the others stand by.
+    You can start any number of processes, on any number of machines. One of them
+    harvests, the others are on standby.
 
     Examples:
 

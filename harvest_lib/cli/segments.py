@@ -12,7 +12,7 @@ from harvest_lib.cli.terminal import printable
 app = typer.Typer(
     name="segments",
     cls=Group,
-    help="The segments of a native outbox: see them, make them ahead of need, drop those that nobody needs.",
+    help="The segments of a native outbox: list them, create new ones in advance, drop old ones.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(config: ConfigFile = None, as_json: Json = False) -> None:
-    """Show the segments: their ids, size, and whether they are open. Notes which ones the sequence has passed.
+    """List the segments: ids, size and state. Also records which segments the sequence has passed.
 
     Example:  harvest segments list -f reaper.yaml
     """
@@ -53,14 +53,14 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 @app.command()
 def ensure(
     config: ConfigFile = None,
-    ahead: Annotated[int, typer.Option(min=1, help="So many segments with an end, the present one included.")] = (
+    ahead: Annotated[int, typer.Option(min=1, help="Number of segments with an end, including the current one.")] = (
         DEFAULT_AHEAD
     ),
     segment_size: Annotated[
-        int | None, typer.Option(min=1, help="Ids in a new segment. Default: as many as the last one has.")
+        int | None, typer.Option(min=1, help="Ids in a new segment. Default: the size of the last one.")
     ] = None,
 ) -> None:
-    """Make segments ahead of need. Run it every hour or so, as the table's owner; writers wait milliseconds.
+    """Create segments in advance. Run it about every hour as the owner of the table. Writers wait milliseconds.
 
     Example:  harvest segments ensure -f reaper.yaml
     """
@@ -70,16 +70,16 @@ def ensure(
     with open_outbox(config) as (outbox, connection):
         done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
-    typer.echo(f"{done.made} segments made{tail}" if done.made else "enough segments are ahead")
+    typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
 
 
 @app.command()
 def drop(
     config: ConfigFile = None,
-    keep: Annotated[str, typer.Option(help="Keep segments for so long after they were closed, as in 24h.")] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+    keep: Annotated[str, typer.Option(help="How long to keep segments after they were closed, e.g. 24h.")] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be dropped and change nothing.")] = False,
 ) -> None:
-    """Drop the segments that every subscription has passed, as the table's owner. Writers do not wait.
+    """Drop the segments that every subscription has passed. Run it as the owner of the table. Writers do not wait.
 
     Examples:
 

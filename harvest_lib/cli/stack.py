@@ -30,18 +30,21 @@ def up(
         str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
     ] = "dagster_harvest.definitions",
     secure: Annotated[
-        bool, typer.Option("--secure", help="With TLS, users and ACLs; shows how clients connect.")
+        bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the data of earlier runs first.")] = False,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the stack at Ctrl-C.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground, and stop the stack at Ctrl-C.")
+    ] = False,
     as_json: _JsonOption = False,
 ) -> None:
-    """Start Postgres and Kafka on this machine, with --all Dagster and Airflow too, and return once all of it answers.
+    """Start Postgres and Kafka on this machine, and return once they answer. With --all, start Dagster and Airflow too.
 
-    Data is kept between runs in `.harvest` (HARVEST_HOME names another folder). HARVEST_DSN and
-    HARVEST_BOOTSTRAP_SERVERS name servers to use instead. With --secure nobody gets in without TLS, nor may do what was
-    not granted; its data is kept apart, its keys and passwords in the folder `secure` beside it. Exits with 7 when the
-    stack does not come up.
+    Data is kept between runs in `.harvest` (HARVEST_HOME names another folder).
+    HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use
+    instead. With --secure, clients need TLS and explicit grants. A secure stack
+    has its own data; keys and passwords are in the folder `secure` next to it.
+    Exits with 7 if the stack does not start.
     """
     from harvest_lib.cli.actions.stack import local_stack, show_description, state_folder
 
@@ -66,7 +69,7 @@ def up(
 
 @app.command(epilog="Example: harvest down")
 def down(*, as_json: _JsonOption = False) -> None:
-    """Stop the stack and wait until it is gone; its data stays. Exits with 7 when it does not end."""
+    """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
     from harvest_lib.cli.actions.stack import local_stack, state_folder
 
     ended = local_stack("supervisor").down(state_folder())
@@ -78,7 +81,7 @@ def down(*, as_json: _JsonOption = False) -> None:
 
 @app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: _JsonOption = False) -> None:
-    """Show the servers of the stack. Exits with 1 when no stack is up."""
+    """Show the servers of the stack. Exits with 1 if no stack is running."""
     from rich.console import Console
     from rich.table import Table
 
@@ -109,14 +112,12 @@ def ps(*, as_json: _JsonOption = False) -> None:
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
-    server: Annotated[
-        str, typer.Argument(help="postgres, kafka, dagster, airflow or supervisor; all of them by default.")
-    ] = "",
+    server: Annotated[str, typer.Argument(help="postgres, kafka, dagster, airflow or supervisor; default: all.")] = "",
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end, of each log.")] = 20,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
 ) -> None:
-    """Show what the servers logged, also after they ended. Exits with 7 when there is no such log."""
+    """Show the logs of the servers, including stopped ones. Exits with 7 if there is no such log."""
     from harvest_lib.cli.actions.stack import last_lines, print_lines, state_folder
 
     files = sorted((state_folder() / "logs").glob(f"{server}*.log"))

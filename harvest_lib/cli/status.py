@@ -1,4 +1,4 @@
-"""`harvest status`: what waits, for how long, who leads, and how fast it goes."""
+"""`harvest status`: backlog, age of the oldest record, leader and rate."""
 
 import json
 from dataclasses import asdict
@@ -11,10 +11,10 @@ from harvest_lib.cli.options import ConfigFile, Json, configuration
 
 def status(
     config: ConfigFile = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show backlog, age of the oldest record, leader and delivery rate (looks twice, one second apart).
+    """Show backlog, age of the oldest record, leader and delivery rate. Reads twice, one second apart.
 
     Examples:
 
@@ -36,7 +36,7 @@ def status(
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
         if harvest.columns is None:
-            table.check_columns(connection)  # who only looks needs no more than SELECT
+            table.check_columns(connection)  # status needs no privilege but SELECT
         else:
             check_mapped(connection, table, harvest.columns)
         look = StatusReadings(connection, table, harvest)

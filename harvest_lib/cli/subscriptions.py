@@ -1,4 +1,4 @@
-"""`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: who reads an outbox, and from where."""
+"""`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: the readers of an outbox."""
 
 import json
 from typing import Annotated
@@ -12,20 +12,21 @@ from harvest_lib.errors import ConfigError
 app = typer.Typer(
     name="subscriptions",
     cls=Group,
-    help="Readers of one outbox, each with its own position: see them, add, move and remove them.",
+    help="Readers of one outbox, each with its own position: list, add, move and remove them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.", show_default=False)]
-_Shards = Annotated[int, typer.Option("--shards", min=1, max=1000, help="Into how many shards its keys are hashed.")]
+_Shards = Annotated[int, typer.Option("--shards", min=1, max=1000, help="Number of shards over which keys are hashed.")]
 
 
 @app.command("list")
 def list_(config: ConfigFile = None, as_json: Json = False) -> None:
-    """Show each subscription, by shard: where it stands, how far behind it is, and who leads it.
+    """List subscriptions by shard: position, lag and leader.
 
-    The lag is counted up to 100,000 records; beyond, it is a lower bound, shown with a +.
+    The lag is counted up to 100,000 records. A larger lag is shown as a lower
+    bound, with a +.
 
     Examples:
 
@@ -43,7 +44,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     elif found:
         print_table(subscription_table(found))
     else:
-        typer.echo("no subscriptions: a harvester adds its own when it first leads")
+        typer.echo("no subscriptions; a harvester adds its own when it first becomes leader")
 
 
 @app.command()
@@ -51,24 +52,26 @@ def add(
     name: _Name,
     config: ConfigFile = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="beginning|now|SNAPSHOT", help="What it delivers first.")
+        str, typer.Option("--from", metavar="beginning|now|SNAPSHOT", help="Where it starts.")
     ] = "beginning",
     topic: Annotated[
         list[str] | None, typer.Option("--topic", "-t", help="Only records for this topic; may be repeated.")
     ] = None,
     keys: Annotated[
-        str | None, typer.Option("--keys", metavar="REGEX", help="Only keys in which Postgres finds this.")
+        str | None,
+        typer.Option("--keys", metavar="REGEX", help="Only keys that match this regular expression of Postgres."),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option("--shards", min=1, max=1000, help="Shards; default: the configuration's.")
+        int | None, typer.Option("--shards", min=1, max=1000, help="Number of shards. Default: the configuration's.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="snapshot or transaction_id; default: the configuration's.")
+        str | None, typer.Option(help="snapshot or transaction_id. Default: the configuration's.")
     ] = None,
 ) -> None:
-    """Begin a subscription. Only with a filter is this needed: a harvester begins its own at `startFrom`.
+    """Add a subscription. Only one with a filter needs this: a harvester adds its own, starting at `startFrom`.
 
-    Harvesters take part in it by `subscription: NAME` in their configuration, with the same `shards` and `source`.
+    A harvester joins by `subscription: NAME` in its configuration, with the same
+    `shards` and `source`.
 
     Examples:
 
@@ -90,11 +93,12 @@ def add(
 def remove(
     name: _Name,
     config: ConfigFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Even while it is being harvested.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if a harvester is using it.")] = False,
 ) -> None:
-    """Forget a subscription: what it has not delivered is kept for it no longer.
+    """Remove a subscription. Records that it has not delivered are no longer kept for it.
 
-    A harvester that is still configured for it begins it anew, at its `startFrom`.
+    A harvester that is still configured for it adds it again, starting at
+    `startFrom`.
 
     Examples:
 
@@ -106,25 +110,27 @@ def remove(
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
         subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    typer.echo(f"removed: {name}, with {lag_text(lags)} that it had not delivered")
+    typer.echo(f"removed: {name}, with {lag_text(lags)} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
-        typer.echo("no subscription is left: retention drops nothing until there is one")
+        typer.echo("no subscription is left; retention drops nothing until there is one")
 
 
 @app.command()
 def rewind(
     name: _Name,
-    to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="Where it goes on.")],
+    to: Annotated[str, typer.Option("--to", metavar="beginning|now|SNAPSHOT|mirror", help="The new position.")],
     config: ConfigFile = None,
-    source: Annotated[str | None, typer.Option(help="Convert its positions: snapshot or transaction_id.")] = None,
+    source: Annotated[str | None, typer.Option(help="Convert its positions to snapshot or transaction_id.")] = None,
 ) -> None:
-    """Have a subscription go on from elsewhere: earlier, later, or from what Postgres remembers.
+    """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
-    A running harvester takes it up within about a second, by itself. `now` skips what waits; a SNAPSHOT is a `seen`
-    that `list` has shown, with or without the server that it is of (`@…`); `mirror` is the checkpoint in Postgres, for
-    a checkpoint topic that was lost: what was delivered in the last moments before may come again.
+    A running harvester adopts the position within about a second. `now` skips the
+    backlog. A SNAPSHOT is a value of `seen` from `list`, with or without its
+    server (`@…`). `mirror` is the checkpoint in Postgres: use it if the
+    checkpoint topic was lost. Records delivered shortly before that may be
+    delivered again.
 
     Examples:
 
@@ -138,7 +144,7 @@ def rewind(
 
     with configured_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
-    goes_on = "its leader goes on from there within a second" if moved.is_led else "nobody leads it now"
+    goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
     show_warnings(moved)
 
@@ -148,17 +154,22 @@ def move(
     config: ConfigFile = None,
     last_id: Annotated[
         int | None,
-        typer.Option("--last-id", help="The last id of the old server, where rows do not tell by themselves."),
+        typer.Option("--last-id", help="The last id of the old server, if the rows do not show it."),
     ] = None,
     from_mirror: Annotated[
-        bool, typer.Option("--from-mirror", help="Not from the checkpoint in Kafka: its last records come again.")
+        bool,
+        typer.Option(
+            "--from-mirror", help="Use the checkpoint in Postgres, not in Kafka. The last records are repeated."
+        ),
     ] = False,
 ) -> None:
-    """Have the subscriptions go on after the outbox was moved to this server, from where they were on the old one.
+    """Continue all subscriptions on this server after the outbox was moved to it from another one.
 
-    After dump and restore, pg_upgrade or logical replication. Stop the harvesters first; writers may write here. What
-    came along and was not delivered comes before what was written here; nothing that the last checkpoint has passed
-    comes again. Run as the owner of the tables. Rows that came along get new transaction ids, all in one transaction.
+    Use it after dump and restore, pg_upgrade or logical replication. Stop the
+    harvesters first; writers may write to this server. Copied records that were
+    not delivered come before records written here. Records that the last
+    checkpoint has passed are not repeated. Run it as the owner of the tables. All
+    copied rows get new transaction ids, in one transaction.
 
     Examples:
 
@@ -175,9 +186,9 @@ def move(
     harvest = configuration(config).harvest
     if harvest.columns is not None:
         raise ConfigError(
-            "a table of another layout is not moved",
+            "a table with mapped columns cannot be moved",
             field="columns",
-            next_step="begin its subscriptions anew: `harvest subscriptions rewind NAME --to beginning|now`",
+            next_step="start its subscriptions again: `harvest subscriptions rewind NAME --to beginning|now`",
         )
     with connect(harvest.data_source.conninfo()) as connection:
         outbox = OutboxTable.parse(harvest.outbox_table).placed(connection)
@@ -185,18 +196,18 @@ def move(
         subscriptions = Subscriptions(connection, outbox, make_selection(harvest, outbox))
         moved = Moving(subscriptions, kafka_checkpoints(harvest), from_mirror=from_mirror).run(last_id=last_id)
     if moved is None:
-        typer.echo("nothing to move: every subscription is of this server")
+        typer.echo("nothing to move: every subscription belongs to this server")
         return
     typer.echo(f"moved: from server {moved.from_system} to {moved.to_system}")
     if moved.origin.is_upgraded:
-        typer.echo("transactions keep their numbers (pg_upgrade): every subscription goes on where it was")
+        typer.echo("transactions keep their numbers (pg_upgrade): every subscription continues at its position")
         return
     last = f", up to id {moved.origin.last_id}" if moved.origin.last_id is not None else ""
-    typer.echo(f"{moved.origin.rows:,} records came along{last}")
+    typer.echo(f"{moved.origin.rows:,} records were copied{last}")
     for name, waiting in moved.waiting.items():
         typer.echo(f"{name}: {waiting:,} of them are still to be delivered")
     typer.echo(
-        "what cannot be known here: what the old server's harvesters delivered after the last checkpoint, and what was "
+        "unknown here: records that the old server's harvesters delivered after the last checkpoint, and records "
         "written there after the copy"
     )
 
@@ -206,12 +217,13 @@ def reshard(
     name: _Name,
     shards: _Shards,
     config: ConfigFile = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds that the old shards may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the old shards.")] = 60.0,
 ) -> None:
-    """Change the number of shards, each key's order kept, nothing skipped and nothing twice.
+    """Change the number of shards. Each key keeps its order; no record is skipped or repeated.
 
-    The old shards come to one snapshot and stop there, so their harvesters have to be running; then the new ones begin.
-    Harvesters that have the old number stop with an error: start them again with the new one.
+    The harvesters of the old shards must be running. The old shards stop at one
+    common snapshot, and the new shards start there. Harvesters with the old
+    number stop with an error: restart them with the new number.
 
     Examples:
 
@@ -224,18 +236,18 @@ def reshard(
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
         done = resharding.run(timeout)
     if done.before == done.after:
-        typer.echo(f"{name} is divided into {shards} already; whoever was told to stop goes on")
+        typer.echo(f"{name} already has {shards} shards; shards that were told to stop continue")
     else:
-        typer.echo(f"divided anew: {name}, from {done.before} into {done.after} at {done.at}")
+        typer.echo(f"resharded: {name}, from {done.before} to {done.after} shards at {done.at}")
         typer.echo(f"now start its harvesters with `shards: {shards}`")
 
 
 @app.command("sql")
 def sql_(config: ConfigFile = None) -> None:
-    """Print the SQL for subscribers without a harvester: their table, how they poll and how they advance.
+    """Print SQL for subscribers that poll without a harvester: their table, the poll and the advance.
 
-    For psql, or a program of your own. The position is (transaction id, record id): simple, with the limits of
-    `source: transaction_id`.
+    Use it with psql or your own program. The position is (transaction id, record
+    id), with the limits of `source: transaction_id`.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""What the commands know of the terminal: whether a person looks on, and what may be shown to one."""
+"""The terminal: whether it can redraw a line, and how foreign text is made safe to print."""
 
 import os
 import sys

@@ -219,15 +219,15 @@ class RecordedStore:
         if checkpoint == self._told:
             return bool(self._store.save_pending(checkpoint, intents))
         said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
-        self._recorder.tell(Transaction, "invoke", **said)
+        self._recorder.tell(TransactionStep, "invoke", **said)
         self.tell(checkpoint, "invoke")
         try:
             is_kept = bool(self._store.save_pending(checkpoint, intents))
         except DatabaseUnavailable:
-            self._recorder.tell(Transaction, "info", **said)
+            self._recorder.tell(TransactionStep, "info", **said)
             raise
         self.tell(checkpoint, "ok" if is_kept else "fail")
-        self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
+        self._recorder.tell(TransactionStep, "ok" if is_kept else "fail", **said)
         return is_kept
 
     def save(self, checkpoint: Stored) -> bool:

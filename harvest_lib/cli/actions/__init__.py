@@ -1,1 +1,1 @@
-"""What the commands do. A command's module loads its part when the command runs: imports here may be heavy."""
+"""What the commands do. A command imports its module when it runs, so these modules may import anything."""

@@ -17,18 +17,18 @@ from harvest_lib.outbox.row_security import all_rows_guard
 
 _ROWS = {
     "committed": "committed",
-    "delivered": "delivered, each counted once",
-    "pending": "still waiting in the outbox",
+    "delivered": "delivered, without duplicates",
+    "pending": "not delivered yet, in the outbox",
     "purged": "delivered and purged from the outbox",
-    "lost": "lost: committed, neither in Kafka nor waiting",
+    "lost": "lost: committed, neither in Kafka nor pending",
     "unknown": "unknown: in Kafka, never committed",
-    "wrong_keys": "under another key than committed",
+    "wrong_keys": "with another key than committed",
     "reordered": "reordered: first occurrences out of order",
-    "order_violations": "order violations: any step back of a key",
+    "order_violations": "order violations: all steps back within a key",
     "split_keys": "keys in several partitions",
     "duplicates": "duplicates",
-    "adjacent_duplicates": "  directly after the same record",
-    "separated_duplicates": "  with others of the key between",
+    "adjacent_duplicates": "  directly after the original",
+    "separated_duplicates": "  after other records of the key",
     "unexplained_duplicates": "  unexplained: not sent again by a later term",
     "foreign": "records without an id (foreign)",
 }
@@ -38,8 +38,8 @@ _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 
 def outbox_query(harvest: HarvestConfig, topics: list[str]) -> sql.Composed:
-    """Return the query of what the outbox has for topics, wherever `columns` says that it stands. It fails where rows
-    are hidden from us: they would look as if they had been delivered."""
+    """Return the query of the outbox's records for topics, with `columns` applied. It fails if row security hides rows
+    from this role: hidden rows would look delivered."""
     table = OutboxTable.parse(harvest.outbox_table)
     selection = make_selection(harvest, table)
     named = sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(
@@ -51,7 +51,7 @@ def outbox_query(harvest: HarvestConfig, topics: list[str]) -> sql.Composed:
 
 def show_report(report: audits.AuditReport, topics: list[str]) -> None:
     console = Console(highlight=False)
-    verdict = "[green]all is well[/]" if report.ok else "[red]anomalies found[/]"
+    verdict = "[green]no anomalies[/]" if report.ok else "[red]anomalies found[/]"
     verdict = "[yellow]nothing was compared[/]" if report.is_empty else verdict
     console.print(f"audit of {escape(', '.join(topics))}: {verdict}", soft_wrap=True)
     table = Table(show_header=False)

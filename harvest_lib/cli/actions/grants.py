@@ -10,7 +10,7 @@ from harvest_lib.record import is_legal_topic
 
 
 def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
-    """Return how records are read by a configuration; where that leaves it open, the table is looked at."""
+    """Return how a configuration reads records. If it leaves that open, the table decides."""
     kind = source or harvest.source
     if reads_table(harvest, source):
         with connect(harvest.data_source.conninfo()) as connection:
@@ -21,19 +21,19 @@ def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = 
 
 
 def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:
-    """Tell whether the table is looked at, since nothing else says how it is read."""
+    """Tell whether only the table shows how it is read."""
     return (source or harvest.source) == "auto" and harvest.columns is None
 
 
 def separate_roles(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:
-    """Return the writers. Raises ConfigError for a role with two parts: the rules of one would undo the other's."""
+    """Return the writers. Raise ConfigError for a role with two parts: the grants of one would undo the other's."""
     names = [*writers, *filter(None, others)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"the role {name!r} has two parts",
+                f"the role {name!r} is used for two parts",
                 field="--writer, --harvester, --reader",
-                next_step="name a role of its own for each part, and grant both to one login if it must be",
+                next_step="use a separate role for each part; one login can be a member of both",
             )
     return writers
 
@@ -41,10 +41,10 @@ def separate_roles(writers: dict[str, list[str] | None], *others: str) -> dict[s
 def allowed_topics(names: list[str], allowed: list[str]) -> dict[str, list[str] | None]:
     writers: dict[str, list[str] | None] = dict.fromkeys(names)
     for each in allowed:
-        name, _, topic = each.rpartition("=")  # no topic has one in its name
+        name, _, topic = each.rpartition("=")  # a topic's name has no `=`
         if name not in writers or not is_legal_topic(topic):
             raise ConfigError(
-                "what a writer is allowed is not understood",
+                "the value of --allow is invalid",
                 field="--allow",
                 next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
             )

@@ -17,9 +17,9 @@ _BAD_LINES_SHOWN = 20
 
 def show_verdict(verdict: Verdict, bad: list[BadLine]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    said = "[green]the promise is kept[/]" if verdict.ok and not bad else "[red]the promise is not kept[/]"
+    said = "[green]the guarantee holds[/]" if verdict.ok and not bad else "[red]the guarantee does not hold[/]"
     if verdict.ok and bad:
-        said = "[red]not all could be read[/]"
+        said = "[red]some lines could not be read[/]"
     elif not verdict.records:
         said = "[yellow]nothing was checked[/]"
     console.print(f"history of {verdict.events:,} events of {verdict.records:,} records: {said}")

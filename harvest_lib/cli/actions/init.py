@@ -14,7 +14,7 @@ from harvest_lib.outbox.native_table import beside_statements, create_beside
 
 
 def create_beside_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox: OutboxTable, *, print_: bool) -> None:
-    """Check a table of another layout, which is yours to make, and create what stands beside it."""
+    """Check a table with mapped columns, which the user creates, and create its companion tables."""
     if print_:
         for statement in beside_statements(outbox):
             typer.echo(f"{statement.as_string(None)};\n")
@@ -24,20 +24,20 @@ def create_beside_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox:
             outbox.refuse_hidden(connection)
             raise OutboxTableError(
                 f"there is no table {outbox} in this database",
-                evidence="`columns` says that it is of another layout, which nobody but you knows how to make",
+                evidence="`columns` maps a table of another layout, which the harvester cannot create",
                 next_step="create it, then run this again; or leave `columns` out for a native table",
             )
         check_mapped(connection, outbox, columns)
         new = create_beside(connection, outbox)
-        typer.echo(f"already there, and fit for use: {outbox}")
+        typer.echo(f"already exists and is valid: {outbox}")
         for each in (outbox.subscriptions, outbox.set_aside):
-            typer.echo(f"{'created' if new else 'already there, and fit for use'}: {each}")
+            typer.echo(f"{'created' if new else 'already exists and is valid'}: {each}")
 
 
 def create_tables(
     connection: psycopg.Connection[tuple[object, ...]], definition: NativeTable, *, native: bool | None
 ) -> list[tuple[object, bool]]:
-    """Create what is missing, and tell of each table whether it was created."""
+    """Create missing tables, and return for each table whether it was created."""
     outbox = definition.outbox
     names = [
         outbox.parked,
@@ -47,11 +47,11 @@ def create_tables(
     kind = outbox.kind(connection)
     if native is not None and native is not (kind == "native"):
         raise OutboxTableError(
-            f"there is a table {outbox} of the other layout",
+            f"the table {outbox} exists with the other layout",
             evidence=f"it has the {kind} layout",
-            next_step="`harvest migrate` turns it into a native one, while others use it"
+            next_step="`harvest migrate` converts it to the native layout while it is in use"
             if native
-            else "name another table with --table, or leave out --goharvest: the native layout serves every source",
+            else "name another table with --table, or leave out --goharvest: the native layout works with every source",
         )
     parked = ParkedRecords(outbox)
     created: list[tuple[object, bool]] = [(outbox, new), (names[0], parked.create(connection))]
@@ -66,7 +66,9 @@ def create_tables(
 def add_missing_checks(connection: psycopg.Connection[tuple[object, ...]], outbox: OutboxTable) -> None:
     added = add_checks(connection, outbox)
     if added is None:
-        typer.echo(f"constraints are missing, which only the owner of {outbox} may add: have it run this", err=True)
+        typer.echo(
+            f"constraints are missing; only the owner of {outbox} can add them by running this command", err=True
+        )
     for name in added or ():
         typer.echo(f"added, for new records: CHECK {name} of {outbox}")
 

@@ -20,7 +20,7 @@ from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
 
-NOTHING_PARKED = "nothing of that is parked"
+NOTHING_PARKED = "no matching record is parked"
 
 
 _HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
@@ -32,7 +32,7 @@ _KNOWN_COLUMNS = ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value"
 def parked_table(
     connection: "psycopg.Connection[Any]", table: OutboxTable, config: HarvestConfig, subscription: str | None = None
 ) -> ParkedRecords | ParkedIdTable:
-    """Return what was set aside where the configuration's source would do it, of a subscription if that is by laps."""
+    """Return the table in which the configuration's source parks records: of a subscription if it reads in batches."""
     mapped = config.columns is not None
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
@@ -107,12 +107,12 @@ def _text(content: object) -> str:
 
 
 def _part(row: dict[str, Any], part: Part) -> object:
-    """Return a part of a record of another layout: what a column has, or the same for all."""
+    """Return a part of a record with mapped columns: a column's value or a constant."""
     return part.value if isinstance(part, Constant) else row.get(part)
 
 
 def shown_columns(columns: ColumnMapping | None) -> set[str]:
-    """Return the columns that are shown without the payload and what else a table has."""
+    """Return the columns that are shown without --value."""
     if columns is None:
         return {*_KNOWN_COLUMNS} - {"kafka_value"}
     parts = (columns.id, columns.transaction_id, columns.kafka_topic, columns.kafka_key, columns.create_time)

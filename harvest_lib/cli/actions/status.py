@@ -19,8 +19,8 @@ from harvest_lib.outbox import OutboxTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One look. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
-    session that holds its lock; None where nobody does. `leader` is the first of them."""
+    """One reading. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
+    session that holds its lock; None for a shard without a leader. `leader` is the first of them."""
 
     table: str
     backlog_records: int
@@ -28,40 +28,40 @@ class Status:
     marked_records: int
     parked_records: int | None
     held_records: int | None
-    """None, both of them, if there is no table of parked records, or none that may be read."""
+    """Both are None if there is no table of parked records, or no right to read it."""
     leader: str | None
     leaders: list[str | None]
     members: int | None
-    """How many processes are in the pool; None where nobody counts them."""
+    """Number of processes in the pool; None if they are not counted."""
     records_per_second: float
     kafka_trouble: str | None
-    """Why Kafka could not say who leads."""
+    """Why Kafka could not tell the leader."""
     notes: list[str]
-    """What somebody should know: why nobody leads, what keeps a process from leading, another pool in the way."""
+    """Why there is no leader, why a process cannot lead, or another pool that is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """Who reads a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then what the
-    configured one has still to deliver, counted up to 100,000."""
+    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then that of the
+    configured subscription, counted up to 100,000."""
 
 
 class StatusReadings:
-    """Look at an outbox every second; the rate is what was done since the last look."""
+    """Read an outbox every second. The rate covers the time since the last reading."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: OutboxTable, config: HarvestConfig) -> None:
         self._connection = connection
         self._table = table
         self._config = config
-        self._outlook = StatusReader(connection, config)
-        self._done, self._at = self._outlook.done(self._outlook.shards()), time.monotonic()
+        self._reader = StatusReader(connection, config)
+        self._done, self._at = self._reader.done(self._reader.shards()), time.monotonic()
 
     def next(self) -> Status:
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
-        shards = self._outlook.shards()
-        done, at = self._outlook.done(shards), time.monotonic()
+        shards = self._reader.shards()
+        done, at = self._reader.done(shards), time.monotonic()
         rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
-        read = self._outlook.read(shards)
-        known = self._outlook.is_known(shards)
-        waiting = self._outlook.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
-        leaders = self._outlook.leaders()
+        read = self._reader.read(shards)
+        known = self._reader.is_known(shards)
+        waiting = self._reader.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
+        leaders = self._reader.leaders()
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
         return Status(
             table=str(self._table),
@@ -75,7 +75,7 @@ class StatusReadings:
             members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=leaders.trouble,
-            notes=[*leaders.notes, *self._outlook.detached()],
+            notes=[*leaders.notes, *self._reader.detached()],
             subscriptions=[shard_json(*each) for each in read],
         )
 

@@ -1,7 +1,7 @@
-"""The status line of `harvest run`, for a person who looks on: what this process is and does right now.
+"""The status line of `harvest run`: the role of this process, its counters and its rate.
 
-It is the last line of the terminal; the log goes by above it. It reads only what the harvester knows anyway: watching
-asks nothing of Postgres or Kafka.
+It is the last line of the terminal, below the log. It reads only the memory of the harvester: it sends no query to
+Postgres or Kafka.
 """
 
 import logging

@@ -20,7 +20,7 @@ from harvest_lib.subscriptions.lag import Lag
 
 
 def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
-    """Return what `list --json` and `status --json` say of a shard."""
+    """Return a shard as `list --json` and `status --json` print it."""
     fields = {name: value for name, value in asdict(shard).items() if name != "checkpoint"}
     return {
         **fields,
@@ -36,7 +36,7 @@ def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
 
 
 def subscription_table(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
-    """Return the table for people."""
+    """Return the table of `list`."""
     table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
     for shard, lag in found:
         only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
@@ -70,7 +70,7 @@ def configured_subscriptions(config: Any) -> Iterator[tuple[Subscriptions, Harve
 
 
 def open_subscriptions(connection: Any, harvest: HarvestConfig) -> Subscriptions:
-    """Return the subscriptions of the configured outbox, whose table is made if need be."""
+    """Return the subscriptions of the configured outbox. Create their table if it is missing."""
     outbox = OutboxTable.parse(harvest.outbox_table)
     if harvest.columns is None:
         outbox.check_native(connection)
@@ -86,4 +86,4 @@ def lag_text(lags: Sequence[Lag]) -> str:
 
 def show_warnings(moved: Moved) -> None:
     for warning in moved.warnings:
-        typer.echo(f"mind: {warning}", err=True)
+        typer.echo(f"warning: {warning}", err=True)

@@ -1,9 +1,9 @@
-"""How the commands print tables: whatever somebody may want to copy is whole.
+"""How the commands print tables: values are never cut, so that they can be copied.
 
-- Not to a terminal: as wide as it has to be, nothing cut, nothing wrapped.
-- To a terminal that is wide enough: as a table.
-- To one that is not: each row as lines, one for each column. A line that is too long is left to the terminal to break,
-  so that what is selected there is still one word.
+- Not a terminal: as wide as needed; nothing is cut or wrapped.
+- A terminal that is wide enough: as a table.
+- A terminal that is too narrow: each row as lines, one per column. The terminal breaks a line that is too long, so
+  that a selected value stays one word.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,16 @@
-"""The versions of the client libraries, asked of the shared libraries that the wheels bring: nothing else is loaded.
+"""The versions that `harvest version` prints.
 
-Where a client was built against a library of the system, the client itself is imported and asked.
+The client libraries' versions come from the shared libraries in the wheels of the clients, which is quicker than to
+import the clients. A client that uses a library of the system is imported.
 """
 
 import ctypes
-from importlib.metadata import PackageNotFoundError, files
+from importlib.metadata import PackageNotFoundError, files, version
+
+
+def harvester_version() -> str:
+    """Return the version of this distribution."""
+    return version("outbox-harvester")
 
 
 def librdkafka_version() -> str:

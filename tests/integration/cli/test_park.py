@@ -46,7 +46,7 @@ def test_list_shows_what_is_set_aside_without_payloads(park, parking):
     listed = json.loads(park("list", "--key", "o-1", "--json").stdout)
     assert [(each["id"], each["held"]) for each in listed] == [(1, False), (3, True)]
     assert "the first 1 shown" in park("list", "-n", "1").stdout
-    assert park("list", "--topic", "none").stdout == "nothing of that is parked\n"
+    assert park("list", "--topic", "none").stdout == "no matching record is parked\n"
 
 
 def test_show_has_the_payload_only_when_asked(park, parking):
@@ -98,16 +98,14 @@ def test_list_and_show_by_laps(park, by_laps):
 
 def test_retry_and_drop_by_laps(park, by_laps):
     assert park("retry", "3").stdout.splitlines() == [
-        "to be sent again: 0 parked records, and 0 held behind them",
+        "will be sent again: 0 parked records, and 0 held behind them",
         "1 waits behind an earlier record of its key that is still parked: 1",
     ]
-    assert park("retry", "1").stdout == "to be sent again: 1 parked record, and 1 held behind them\n"
+    assert park("retry", "1").stdout == "will be sent again: 1 parked record, and 1 held behind them\n"
     assert entries(by_laps) == {("d", 1): True, ("d", 2): False, ("d", 3): True, ("o", 4): False}
     assert "to be retried: because" in park("list", "--json").stdout
     assert park("retry", "3", "9").returncode == 1
-    assert (
-        park("drop", "--all", "--yes").stdout == "dropped: 2 parked records; to be sent: 1 that were held behind them\n"
-    )
+    assert park("drop", "--all", "--yes").stdout == "dropped: 2 parked records; will be sent: 1 held behind them\n"
     assert entries(by_laps) == {("d", 3): True, ("o", 4): False}
     assert park("drop", "--all", "--subscription", "other", "--yes").stdout.startswith("dropped: 1 parked record;")
     assert entries(by_laps) == {("d", 3): True}

@@ -51,9 +51,9 @@ def test_a_subscription_from_its_beginning_to_its_end(outbox, subscriptions):
     assert "0/2" in text
     assert "1/2" in text
     assert "gone" in text
-    assert "nobody leads it now" in subscriptions("rewind", "eu", "--to", "beginning")
+    assert "it has no leader now" in subscriptions("rewind", "eu", "--to", "beginning")
     assert sum(each["lag_records"] for each in listed(subscriptions)) == 30
-    assert "with 30 records that it had not delivered" in subscriptions("remove", "eu")
+    assert "with 30 records not delivered" in subscriptions("remove", "eu")
     assert listed(subscriptions) == []
 
 

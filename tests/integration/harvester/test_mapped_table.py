@@ -257,7 +257,7 @@ def tables(connection):
 def test_no_command_makes_a_native_table_in_the_place_of_another(connection, command):
     refused = command("init").exception
     assert isinstance(refused, OutboxTableError)
-    assert "nobody but you knows" in str(refused)
+    assert "the harvester cannot create" in str(refused)
     for arguments in (
         ["segments", "list"],
         ["segments", "ensure"],

@@ -356,8 +356,8 @@ def test_the_command_migrates_and_prints(harvest, plain, dsn):
     assert plain.one("SELECT max(id) FROM outbox") > 1_000_000
     done = harvest("migrate", HARVEST_DSN=dsn)
     assert done.returncode == 0, done.stderr
-    assert "was before" in done.stdout
-    assert "native already" in harvest("migrate", "--dry-run", HARVEST_DSN=dsn).stdout
+    assert "is already native" in done.stdout
+    assert "already native" in harvest("migrate", "--dry-run", HARVEST_DSN=dsn).stdout
     missing = harvest("migrate", "--table", "absent", HARVEST_DSN=dsn)
     assert missing.returncode == 4
 

@@ -154,7 +154,7 @@ def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, 
     assert table.value_type(connection) == "bytea"
     again = harvest("init", "--table", name, HARVEST_DSN=dsn)
     assert again.returncode == 0, again.stderr
-    assert [line.split(":")[0] for line in again.stdout.splitlines()] == ["already there, and fit for use"] * 4
+    assert [line.split(":")[0] for line in again.stdout.splitlines()] == ["already exists and is valid"] * 4
 
 
 def test_init_makes_the_native_table_unless_another_is_there_or_asked_for(harvest, dsn, connection):
@@ -174,7 +174,7 @@ def test_init_makes_the_native_table_unless_another_is_there_or_asked_for(harves
         'created: "plain"',
         'created: "plain_parked"',
     ]
-    assert init("--table", "plain").stdout.startswith("already there, and fit for use")
+    assert init("--table", "plain").stdout.startswith("already exists and is valid")
     assert OutboxTable.parse("plain").kind(connection) == "goharvest"
     refused = init("--native", "--table", "plain")
     assert refused.returncode == 4

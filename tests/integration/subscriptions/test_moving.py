@@ -216,7 +216,7 @@ def test_the_command_says_what_it_did(old, servers, make, unique, command):
     old.harvest(delivery="transactional").drain(60)
     write(old, *"de")
     done = command(old, "move")
-    assert (done.returncode, done.stdout) == (0, "nothing to move: every subscription is of this server\n")
+    assert (done.returncode, done.stdout) == (0, "nothing to move: every subscription belongs to this server\n")
     new = restored(old, servers, make, unique)
     write(new, "f")
     refused = command(new, "rewind", "default", "--to", "mirror")
@@ -230,7 +230,7 @@ def test_the_command_says_what_it_did(old, servers, make, unique, command):
     ]
     assert done.stdout.splitlines()[:3] == [
         f"moved: from server {systems[0]} to {systems[1]}",
-        "5 records came along, up to id 5",
+        "5 records were copied, up to id 5",
         "default: 2 of them are still to be delivered",
     ]
     assert command(new, "move").stdout.startswith("nothing to move")

@@ -29,7 +29,7 @@ def test_a_promise_that_is_kept(run):
     pen = Pen().write("a1").produce("a1").acknowledge("a1", end="fail").produce("a1").poll("a1 a1")
     result = run(pen, "--promise", "at_least_once")
     assert result.exit_code == 0, result.output
-    assert "the promise is kept" in result.output
+    assert "the guarantee holds" in result.output
     assert "duplicate-adjacent" in result.output
     assert run(pen, "--promise", "transactional").exit_code == 1
 
@@ -38,7 +38,7 @@ def test_a_promise_that_is_not_kept(run):
     pen = Pen().write("a1 a2").poll("a2 a1")
     result = run(pen, "--promise", "at_least_once", "--pipelined")
     assert result.exit_code == 1
-    assert "not kept" in result.output
+    assert "does not hold" in result.output
     assert "int-nonmonotonic-send" in result.output
     assert '"event":"event-a2"' in result.output
     assert '"event"' not in run(pen, "--promise", "at_least_once", "--show", "0").output
@@ -66,7 +66,7 @@ def test_a_history_without_records_proves_nothing(run, pen):
     assert isinstance(result.exception, NothingChecked)
     assert result.exception.exit_code == 10
     assert "0 records" in str(result.exception)
-    assert "is kept" not in result.output
+    assert "guarantee holds" not in result.output
     assert json.loads(run(pen, "--promise", "at_least_once", "--json").output)["ok"] is False
     allowed = run(pen, "--promise", "at_least_once", "--json", "--allow-empty")
     assert allowed.exit_code == 0

@@ -134,4 +134,4 @@ def test_a_role_has_one_part(options, tmp_path):
     file.write_text("harvest:\n  leaderGroupID: g\n  source: mark\n")
     result = CliRunner().invoke(app, ["grants", "postgres", "-f", str(file), *options])
     assert isinstance(result.exception, ConfigError)
-    assert "has two parts" in str(result.exception)
+    assert "is used for two parts" in str(result.exception)
