@@ -1,4 +1,4 @@
-"""Where a shard of a consumer stands: all that its next owner needs to go on as if nothing had happened."""
+"""The checkpoint of a shard of a consumer: all that its next owner needs to go on as if nothing had happened."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`Store` in Postgres: the user's own tables, and beside them where the shard stands.
+"""`Store` in Postgres: the user's own tables, and the shard's checkpoint beside them.
 
 An owner that is frozen in a transaction holds its locks; Postgres ends that transaction after IDLE_SECONDS.
 """

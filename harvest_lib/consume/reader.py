@@ -1,4 +1,4 @@
-"""Reads a partition from an offset on: all messages as they stand there, or those that are committed.
+"""Reads a partition from an offset on: all messages, or those that are committed.
 
 Promises: messages come by rising offset; what retention took away from under us is an error, never a gap that nobody
 sees; a transaction that is read again comes piece by piece, however long it is.
@@ -42,7 +42,7 @@ def read_uncommitted(
     reached: Callable[[int], None] | None = None,
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Sequence[Message], None, None]:
-    """Return messages as they stand in the log, in batches; a message's `record` is the client's.
+    """Return all messages of the log, in batches; a message's `record` is the client's.
 
     From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `reached` is told,
     once a batch was taken, up to which offset the log was read: there are some that no message has. Where the end is
@@ -69,7 +69,7 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return what is committed, from where the sequencer stands on; all that one acknowledgement commits at a time.
+    """Return what is committed, from the sequencer's position on; all that one acknowledgement commits at a time.
 
     Take each to its end before the next: where one is left earlier, or fails, the sequencer is of no more use, and
     asking for the next raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and another empty

@@ -1,6 +1,6 @@
 """The recovery log of a shard: a partition in Kafka with every page of a database that its owner keeps on its machine.
 
-Keys of records are `author` (who took over last), `head` (whose log it is, how many pages the database has, a digest of
+Keys of records are `author` (the last owner), `head` (whose log it is, how many pages the database has, a digest of
 all pages in the log) and the numbers of pages, whose images are the values. A transaction of the database is one of
 Kafka's, its head comes last. The topic is compacted: it holds each page about once, so playing it back takes as long
 as the database is large, however long that has been in use.

@@ -1,11 +1,11 @@
 """Records what changes in a local database to its shard's recovery log, for as long as nobody else does.
 
     take over ─► (the log is played back) ─► record ─► record ─► …
-    fences whoever                           False: somebody has taken over since, nothing more counts
+    fences whoever                           False: another has begun since, nothing more counts
     recorded before
 
 Promises
-- Once a recorder has taken over, no older one commits anything, wherever it was frozen: the transactional id is the
+- Once a new writer has begun, no older one commits anything, wherever it was frozen: the transactional id is the
   shard's, and Kafka fences it. So what is played back then is final.
 - A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again tells.
 - None stays open, whatever is raised amid it.

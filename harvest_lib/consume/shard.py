@@ -4,7 +4,7 @@
                                           ▲                       │
                                           └── next transaction ◄──┴─► acknowledge, while that already runs
 
-Promises, with whatever crashes, freezes and is taken over
+Promises, whatever crashes, freezes or fails over
 - Each message changes the kept state in one transaction that is kept, and in no other.
 - What is published is read once by whoever reads what is committed: it is pending until the transaction is kept, and is
   acknowledged only then.

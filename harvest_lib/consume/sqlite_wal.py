@@ -18,7 +18,7 @@ End = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What a transaction appended: where each page it changed stands in the file, by number from 1 on."""
+    """What a transaction appended: the place in the file of each page it changed, by number from 1 on."""
 
     page_size: int
     page_count: int

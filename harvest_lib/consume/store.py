@@ -1,4 +1,4 @@
-"""Where a shard keeps its state, and where it stands, in one transaction.
+"""Keeps the state of a shard and its checkpoint, in one transaction.
 
     restore ─► begin ─► (the user changes state) ─► commit ─► begin …
     places the fence                                False: somebody has placed a higher one, nothing was kept
@@ -17,7 +17,7 @@ class Store(Protocol):
     """Of one shard, used by one thread."""
 
     def restore(self) -> Checkpoint:
-        """Fence off whoever owned the shard before, and return where it stands."""
+        """Fence off whoever owned the shard before, and return the checkpoint."""
         ...
 
     def begin(self) -> Any:
@@ -26,7 +26,7 @@ class Store(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the transaction stands: that nobody has ended it, and no statement of it has failed."""
+        """Tell whether the transaction is open: that nobody has ended it, and no statement of it has failed."""
         ...
 
     def touch(self) -> None:

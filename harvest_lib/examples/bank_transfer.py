@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from harvest_lib.consume import Message, Transaction
-from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run
+from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run, write_sums
 
 _CREATE = "CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, balance BIGINT NOT NULL)"
 _MOST = 10**12
@@ -47,9 +47,7 @@ class BankTransfer:
 
     def finalize_txn(self, transaction: Transaction) -> None:
         """Write the balances."""
-        moved = transaction.memory.get("moved", {})
-        accounts = sorted(moved)
-        transaction.state.execute(_MOVE, (accounts, [moved[account] for account in accounts]))
+        write_sums(transaction, _MOVE, transaction.memory.get("moved", {}))
 
 
 def is_transfer(value: Any) -> bool:

@@ -6,13 +6,12 @@ The messages of a transaction are summed up in memory, and written by one statem
 """
 
 import json
-from collections import Counter
 from typing import Annotated
 
 import typer
 
 from harvest_lib.consume import Message, Transaction
-from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run
+from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run, write_sums
 
 _CREATE = "CREATE TABLE IF NOT EXISTS flight_counts (key TEXT PRIMARY KEY, flights BIGINT NOT NULL)"
 _ADD = """
@@ -36,10 +35,8 @@ class FlightCounts:
         transaction.memory[key] = transaction.memory.get(key, 0) + 1
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Write the sums, in the order of their keys: two shards that share some do not wait for each other."""
-        seen = Counter(transaction.memory)
-        keys = sorted(seen)
-        changed = transaction.state.execute(_ADD, (keys, [seen[key] for key in keys])).fetchall()
+        """Write the sums."""
+        changed = write_sums(transaction, _ADD, transaction.memory).fetchall()
         if self._counts:
             for key, flights in changed:
                 transaction.publish(self._counts, json.dumps({"key": key, "flights": flights}).encode(), key=key)

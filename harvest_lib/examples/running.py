@@ -2,15 +2,15 @@
 
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Annotated, LiteralString
+from typing import Annotated, Any, LiteralString
 
 import typer
 
 from harvest_lib.cli.actions.log_output import configure_logging
 from harvest_lib.cli.options import LogFormat
-from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, create_tables
+from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
@@ -61,3 +61,12 @@ def run(
     except HarvestError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+def write_sums(transaction: Transaction, statement: LiteralString, sums: Mapping[str, int]) -> Any:
+    """Write sums by one statement, which takes their keys and the sums as arrays. Return its cursor.
+
+    It gets them in the order of the keys: two shards that share some keys do not wait for each other.
+    """
+    keys = sorted(sums)
+    return transaction.state.execute(statement, (keys, [sums[key] for key in keys]))

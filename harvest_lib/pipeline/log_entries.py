@@ -35,7 +35,7 @@ def packed(messages: Iterable[Message]) -> list[Unnumbered]:
 
 
 def is_noop(entry: Entry) -> bool:
-    """Tell whether an entry says where a reader stands, without reading its data."""
+    """Tell whether an entry only notes a reader's position, without reading its data."""
     return entry.mode in _NOOPS
 
 

@@ -13,7 +13,7 @@ class Op(IntEnum):
     DELETE = 2
     COMMAND = 3
     NOOP = 4
-    """Nothing: a reader says where it stands. No writer gets it."""
+    """Nothing: a reader notes its position. No writer gets it."""
 
 
 class Mode(IntEnum):
@@ -39,4 +39,4 @@ class Message(NamedTuple):
     """What JSON can hold, and datetime (with a zone), Decimal and bytes."""
     mode: Mode = Mode.SYNC
     offset: int = -1
-    """Where it stands in the commit log, -1 before it does."""
+    """Its offset in the commit log, -1 before it has one."""

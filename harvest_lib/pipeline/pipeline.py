@@ -4,8 +4,8 @@
        └────────────────────────┘
 
 - *Resuming*: every writer gets what lies between its offset and the log's end, one message at a time.
-- *Running*: once all of them stand there the reader starts, from its last messages in the log; writers write in bulk.
-- *Stopping*: told to, or because something failed, or because a reader that ends has ended and all is written. The
+- *Running*: once all have reached it the reader starts, from its last messages in the log; writers write in bulk.
+- *Stopping*: on request, or because something failed, or because a reader that ends has ended and all is written. The
   reader stops first; then writers have until `shutdown_seconds` are over for what is in the log; then all is flushed.
 
 A failure while resuming stops the pipeline. So does one while running, but for a writer whose `on_error` says that it
@@ -64,7 +64,7 @@ class Pipeline:
         self._told = True
 
     def run(self, *, resume_only: bool = False) -> None:
-        """Run until told to stop, or until a reader that ends has ended and all is written.
+        """Run until asked to stop, or until a reader that ends has ended and all is written.
 
         With `resume_only` the reader never starts. Raises PipelineError, or another HarvestError that stopped it.
         """
@@ -107,7 +107,7 @@ class Pipeline:
             writer.start()
 
     def _resumed(self) -> bool:
-        """Wait until all writers stand at the log's end; False if one fails, or if told to stop."""
+        """Wait until all writers have reached the log's end; False if one fails, or if asked to stop."""
         self._await(lambda: all(each.resumed for each in self._writers) or self._some_failed())
         return all(each.resumed for each in self._writers) and not self._some_failed() and not self._told
 
@@ -186,7 +186,7 @@ class Pipeline:
         return min(each.progress.flushed for each in self._writers)
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds, or until told to stop. Short waits let Python run signal handlers."""
+        """Wait until the condition holds, or until asked to stop. Short waits let Python run signal handlers."""
         while not self._told:
             with self._changed:
                 if condition():

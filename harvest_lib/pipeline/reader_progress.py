@@ -1,4 +1,4 @@
-"""What the reader yields goes into the commit log; what all writers have for good, the reader is told of.
+"""Appends what the reader yields to the commit log, and tells the reader what all writers have kept.
 
 Promises
 - A batch is in the commit log before the reader is asked for the next one.
@@ -48,7 +48,7 @@ class ReaderProgress:
         self._mark: tuple[int, Mapping[str, Message]] | None = None
 
     def run(self, reader: Reader, stopping: threading.Event) -> None:
-        """Read until the end, or until told to stop. Raises what the reader and the log raise."""
+        """Read until the end, or until asked to stop. Raises what the reader and the log raise."""
         self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest().items()}
         self.tell(reader)
         batches = reader.read(dict(self._last))

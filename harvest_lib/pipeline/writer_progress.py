@@ -2,7 +2,7 @@
 
 Promises
 - A message counts as acknowledged once its writer returned from it, or once it is known that the writer does not get
-  it; never before what stands before it in the log.
+  it; never before what precedes it in the log.
 - Where a bulk fails, nothing of it counts. Where one message of it cannot be sent for what a transform did, what stands
   before it is written, and counts.
 """
@@ -73,7 +73,7 @@ class WriterProgress:
         self.position = max(self.position, end)
 
     def bulk(self, writer: Writer, end: int) -> None:
-        """Write a batch of what there is before `end`. Raises PipelineError, and stands where it stood."""
+        """Write a batch of what there is before `end`. Raises PipelineError, and keeps its position."""
         entries = list(islice(self._log.read(self.position, end), self._batch))
         messages: list[Message] = []
         failure = None
@@ -102,8 +102,8 @@ class WriterProgress:
         if found is None:
             raise PipelineError(
                 f"writer `{self.name}` waits for no message at offset {offset}",
-                evidence=f"it stands at {self.position}, and the next offset of the log is {self._log.end}",
-                next_step="look where it stands with `harvest pipeline status -f FILE`",
+                evidence=f"its position is {self.position}, and the next offset of the log is {self._log.end}",
+                next_step="see its position with `harvest pipeline status -f FILE`",
             )
         if found.offset != offset:
             raise PipelineError(

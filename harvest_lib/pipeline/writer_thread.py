@@ -1,4 +1,4 @@
-"""The thread of one writer: resume, then bulk, until it is told that nothing more comes and stands at the log's end.
+"""The thread of one writer: resume, then bulk, until nothing more comes and it has reached the log's end.
 
 What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
@@ -87,7 +87,7 @@ class WriterThread:
                 self._bulk(writer)
 
     def _resume(self, writer: Writer) -> bool:
-        """Send what lies before the log's end, a message at a time; False if told to stop meanwhile."""
+        """Send what lies before the log's end, a message at a time; False if asked to stop meanwhile."""
         end, sent = self._log.end, 0
         for message in self.progress.resume(writer, end):
             sent += message is not None

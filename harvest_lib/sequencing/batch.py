@@ -1,7 +1,7 @@
 """Messages of a partition, many at a time.
 
-What is read stands in columns: a `Message` is made when somebody asks for it, and gone when he is done. To make one of
-each message that waits for its acknowledgement costs as much as all else that is done with it. Pure.
+A batch is stored in columns. A `Message` is made only when it is asked for: to make one of each message that waits for
+its acknowledgement would cost as much as all else that is done with it. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 
 
 class Message(NamedTuple):
-    """A message as it stands in a partition. The sequencer looks at its offset and its id only."""
+    """A message of a partition. The sequencer uses only its offset and its id."""
 
     offset: int
     id: bytes | None

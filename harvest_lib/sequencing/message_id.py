@@ -46,7 +46,7 @@ class Flag(IntEnum):
     """What a message is to a transaction."""
 
     OUTSIDE_TXN = 0
-    """It stands for itself: read as soon as it is seen."""
+    """It belongs to no transaction: it is read as soon as it is seen."""
     CONTINUE_TXN = 1
     """It is pending until its producer acknowledges it."""
     ACK_TXN = 2
@@ -95,7 +95,7 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
 
 
 _begins: dict[int, int] = {}
-"""Clocks at which the low 32 bits of time are 0, by what stands above these: the same for seven minutes."""
+"""Clocks at which the low 32 bits of time are 0, by the bits above these: the same for seven minutes."""
 
 
 def _begin(above: int) -> int:

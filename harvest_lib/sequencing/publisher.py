@@ -103,7 +103,7 @@ class Publisher:
         self._refused: PublishRefused | None = None
 
     def publish_committed(self, topic: str, value: bytes | None, **named: Any) -> None:
-        """Publish a message that stands for itself. `named` are a `key`, a `partition` and more `headers`, as a list.
+        """Publish a message outside of any transaction. `named` are a `key`, a `partition` and a list of `headers`.
 
         Not to be mixed with uncommitted ones in a partition: those before it would be given up.
         """

@@ -10,11 +10,11 @@ Promises
   seen before is a repetition, and is dropped.
 - A message without an id, or whose clock is zero (so has the zero UUID), is committed as it comes, whatever its flag:
   its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
-- Nothing waits for anybody: what a producer acknowledges comes at once, wherever others' pending messages stand.
+- No producer waits for another: what one acknowledges is returned at once, whatever others have pending.
 - All that one acknowledgement commits comes together.
 - At most `ring` messages are held, whatever is pending. Where it is full, the transaction that began first is let go,
   and is read again once it is acknowledged.
-- Where it stands between two of `take` (`offset`, `states`) is all that another one needs to go on from there.
+- Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there.
 
 What it cannot keep: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
 some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, and what
@@ -63,7 +63,7 @@ class Replay:
     """Messages above this clock were rolled back."""
 
     def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Return those that were committed, of all that stand between `begin` and `end`, by rising offset."""
+        """Return those that were committed, of all between `begin` and `end`, by rising offset."""
         last = self.after
         for message in messages:
             if message.id is None or not self.begin <= message.offset < self.end:
@@ -152,7 +152,7 @@ class Sequencer:
         return len(old)
 
     def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
-        """Take messages as they stand in the log, by rising offset, and return what they commit, one acknowledgement at
+        """Take the messages of the log, by rising offset, and return what they commit, one acknowledgement at
         a time. Each message is taken when what comes of it is asked for.
 
         A message below `offset` was taken before, and is passed over. A `Batch` costs much less than others.

@@ -4,7 +4,7 @@ from collections import Counter
 
 import typer
 
-from harvest_lib.examples.running import run
+from harvest_lib.examples.running import run, write_sums
 
 CREATE = "CREATE TABLE IF NOT EXISTS effects (id TEXT PRIMARY KEY, n BIGINT NOT NULL)"
 _ADD = """
@@ -29,8 +29,7 @@ class Counting:
         transaction.memory.setdefault("seen", Counter())[message.record.value().decode()] += 1
 
     def finalize_txn(self, transaction):
-        seen = transaction.memory["seen"]
-        transaction.state.execute(_ADD, (sorted(seen), [seen[each] for each in sorted(seen)]))
+        write_sums(transaction, _ADD, transaction.memory["seen"])
 
 
 def main(

@@ -63,7 +63,7 @@ class Writer(Protocol):
 
 
 class Options(BaseModel):
-    """What ours are told. Nothing unknown is taken; an error never repeats a value, which may be a secret."""
+    """The options of our adaptors. Nothing unknown is taken; an error never repeats a value, which may be a secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -11,7 +11,7 @@ Promises
 - Retention keeps what has not reached every writer: the subscription's checkpoint is written in `kept`, never earlier.
 - Of two that read by one subscription the later deposes the earlier, which stops.
 - A subscription that is rewound (`harvest subscriptions rewind`) goes on from there, when the pipeline is next started.
-  One that was added with a filter reads what that lets through; one told to stop at a snapshot reads no further.
+  One that was added with a filter reads what that lets through; one with a snapshot to stop at reads no further.
 - A subscription that was removed is an error: nothing was kept for it since.
 """
 
@@ -76,12 +76,12 @@ class OutboxReader:
         """See `Reader`."""
         before = last.get(self._namespace)
         source, checkpoints = self._open(is_begun=before is not None)
-        standing = checkpoints.lead(uuid4())
+        checkpoint = checkpoints.lead(uuid4())
         if before is not None:
-            standing = self._newer(standing, before.data)
-        position = source.open(standing.position)
-        number, delivered = standing.number, standing.delivered
-        generation = self._generation = standing.generation
+            checkpoint = self._newer(checkpoint, before.data)
+        position = source.open(checkpoint.position)
+        number, delivered = checkpoint.number, checkpoint.delivered
+        generation = self._generation = checkpoint.generation
         pause = _SHORTEST_PAUSE_SECONDS
         waits = False
         while True:
@@ -123,7 +123,7 @@ class OutboxReader:
             raise CheckpointError(
                 f"the subscription {self._options.subscription!r} is another's by now, or was moved",
                 evidence="its checkpoint cannot be written",
-                next_step="see `harvest subscriptions list`; start the pipeline again to go on from where it stands",
+                next_step="see `harvest subscriptions list`; start the pipeline again to go on from its position",
             )
         self._saved = place.data["number"]
 
@@ -172,14 +172,14 @@ class OutboxReader:
                 next_step="move the pipeline's folder away and start again: it reads all that the outbox still has",
             )
 
-    def _newer(self, standing: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
+    def _newer(self, checkpoint: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
         """Return where to go on: the log is ahead of the subscription, unless that was rewound since."""
-        if standing.generation > logged["generation"]:
-            return standing
-        if standing.generation < logged["generation"] or standing.number > logged["number"]:
+        if checkpoint.generation > logged["generation"]:
+            return checkpoint
+        if checkpoint.generation < logged["generation"] or checkpoint.number > logged["number"]:
             raise CheckpointError(
                 f"the subscription {self._options.subscription!r} is not the one that the pipeline's log is of",
-                evidence=f"it has generation {standing.generation} and checkpoint {standing.number}, the log "
+                evidence=f"it has generation {checkpoint.generation} and checkpoint {checkpoint.number}, the log "
                 f"{logged['generation']} and {logged['number']}",
                 next_step="give each pipeline a `subscription` of its own; if this one's was removed and made again, "
                 "move the pipeline's folder away",

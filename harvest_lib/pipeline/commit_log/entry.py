@@ -9,7 +9,7 @@
     data length      4 bytes
     data             that many
 
-Nothing stands between entries. Pure: bytes in, bytes out.
+There is nothing between entries. Pure: bytes in, bytes out.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""A log as it is read: by whoever writes it, and by anybody else who looks at it meanwhile."""
+"""Reads a log: for the process that writes it, and for others meanwhile."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What the two sides of `kafka` are told."""
+"""The options of reader and writer of `kafka`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal

@@ -190,7 +190,7 @@ class KafkaWriter:
             return MessageRefused(
                 f"Kafka does not take {which}",
                 evidence=f"{error.str()}, namespace {messages[0].namespace}",
-                next_step=f"look at it with `harvest pipeline show {first}..{last}`; change the topic's "
+                next_step=f"show it with `harvest pipeline show {first}..{last}`; change the topic's "
                 "`max.message.bytes` (and `message.max.bytes` here) or `message.timestamp.after.max.ms`, or it in a "
                 "transform; or acknowledge it without sending: `harvest pipeline ack`",
             )

@@ -113,7 +113,7 @@ def refusals(what: str, next_step: str) -> Iterator[None]:
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
     """Raise unless changes can be decoded here, by us."""
     require_primary(connection)
-    with refusals("to look at its settings", "check the user's grants"):
+    with refusals("to read its settings", "check the user's grants"):
         row = connection.execute(_ROLE).fetchone()
     assert row is not None  # noqa: S101 - we are somebody
     wal_level, may_replicate, role, _ = row
@@ -135,7 +135,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
     """See to it that a publication is there and has these tables (none named: those that it has)."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
-    with refusals("to look at publications", "check the user's grants"):
+    with refusals("to read publications", "check the user's grants"):
         absent = [each for each in namespaces if connection.execute(_TABLE, split(each)).fetchone() is None]
         row = connection.execute(_PUBLICATION, (publication,)).fetchone()
     if absent:
@@ -176,14 +176,14 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
 
 def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
     """Tell whether a table is in a publication as it was; one that is no more is, as it has no changes."""
-    with refusals("to look at publications", "check the user's grants"):
+    with refusals("to read publications", "check the user's grants"):
         row = connection.execute(_MEMBERSHIP, (publication, table.oid)).fetchone()
     return row is None or row[0] == table.membership
 
 
 def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
     """Return the columns that a table has by now."""
-    with refusals(f"to look at {table.namespace}", "check the user's grants"):
+    with refusals(f"to read {table.namespace}", "check the user's grants"):
         return frozenset(row[0] for row in connection.execute(_COLUMNS, (table.oid,)).fetchall())
 
 
@@ -196,7 +196,7 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
         if wanted and f"{schema}.{name}" not in wanted:
             continue
         missing.discard(f"{schema}.{name}")
-        with refusals(f"to look at {schema}.{name}", "check the user's grants"):
+        with refusals(f"to read {schema}.{name}", "check the user's grants"):
             row = connection.execute(_TABLE, (schema, name)).fetchone()
             columns = connection.execute(_COLUMNS, (row[0],)).fetchall() if row is not None else []
             membership = connection.execute(_MEMBERSHIP, (publication, row[0])).fetchone() if row is not None else None
@@ -246,13 +246,13 @@ def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
     """Return the number of a type, for a domain that of the type below it."""
     if oid < _FIRST_OF_USERS:
         return oid
-    with refusals("to look at types", "check the user's grants"):
+    with refusals("to read types", "check the user's grants"):
         row = connection.execute(_BASE_TYPE, (oid,)).fetchone()
     return int(row[0]) if row is not None else oid
 
 
 def _published(connection: psycopg.Connection[Any], publication: str) -> list[dict[str, Any]]:
-    with refusals("to look at publications", "check the user's grants"):
+    with refusals("to read publications", "check the user's grants"):
         return [row[0] for row in connection.execute(_PUBLISHED, (publication,)).fetchall()]
 
 

@@ -46,11 +46,11 @@ def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
     One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
     already, such have to be over, so that the snapshot sees what they did.
     """
-    with refusals("to look at transactions", "check the user's grants"):
+    with refusals("to read transactions", "check the user's grants"):
         row = connection.execute(_XMAX).fetchone()
 
     def have_ended() -> bool:
-        with refusals("to look at transactions", "check the user's grants"):
+        with refusals("to read transactions", "check the user's grants"):
             found = connection.execute(_ENDED, row).fetchone()
         return bool(found and found[0])
 

@@ -1,4 +1,4 @@
-"""What the two sides of `postgres` are told."""
+"""The options of reader and writer of `postgres`."""
 
 from collections.abc import Mapping, Sequence
 

@@ -13,7 +13,7 @@ from harvest_lib.errors import AdaptorError
 
 
 class Unchanged(enum.Enum):
-    """The kind of the one value that stands for what was not sent."""
+    """The type of the one value in place of what was not sent."""
 
     UNCHANGED = "unchanged"
 

@@ -14,7 +14,7 @@ Promises
   a row in between may come after a newer one then, until the changes have caught up.
 - What would be a gap is an error: a table that was left out for a while, or out of the publication, or is another under
   the same name; a server that lacks what was read from it.
-- The slot is told of no place but those that `kept` names. What comes after is there again, whatever happens here.
+- Only positions that `kept` names are confirmed to the slot. What comes after is there again, whatever happens here.
 - A transaction's messages come together and in order, transactions in the order in which they committed; one that did
   not commit never comes. A large one comes in several batches.
 - While the server is away it is waited for, once the changes have begun to be followed.

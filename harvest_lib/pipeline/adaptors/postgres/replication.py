@@ -4,7 +4,7 @@ psycopg has no class for it; libpq's calls for COPY in both directions are all t
 than it is told to: what a server takes its time for is asked for again.
 
 Promises
-- The server is told of no place as kept but those given to `confirm`.
+- Only positions given to `confirm` are reported to the server as kept.
 - It is answered when it asks whether we live, by `receive`. It does not give us up for not being asked: a transaction
   that takes longer to be written than its patience would come from its beginning again and again. A host that is gone
   it notices by TCP.

@@ -34,7 +34,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
     `before` is where the log has come to: `lsn`, and `system`, the server's identifier.
     """
-    with catalog.refusals("to look at slots", "check the user's grants"):
+    with catalog.refusals("to read slots", "check the user's grants"):
         row = connection.execute(_SLOT, (slot,)).fetchone()
     copy_again = f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
     if row is None:
@@ -111,7 +111,7 @@ def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, An
 
 
 def _server(connection: psycopg.Connection[Any]) -> tuple[str, str]:
-    with catalog.refusals("to look at the server", "check the user's grants"):
+    with catalog.refusals("to read the server", "check the user's grants"):
         row = connection.execute(_SERVER).fetchone()
     return (row[0], row[1]) if row is not None else ("", "0/0")
 

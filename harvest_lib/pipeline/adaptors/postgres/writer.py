@@ -171,7 +171,7 @@ class PostgresWriter:
 
     def _find(self, connection: psycopg.Connection[Any], namespace: str) -> _Target:
         name = split(namespace)
-        with refusals(f"to look at {namespace}", "check the user's grants"):
+        with refusals(f"to read {namespace}", "check the user's grants"):
             columns = connection.execute(_COLUMNS, name).fetchall()
             key = [each for (each,) in connection.execute(_KEY, name).fetchall()]
         key = list(self._options.key.get(".".join(name), key))
@@ -244,6 +244,6 @@ def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
     return MessageRefused(
         f"Postgres does not take message {first}" if first == last else f"Postgres does not take {first} to {last}",
         evidence=f"{type(error).__name__} (SQLSTATE {error.sqlstate}), {evidence or ', '.join(namespaces)}",
-        next_step=f"look at it with `harvest pipeline show {first}..{last}`; correct the table or a transform, or "
+        next_step=f"show it with `harvest pipeline show {first}..{last}`; correct the table or a transform, or "
         "acknowledge it without sending: `harvest pipeline ack`",
     )
