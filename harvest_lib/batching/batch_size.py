@@ -1,21 +1,22 @@
-"""How much to deliver at a time: large laps under a backlog, since each costs the same whatever is in it, and small
+"""How much to deliver at a time: large batches under a backlog, since each costs the same whatever is in it, and small
 ones when little comes, so that nothing waits. Pure, no I/O.
 
-Where Kafka has refused a lap, each of the next has half of what remains in doubt, whether the last one went or not: so
-the one to blame is alone after as many laps as that number has binary digits, and what is beyond goes in large ones.
+Where Kafka has refused a batch, each of the next has half of what remains in doubt, whether the last one went or not:
+so the one to blame is alone after as many batches as that number has binary digits, and what is beyond goes in large
+ones.
 """
 
 from collections.abc import Sequence
 
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
-LARGEST_LAP = 50_000
-"""Records; a lap is also bounded by bytes and time."""
-_FIRST_LAP = 1_000
-LAP_BYTES = 32_000_000
-LARGE_PAGE_BYTES = LAP_BYTES // 4
-"""A page of more than this is one record: the lap ends with it, so that no other is in memory beside it."""
-LAP_SECONDS = 1.0
+LARGEST_BATCH = 50_000
+"""Records; a batch is also bounded by bytes and time."""
+_FIRST_BATCH = 1_000
+BATCH_BYTES = 32_000_000
+LARGE_PAGE_BYTES = BATCH_BYTES // 4
+"""A page of more than this is one record: the batch ends with it, so that no other is in memory beside it."""
+BATCH_SECONDS = 1.0
 
 _FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
@@ -26,34 +27,34 @@ _PAUSE_GROWTH = 1.25
 
 
 class BatchSize:
-    """How many records the next lap and the next page may have, and how long to wait when there are none."""
+    """How many records the next batch and the next page may have, and how long to wait when there are none."""
 
     def __init__(self) -> None:
-        self._doubtful = 0  # one of the next so many records is to blame for a lap that was refused
+        self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
         self._pause = _SHORTEST_PAUSE_SECONDS
-        self.records = _FIRST_LAP
+        self.records = _FIRST_BATCH
         self.page = _FIRST_PAGE
         self.largest = 0
         """The length of the longest value in the page that was measured last."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Tell whether one of the next records is to blame for a lap that was refused."""
+        """Tell whether one of the next records is to blame for a batch that was refused."""
         return self._doubtful > 0
 
     def done(self, records: int, *, full: bool) -> None:
-        """Note a lap that was committed: after a full one the next may be twice as large."""
+        """Note a batch that was committed: after a full one the next may be twice as large."""
         self._doubtful = max(0, self._doubtful - records)
         if self._doubtful:
             self.records = max(1, self._doubtful // 2)
-        elif full or self.records < _FIRST_LAP:
-            self.records = min(LARGEST_LAP, self.records * 2)
+        elif full or self.records < _FIRST_BATCH:
+            self.records = min(LARGEST_BATCH, self.records * 2)
         elif records < self.records // 4:
-            self.records = max(_FIRST_LAP, self.records // 2)
+            self.records = max(_FIRST_BATCH, self.records // 2)
         self._pause = _SHORTEST_PAUSE_SECONDS
 
     def refused(self, records: int) -> None:
-        """Note a lap of so many records that was refused for one of them. Once that is alone, laps grow again."""
+        """Note a batch of so many records that was refused for one of them. Once that is alone, batches grow again."""
         self._doubtful = records if records > 1 else 0
         self.records = max(1, records // 2)
 

@@ -1,7 +1,7 @@
-"""What of a lap may go now, and what is put off to later ones. Pure, no I/O.
+"""What of a batch may go now, and what is deferred to later ones. Pure, no I/O.
 
-`KeyBarrier` is the key barrier by laps: at most one record of a key in a lap. `NoBarrier` has no barrier; it puts off
-only what there is no room for.
+`KeyBarrier` is the key barrier in batches: at most one record of a key in a batch. `NoBarrier` has no barrier; it
+defers only what there is no room for.
 """
 
 from collections.abc import Sequence
@@ -9,46 +9,46 @@ from typing import Protocol
 
 from harvest_lib.record import Row, row_bytes
 
-_MOST_PUT_OFF = 20_000
-_MOST_PUT_OFF_BYTES = 16_000_000
+_MOST_DEFERRED = 20_000
+_MOST_DEFERRED_BYTES = 16_000_000
 _SMALL_ROWS = 1_000
 """Records, and their bytes; beyond either, nothing more is read until they have gone. The bytes of a page of so many
 rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
 
 
 class Barrier(Protocol):
-    """What may go before the next checkpoint is on disk, which `begin_lap` tells of. Records whose ids are in `alone`
-    have a lap to themselves."""
+    """What may go before the next checkpoint is on disk, which `checkpoint_saved` tells of. Records whose ids are in
+    `isolated` have a batch to themselves."""
 
-    alone: set[int]
-    is_alone: bool
-    """Whether such a record goes in this lap; to be set to False when one begins."""
+    isolated: set[int]
+    is_isolated: bool
+    """Whether such a record goes in this batch; to be set to False when one begins."""
 
     def begin(self) -> None:
-        """Forget everything: what was put off comes again from the source."""
+        """Forget everything: what was deferred comes again from the source."""
         ...
 
-    def begin_lap(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Note that a checkpoint is on disk which passed all that went."""
         ...
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
-        """Return what may go now, `room` records at most, of what was put off and then of `rows`; put off the rest.
-        `first` tells that nothing has gone in this lap yet."""
+        """Return what may go now, `room` records at most, of what was deferred and then of `rows`; deferred the rest.
+        `first` tells that nothing has gone in this batch yet."""
         ...
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of rows that were set aside that may go now; nothing is put off."""
+        """Return those of rows that were parked that may go now; nothing is deferred."""
         ...
 
     @property
-    def put_off(self) -> list[int]:
-        """Return the ids of what was put off, in order."""
+    def deferred_ids(self) -> list[int]:
+        """Return the ids of what was deferred, in order."""
         ...
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something that was put off may go now."""
+        """Tell whether something that was deferred may go now."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class Barrier(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so much was put off that nothing more is to be read."""
+        """Tell whether so much was deferred that nothing more is to be read."""
         ...
 
 
@@ -66,28 +66,28 @@ class KeyBarrier:
     """`Barrier` that lets the first of each key go."""
 
     def __init__(self) -> None:
-        self.alone: set[int] = set()
+        self.isolated: set[int] = set()
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[Row] = []  # put off, in order
-        self._behind: list[Row] = []  # put off in this lap
-        self.is_alone = False
-        self._sizes: dict[int, int] = {}  # bytes of what was put off, by id, but for what is small
+        self._waiting: list[Row] = []  # deferred, in order
+        self._behind: list[Row] = []  # deferred in this batch
+        self.is_isolated = False
+        self._sizes: dict[int, int] = {}  # bytes of what was deferred, by id, but for what is small
 
     def begin(self) -> None:
-        self.alone.clear()
-        self.is_alone = False
+        self.isolated.clear()
+        self.is_isolated = False
         self._sent.clear()
         self._waiting, self._behind = [], []
         self._sizes.clear()
 
-    def begin_lap(self) -> None:
+    def checkpoint_saved(self) -> None:
         self._sent.clear()
         self._waiting, self._behind = self._waiting + self._behind, []
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
-        room = 0 if self.is_alone else room
-        sent, behind, alone, sizes = self._sent, self._behind, self.alone, self._sizes
+        room = 0 if self.is_isolated else room
+        sent, behind, isolated, sizes = self._sent, self._behind, self.isolated, self._sizes
         admitted: list[Row] = []
         for some in (waiting, rows):
             is_counted = some is rows and len(rows) < _SMALL_ROWS
@@ -97,18 +97,18 @@ class KeyBarrier:
                     behind.append(row)
                     if is_counted:
                         sizes[row[0]] = row_bytes(row)
-                elif len(admitted) < room and not (alone and row[0] in alone):
+                elif len(admitted) < room and not (isolated and row[0] in isolated):
                     sent.add(key)
                     admitted.append(row)
                     if sizes:
                         sizes.pop(row[0], None)
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
-                    alone.discard(row[0])
+                    isolated.discard(row[0])
                     admitted.append(row)
                     if sizes:
                         sizes.pop(row[0], None)
-                    self.is_alone, room = True, 0
+                    self.is_isolated, room = True, 0
                 else:
                     self._waiting.append(row)
                     if is_counted:
@@ -126,7 +126,7 @@ class KeyBarrier:
         return picked
 
     @property
-    def put_off(self) -> list[int]:
+    def deferred_ids(self) -> list[int]:
         return [row[0] for row in (*self._waiting, *self._behind)]
 
     @property
@@ -139,8 +139,8 @@ class KeyBarrier:
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) + len(self._behind) > _MOST_PUT_OFF or (
-            bool(self._sizes) and sum(self._sizes.values()) > _MOST_PUT_OFF_BYTES
+        return len(self._waiting) + len(self._behind) > _MOST_DEFERRED or (
+            bool(self._sizes) and sum(self._sizes.values()) > _MOST_DEFERRED_BYTES
         )
 
 
@@ -150,27 +150,27 @@ class NoBarrier:
     is_blocked = False
 
     def __init__(self) -> None:
-        self.alone: set[int] = set()
+        self.isolated: set[int] = set()
         self._waiting: Sequence[Row] = ()
-        self.is_alone = False
+        self.is_isolated = False
 
     def begin(self) -> None:
-        self.alone.clear()
-        self.is_alone = False
+        self.isolated.clear()
+        self.is_isolated = False
         self._waiting = ()
 
-    def begin_lap(self) -> None:
+    def checkpoint_saved(self) -> None:
         """See `Barrier`. Nothing waits for a checkpoint."""
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         if self._waiting:
             rows = [*self._waiting, *rows]
-        if self.alone:
-            place = next((place for place, row in enumerate(rows) if row[0] in self.alone), room)
-            self.is_alone = first and place == 0 < room
+        if self.isolated:
+            place = next((place for place, row in enumerate(rows) if row[0] in self.isolated), room)
+            self.is_isolated = first and place == 0 < room
             room = min(room, place or int(first))
             if room and not place:
-                self.alone.discard(rows[0][0])
+                self.isolated.discard(rows[0][0])
         if len(rows) <= room:
             self._waiting = ()
             return rows
@@ -182,7 +182,7 @@ class NoBarrier:
         return [row for row in rows if row[2] not in before] if before else rows
 
     @property
-    def put_off(self) -> list[int]:
+    def deferred_ids(self) -> list[int]:
         return [row[0] for row in self._waiting]
 
     @property

@@ -1,5 +1,5 @@
 """What becomes of records that can never be sent, where a table that is marked is harvested in batches: they are moved
-out of the outbox into the table of parked records, as `TermLoop` does it (`harvest_lib.outbox.parking_rules`).
+out of the outbox into the table of parked records, as `MarkLoop` does it (`harvest_lib.outbox.parking_rules`).
 
 Promises
 - What is parked is out of the outbox, durably, before the page that it came with is sent; its id is in no position
@@ -10,21 +10,21 @@ Promises
 
 from collections.abc import Mapping, Sequence
 
-from harvest_lib.batching.parking import Knowledge
 from harvest_lib.config.limits import Policy
+from harvest_lib.delivery import Topics
 from harvest_lib.outbox.parking_rules import HeldKey, ParkingRules
 from harvest_lib.record import Row
 from harvest_lib.source import MarkPages, Position
 
 
 class MarkedParking:
-    """What one term parks; in the place of `parking.Shelf`. Nothing is sent again from here: what people put
+    """What one term parks; in the place of `BatchParking`. Nothing is sent again from here: what people put
     back is marked."""
 
     is_empty = True
     lowest: int | None = None
 
-    def __init__(self, policy: Policy, topics: Knowledge, pages: MarkPages) -> None:
+    def __init__(self, policy: Policy, topics: Topics, pages: MarkPages) -> None:
         self._parking = ParkingRules(policy, self._refused)
         self._topics = topics
         self._pages = pages
@@ -44,7 +44,7 @@ class MarkedParking:
         self.is_stale = False
         return True
 
-    def sieve(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
+    def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
         self._largest = largest
         parked = self._pages.parked
         if self._first:
@@ -56,7 +56,7 @@ class MarkedParking:
     def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have what was parked since
         return self._pages.position()
 
-    def suspects(self, rows: Sequence[Row], largest: int) -> set[int]:
+    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
         return self._topics.oversized(rows, largest)
 
     def blame(self, row: Row, reason: str) -> None:
@@ -79,7 +79,7 @@ class MarkedParking:
     def due(self, limit: int) -> list[int]:  # noqa: ARG002 - as above
         return []
 
-    def ask_anew(self) -> None:
+    def forget_topics(self) -> None:
         self._topics.forget()
 
     def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:

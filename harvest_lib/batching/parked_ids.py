@@ -105,7 +105,7 @@ SELECT count(*) FROM leads
 
 
 class Entry(NamedTuple):
-    """One record to be set aside."""
+    """One record to be parked."""
 
     id: int
     topic: str
@@ -173,8 +173,8 @@ class ParkedIds:
         return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
-        """Set records aside: one that is there already is parked if it was held, and never held if it was parked.
-        False if we were deposed."""
+        """Park records: one that is there already is parked if it was held, and never held if it was parked.
+        False if we were fenced."""
         values: dict[str, Any] = {
             **self._checkpoints.holder,
             "ids": [entry.id for entry in entries],
@@ -206,7 +206,7 @@ class ParkedIds:
         return [record_id for (record_id,) in rows]
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records, which are in Kafka by now or nowhere any more; False if we were deposed."""
+        """Forget records, which are in Kafka by now or nowhere any more; False if we were fenced."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
             row = self._connected().execute(self._release, values).fetchone()

@@ -1,20 +1,20 @@
-"""Which records a subscription by laps has set aside, and which it has to: those that can never be sent, and what waits
+"""Which records a subscription in batches has parked, and which it has to: those that can never be sent, and what waits
 behind them. The policies are those of `harvest_lib.outbox.parking_rules`; the records stay in the outbox.
 
 Promises
-- What is set aside is on disk, under the epoch, before anything is committed that passes it.
-- Under `hold_key` nothing of a key is sent to a topic that comes after a record of both that is set aside.
+- What is parked is on disk, under the epoch, before anything is committed that passes it.
+- Under `hold_key` nothing of a key is sent to a topic that comes after a record of both that is parked.
 - A row is passed over as parked only if it is the row that was parked: another one may have its id.
 - What people want sent again goes by id, each key's from its lowest on, and is forgotten only once it is in Kafka.
-- Rows pass without a look at each while nothing is set aside and none is refused.
+- Rows pass without a look at each while nothing is parked and none is refused.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-from harvest_lib.batching.parked_ids import Entry
+from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.config.limits import Policy
+from harvest_lib.delivery import Topics
 from harvest_lib.errors import RecordError
 from harvest_lib.outbox.parking_rules import HeldKey
 from harvest_lib.record import Row
@@ -24,60 +24,11 @@ _log = logging.getLogger(__name__)
 
 _SHOWN = 10
 _MOST_FOUND = 10_000
-"""Records that are to be set aside, in memory until they are written."""
-
-
-class Places(Protocol):
-    """Where it is written down what is set aside. All calls raise DatabaseUnavailable."""
-
-    def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
-        """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
-        ...
-
-    def add(self, entries: Sequence[Entry], /) -> bool:
-        """Set records aside, durably; False if we were deposed."""
-        ...
-
-    def matching(self, ids: Sequence[int], /) -> set[int]:
-        """Return those of the ids that are listed, and of the rows that have them now."""
-        ...
-
-    def moved(self, known: Sequence[tuple[HeldKey, int]], /) -> list[HeldKey]:
-        """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
-        ...
-
-    def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
-        """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
-        ...
-
-    def release(self, ids: Sequence[int], /) -> bool:
-        """Forget records; False if we were deposed."""
-        ...
-
-
-class Knowledge(Protocol):
-    """What is known of topics: `harvest_lib.delivery.Topics`."""
-
-    def refused(self, rows: Sequence[Row], largest: int | None = None, /) -> Mapping[int, str]:
-        """Return those of the rows that can never be sent, id and reason. `largest` is the length of the longest value;
-        without it each is measured, headers too."""
-        ...
-
-    def oversized(self, rows: Sequence[Row], /, largest: int) -> set[int]:
-        """Return the ids of those that may be refused with all that travel with them."""
-        ...
-
-    def forget(self) -> None:
-        """Ask again."""
-        ...
-
-    def blame(self, topic: str, reason: str, /) -> None:
-        """Note that a record for a topic was not taken, for a reason that may pass."""
-        ...
+"""Records that are to be parked, in memory until they are written."""
 
 
 class BatchParking:
-    """What one term has set aside. `begin` it whenever the source is opened."""
+    """What one term has parked. `begin` it whenever the source is opened."""
 
     is_stale = False
     """Whether what was read has to be read again; never here."""
@@ -85,20 +36,20 @@ class BatchParking:
     def __init__(
         self,
         policy: Policy,
-        topics: Knowledge,
-        places: Places,
+        topics: Topics,
+        parked_ids: ParkedIds,
         otherwise: str = "`parking: hold_key` would set it aside",
     ) -> None:
         self._policy = policy
         self._topics = topics
-        self._places = places
+        self._parked_ids = parked_ids
         self._otherwise = otherwise
         self._holds = policy != "skip"
-        self._first: dict[HeldKey, int] = {}  # the lowest id that is set aside of each key in its topic
+        self._first: dict[HeldKey, int] = {}  # the lowest id that is parked of each key in its topic
         self._ids: dict[int, HeldKey] = {}  # all of them with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
         self.lowest: int | None = None
-        """The lowest id that is set aside, or is to be."""
+        """The lowest id that is parked, or is to be."""
 
     @property
     def is_full(self) -> bool:
@@ -106,16 +57,16 @@ class BatchParking:
         return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
-        """Learn what is set aside, but for what is in Kafka since; what was found and not written comes again. False
-        if we were deposed."""
+        """Learn what is parked, but for what is in Kafka since; what was found and not written comes again. False
+        if we were fenced."""
         self._found.clear()
         if retried:
             return self.release(retried)
         self._learn()
         return True
 
-    def sieve(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
-        """Return the rows that may be sent. The others are set aside, or will be by `write`. `largest` is the length of
+    def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
+        """Return the rows that may be sent. The others are parked, or will be by `write`. `largest` is the length of
         the longest value; without it each record is measured. Raises RecordError under `stop`."""
         refusals = self._topics.refused(rows, largest)
         if not refusals and (not self._first or self._first.keys().isdisjoint([row[1:3] for row in rows])):
@@ -135,12 +86,12 @@ class BatchParking:
                 good.append(row)
         return good
 
-    def suspects(self, rows: Sequence[Row], largest: int) -> set[int]:
+    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
         """Return the ids of those that should travel alone, given the length of the longest value."""
         return self._topics.oversized(rows, largest)
 
     def passed(self, position: Position) -> Position:
-        """Return the position after a page whose rows were sieved."""
+        """Return the position after a page whose rows were filtered."""
         return position
 
     def blame(self, row: Row, reason: str) -> None:
@@ -148,17 +99,17 @@ class BatchParking:
         self._topics.blame(row[1], reason)
 
     def park(self, row: Row, reason: str) -> bool:
-        """Set a record aside at once that was refused when it was sent; False if we were deposed. Raises RecordError
+        """Park a record at once that was refused when it was sent; False if we were fenced. Raises RecordError
         under `stop`."""
         self._refuse(row, reason)
         return self.write()
 
     def write(self) -> bool:
-        """Write down what is to be set aside; False if we were deposed."""
+        """Write down what is to be parked; False if we were fenced."""
         found, self._found = list({entry.id: entry for entry in self._found}.values()), []
         if not found:
             return True
-        if not self._places.add(found):
+        if not self._parked_ids.add(found):
             return False
         parked = [entry for entry in found if not entry.held]
         if parked:
@@ -173,20 +124,20 @@ class BatchParking:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing is set aside."""
+        """Tell whether nothing is parked."""
         return self.lowest is None
 
     def due(self, limit: int) -> list[int]:
         """Return the ids of what people want sent, or have made way for, `limit` at most."""
         known = [(key, each) for each, key in self._ids.items()] if self._ids else list(self._first.items())
-        keys = self._places.moved(known)
+        keys = self._parked_ids.moved(known)
         if not keys:
             return []
         self._learn()
-        return self._places.due(keys, limit, keep_order=self._holds)
+        return self._parked_ids.due(keys, limit, keep_order=self._holds)
 
-    def ask_anew(self) -> None:
-        """Forget what is known of topics: it is why records were set aside."""
+    def forget_topics(self) -> None:
+        """Forget what is known of topics: it is why records were parked."""
         self._topics.forget()
 
     def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -208,8 +159,8 @@ class BatchParking:
         return good
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records: they are in Kafka, or nowhere any more. False if we were deposed."""
-        if not self._places.release(ids):
+        """Forget records: they are in Kafka, or nowhere any more. False if we were fenced."""
+        if not self._parked_ids.release(ids):
             return False
         self._learn()
         return True
@@ -217,7 +168,7 @@ class BatchParking:
     def _parked(self, rows: Sequence[Row]) -> set[int]:
         """Return the ids of the rows that are parked. If another row has the id of a parked one, load anew."""
         listed = [row[0] for row in rows if row[0] in self._ids or self._first.get(row[1:3]) == row[0]]
-        parked = self._places.matching(listed) if listed else set()
+        parked = self._parked_ids.matching(listed) if listed else set()
         if len(parked) < len(listed):
             _log.warning("parked_ids_reused", extra={"ids": sorted({*listed} - parked)[:_SHOWN]})
             self._learn()
@@ -230,7 +181,7 @@ class BatchParking:
         self._first.clear()
         self._ids.clear()
         self.lowest = None
-        for key, record_id in self._places.load(each=not self._holds):
+        for key, record_id in self._parked_ids.load(each=not self._holds):
             self._note(key, record_id)
 
     def _refuse(self, row: Row, reason: str) -> None:

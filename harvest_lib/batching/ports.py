@@ -1,4 +1,4 @@
-"""What a term by laps works with: source, delivery, the store of its checkpoints, and what is set aside."""
+"""What a term in batches works with: source, delivery, the store of its checkpoints, and what is parked."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +20,7 @@ class BatchPorts:
     source: BatchSource
     delivery: BatchDelivery
     store: CheckpointStore
-    shelf: BatchParking | MarkedParking
+    parking: BatchParking | MarkedParking
     limits: Limits
     one_per_key: bool
     """Whether the key barrier is up: at most one record of a key in flight."""

@@ -1,6 +1,6 @@
-"""What is sent again in a lap: what people asked for, of what was set aside.
+"""What is sent again in a batch: what people asked for, of what was parked.
 
-Looked for about once a second, while anything is set aside. Only records that the source has passed since it was opened
+Looked for about once a second, while anything is parked. Only records that the source has passed since it was opened
 may be sent so, or it would bring them once more: whoever asks here makes sure of that.
 """
 
@@ -18,14 +18,14 @@ from harvest_lib.source import BatchSource
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""What is set aside is looked at this often: somebody may want it sent again."""
+"""What is parked is looked at this often: somebody may want it sent again."""
 _LOOKING_SHARE = 0.1
 """And looking takes no more of the time than this."""
 _BUSY_SECONDS = 0.01
 _SHOWN = 10
 
 
-class Again(NamedTuple):
+class RedeliveryBatch(NamedTuple):
     """The rows to be sent, and all the ids to be forgotten then: theirs, and those that are nowhere any more."""
 
     rows: list[Row]
@@ -33,24 +33,24 @@ class Again(NamedTuple):
 
 
 class Redelivery:
-    """What one term sends again. `size` bounds its laps, and hears what becomes of them."""
+    """What one term sends again. `size` bounds its batches, and hears what becomes of them."""
 
-    def __init__(self, source: BatchSource, shelf: BatchParking | MarkedParking) -> None:
+    def __init__(self, source: BatchSource, parking: BatchParking | MarkedParking) -> None:
         self.size = BatchSize()
         self._source = source
-        self._shelf = shelf
+        self._parking = parking
         self._look_at = self._ask_at = 0.0
 
     @property
     def may_look(self) -> bool:
-        """Tell whether something is set aside, and it is time to look what people say to it."""
-        return not self._shelf.is_empty and boot_seconds() >= self._look_at
+        """Tell whether something is parked, and it is time to look what people say to it."""
+        return not self._parking.is_empty and boot_seconds() >= self._look_at
 
-    def next(self, gate: Barrier) -> Again | None:
-        """Return what is to go in a lap of its own, or None. What cannot be sent even now is left to the shelf to write
-        down. Raises RecordError under `stop`."""
+    def next(self, barrier: Barrier) -> RedeliveryBatch | None:
+        """Return what is to go in a batch of its own, or None. What cannot be sent even now is left to the parking to
+        write down. Raises RecordError under `stop`."""
         began = boot_seconds()
-        due = self._shelf.due(min(self.size.records, self.size.page))
+        due = self._parking.due(min(self.size.records, self.size.page))
         now = boot_seconds()
         if not due:
             self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
@@ -59,16 +59,16 @@ class Redelivery:
         looked_for = due if not rows else due[: due.index(rows[-1][0]) + 1]
         self.size.measured(rows, len(due))
         if now >= self._ask_at:
-            self._shelf.ask_anew()
+            self._parking.forget_topics()
             self._ask_at = now + _LOOK_SECONDS
-        sendable = self._shelf.sendable(rows)
-        alone = self._shelf.suspects(sendable, self.size.largest)
-        place = next((place for place, row in enumerate(sendable) if row[0] in alone), len(sendable))
-        picked = list(gate.pick(sendable[: place or 1]))
+        sendable = self._parking.sendable(rows)
+        isolated = self._parking.oversized(sendable, self.size.largest)
+        place = next((place for place, row in enumerate(sendable) if row[0] in isolated), len(sendable))
+        picked = list(barrier.pick(sendable[: place or 1]))
         gone = sorted(set(looked_for).difference(row[0] for row in rows))
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
         elif not picked and len(sendable) == len(rows):
             self._look_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
             return None
-        return Again(picked, [*gone, *(row[0] for row in picked)])
+        return RedeliveryBatch(picked, [*gone, *(row[0] for row in picked)])

@@ -147,10 +147,10 @@ def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, plac
             next_step=f"set it back to what it was; if it was changed on purpose, {anew}",
         )
     ids = before.get("topic_id"), now.get("topic_id")
-    cause, evidence = "the topic was made anew, or lost records", numbers
+    cause, evidence = "the topic was recreated, or lost records", numbers
     if all(ids):
         evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
-        cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and made anew"
+        cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and recreated"
     return CheckpointError(f"{place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=anew)
 
 

@@ -13,24 +13,24 @@ class CheckpointStore(Protocol):
     kept_in: str
 
     def lead(self, leader_id: UUID) -> None:
-        """Depose whoever led before. Raises DatabaseUnavailable."""
+        """Fence whoever led before. Raises DatabaseUnavailable."""
         ...
 
-    def standing(self) -> LeadershipStatus:
-        """Tell whether somebody has deposed us since, or moved the subscription. Raises DatabaseUnavailable."""
+    def leadership_status(self) -> LeadershipStatus:
+        """Tell whether somebody has fenced us since, or moved the subscription. Raises DatabaseUnavailable."""
         ...
 
-    def stands(self) -> Checkpoint:
+    def load(self) -> Checkpoint:
         """Return the last checkpoint, once the delivery has begun: then no other leader can add one. Readers see all
         that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
         ...
 
     def offer(self, checkpoint: Checkpoint) -> Offer:
-        """Return how the checkpoint goes with its lap."""
+        """Return how the checkpoint goes with its batch."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint to Postgres; False if we were deposed, or the subscription was moved."""
+        """Write a checkpoint to Postgres; False if we were fenced, or the subscription was moved."""
         ...
 
     def close(self) -> None:

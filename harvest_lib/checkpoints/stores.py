@@ -54,12 +54,12 @@ class PostgresStore:
     def lead(self, leader_id: UUID) -> None:
         self._mirror = self._checkpoints.lead(leader_id)
 
-    def standing(self) -> LeadershipStatus:
-        standing, checkpoint = self._checkpoints.standing()
+    def leadership_status(self) -> LeadershipStatus:
+        standing, checkpoint = self._checkpoints.leadership_status()
         self._mirror = checkpoint or self._mirror
         return standing
 
-    def stands(self) -> Checkpoint:
+    def load(self) -> Checkpoint:
         self._acknowledge_again()
         if self._mirror.kept_in == "postgres":
             return self._mirror
@@ -90,19 +90,20 @@ class PostgresStore:
         intents = [Intent.of_json(list(each)) for each in kept]
         owed = self._acknowledge(intents) if intents else ()
         if owed:
-            _log.warning("acknowledgements_owed", extra={"topics": sorted({each.topic for each in owed})})
+            _log.warning("acknowledgements_pending", extra={"topics": sorted({each.topic for each in owed})})
         self._owed = [each.to_json() for each in owed]
 
 
 class IntentStore(PostgresStore):
-    """`Store` in the table of subscriptions, each lap's together with the acknowledgements that make readers see it."""
+    """`Store` in the table of subscriptions, each batch's together with the acknowledgements that make readers see
+    it."""
 
-    def stands(self) -> Checkpoint:
+    def load(self) -> Checkpoint:
         checkpoint = self._checkpoints.renew()
-        if checkpoint is None:  # whoever leads now acknowledges; `standing` says so
+        if checkpoint is None:  # whoever leads now acknowledges; `leadership_status` says so
             return self._mirror
         self._mirror = checkpoint
-        return super().stands()
+        return super().load()
 
     def offer(self, checkpoint: Checkpoint, /) -> Offer:
         return lambda intents: super(IntentStore, self).save(
@@ -138,7 +139,7 @@ class KafkaStore(PostgresStore):
         self._outbox = outbox
         self._consumer_provider = consumer_provider
 
-    def stands(self) -> Checkpoint:
+    def load(self) -> Checkpoint:
         self._acknowledge_again()
         place = self._place
         under = {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()}
@@ -168,7 +169,7 @@ class KafkaStore(PostgresStore):
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
     def refuse_another(self) -> None:
-        """Raise CheckpointError if what is in Kafka says that it is of another outbox. Nobody is deposed by asking."""
+        """Raise CheckpointError if what is in Kafka says that it is of another outbox. Nobody is fenced by asking."""
         mirror = self._checkpoints.look()
         ours = self._belonging()
         with suppress(TopicMissing):

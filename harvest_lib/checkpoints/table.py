@@ -1,11 +1,11 @@
 """Where subscriptions stand: one row each, and one per shard, in the table `<outbox>_subscriptions`.
 
 Promises
-- Epochs fence: whoever leads raises the row's epoch first, and only the holder of the present one saves. A deposed
-  leader's save changes nothing, and it learns that it was deposed.
+- Epochs fence: whoever leads raises the row's epoch first, and only the holder of the present one saves. A fenced
+  leader's save changes nothing, and it learns that it was fenced.
 - A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
 - Rewinding raises the generation: what a leader saves of the one before is refused. It keeps its epoch, so it still
-  leads, and `standing` tells it to go on from the new place.
+  leads, and `leadership_status` tells it to go on from the new place.
 - Nobody leads a subscription that is divided or read otherwise than configured, or of which the checkpoint is another
   outbox's: CheckpointError, before any epoch is raised.
 - A checkpoint says who wrote it: the outbox's identity, the subscription, the leader and its epoch. The row lists the
@@ -78,7 +78,7 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)
   AND checkpoint IS NOT NULL
 """
 
-_STANDS = """
+_STATUS = """
 SELECT generation, until::text, checkpoint FROM {table} AS s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
@@ -98,7 +98,7 @@ class LeadershipStatus(enum.Enum):
     LEADS = "leads"
     MOVED = "moved"
     """It leads, but the subscription was rewound, or told where to stop: go on from where it stands now."""
-    DEPOSED = "deposed"
+    FENCED = "fenced"
 
 
 class CheckpointTable:
@@ -128,9 +128,9 @@ class CheckpointTable:
         self._table = table
         self._subscription = subscription
         self._rivals = rivals
-        stands = _STANDS if rivals is None else _STANDS.replace(" FROM", f"{_RIVAL} FROM", 1)
+        stands = _STATUS if rivals is None else _STATUS.replace(" FROM", f"{_RIVAL} FROM", 1)
         names = {"table": in_statement(table)}
-        self._first, self._lead, self._renew, self._save, self._stands = (
+        self._first, self._lead, self._renew, self._save, self._status = (
             sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, stands)
         )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
@@ -140,7 +140,7 @@ class CheckpointTable:
         self._until: str | None = None
 
     def lead(self, leader_id: UUID) -> Checkpoint:
-        """Raise the epoch, deposing whoever led before, and return where the subscription stands.
+        """Raise the epoch, fencing whoever led before, and return where the subscription stands.
 
         Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a leader of
         another pool has it.
@@ -248,19 +248,19 @@ class CheckpointTable:
         with translated(), self._connected().transaction(force_rollback=True):
             self._connected().execute(self._lead, {**self._row, **leader})
             self.save(Checkpoint(generation=0))
-            self.standing()
+            self.leadership_status()
             yield
 
-    def standing(self) -> tuple[LeadershipStatus, Checkpoint | None]:
+    def leadership_status(self) -> tuple[LeadershipStatus, Checkpoint | None]:
         """Tell whether this leader still leads, and if so from where; MOVED is said once.
 
         Raises CheckpointError if the subscription was given another number of shards, or another source.
         """
         with translated():
-            row = self._connected().execute(self._stands, self._held()).fetchone()
+            row = self._connected().execute(self._status, self._held()).fetchone()
         if row is None:
             check_subscription(self._connected(), self._table, self._subscription)
-            return LeadershipStatus.DEPOSED, None
+            return LeadershipStatus.FENCED, None
         before, (self._generation, self._until, saved, *rival) = (self._generation, self._until), row
         if self._rivals is not None:
             self._rivals.hear(*rival)
@@ -268,7 +268,7 @@ class CheckpointTable:
         return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, _checkpoint(self._generation, saved)
 
     def renew(self) -> Checkpoint | None:
-        """Raise the epoch once more and return where the subscription stands; None if we were deposed.
+        """Raise the epoch once more and return where the subscription stands; None if we were fenced.
 
         What was saved before and had no answer counts now, or never will.
         """
@@ -283,7 +283,7 @@ class CheckpointTable:
         return _checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint; False if this leader was deposed, the subscription was rewound since, or the checkpoint
+        """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the checkpoint
         is older than the one there."""
         values = {
             **self._held(),

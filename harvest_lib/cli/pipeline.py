@@ -78,7 +78,7 @@ def status(file: _File, as_json: Json = False) -> None:
     from harvest_lib.pipeline.folder import offsets_folder
 
     declaration = load(file)
-    standing = operations.standing(declaration)
+    standing = operations.pipeline_status(declaration)
     writers = [
         {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
         | {"parked": each.parked}

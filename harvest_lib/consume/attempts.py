@@ -9,7 +9,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _CAREFUL_TRANSACTIONS = 1_000
 
 
-class Refused(Exception):
+class MessageRefused(Exception):
     """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message it is put
     down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`)."""
 
@@ -44,14 +44,14 @@ class Attempts:
         return self.one_at_a_time or self.has_failed
 
     def spent(self, offset: int) -> str | None:
-        """Return why a message is to be set aside, None if it may be tried (again). Asked as it is about to be."""
+        """Return why a message is to be parked, None if it may be tried (again). Asked as it is about to be."""
         if offset not in self._failures:
             return None
         self._passed.append(offset)
         attempts, reason = self._failures[offset]
         return reason if attempts >= self._most else None
 
-    def failed(self, refused: Refused) -> tuple[int, float]:
+    def failed(self, refused: MessageRefused) -> tuple[int, float]:
         """Count, and return how often that has failed, and for how many seconds to wait before the next attempt."""
         self._passed.clear()
         self._in_a_row += 1

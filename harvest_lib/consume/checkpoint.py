@@ -28,7 +28,7 @@ class Checkpoint:
 
     `offset` is the one up to which messages were read, `producers` what the sequencer knew by then, `intents` the
     acknowledgements of what was published: to be written, again if need be, once this is kept. `topic_id` is Kafka's
-    own id of the topic, which one that is made anew under the same name does not have; empty where nobody knows it.
+    own id of the topic, which one that is recreated under the same name does not have; empty where nobody knows it.
     """
 
     shard: ShardId
@@ -77,8 +77,8 @@ class Checkpoint:
             )
         if self.topic_id and topic_id and self.topic_id != topic_id:
             raise CheckpointError(
-                f"the topic {shard.topic!r} was made anew since {shard} last read it",
+                f"the topic {shard.topic!r} was recreated since {shard} last read it",
                 evidence=f"its id was {self.topic_id}, and is {topic_id}: offset {self.offset} means another message",
                 next_step="read the new topic under another name of the consumer, or delete the row of this shard, "
-                "state and all, to begin anew",
+                "state and all, to start over",
             )

@@ -59,7 +59,7 @@ class Consumer:
         limits: ShardLimits | None = None,
         isolation: Isolation = "read_committed",
     ) -> None:
-        """`name` is that of the group, and of the checkpoints: who changes it begins anew. `settings` are librdkafka's;
+        """`name` is that of the group, and of the checkpoints: who changes it starts over. `settings` are librdkafka's;
         `isolation` is Kafka's own, for topics that are written in Kafka transactions."""
         self._application, self._name, self._topics = application, name, list(topics)
         self._group_settings = settings

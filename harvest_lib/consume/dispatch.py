@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.attempts import Attempts, MessageRefused
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
@@ -40,8 +40,11 @@ class OpenTransaction:
         return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
 
 
-class Intake:
-    """Of one shard. What functions raise becomes Refused, except errors of Kafka, for which no message is to blame."""
+class Dispatch:
+    """Hands the messages of one shard to the application.
+
+    What its functions raise becomes MessageRefused, except errors of Kafka: no message is to blame for those.
+    """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
         self._application, self._store, self._attempts = application, store, attempts
@@ -63,7 +66,7 @@ class Intake:
         except Exception as error:
             raise self.refused(error, None, is_anyones=True) from error
         if not self._store.is_open:
-            raise Refused(_NOT_OPEN, is_anyones=True)
+            raise MessageRefused(_NOT_OPEN, is_anyones=True)
         opened.taken += len(group)
         opened.last = group.offsets[-1]
 
@@ -75,7 +78,7 @@ class Intake:
             self._take(opened, messages)
 
     def _take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Look at the end only whether the transaction still stands."""
+        """Check only at the end that the transaction is still open."""
         consume_message, transaction, taken = self._application.consume_message, opened.transaction, 0
         for message in messages:
             opened.about = message
@@ -89,12 +92,12 @@ class Intake:
             taken += 1
         last = opened.about.offset if opened.about is not None else None
         if not self._store.is_open:
-            raise Refused(_NOT_OPEN, last if taken == 1 else None, is_anyones=taken > 1)
+            raise MessageRefused(_NOT_OPEN, last if taken == 1 else None, is_anyones=taken > 1)
         opened.taken += taken
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Find out which message it is that fails, and set aside those that failed too often."""
+        """Find out which message it is that fails, and park those that failed too often."""
         for message in messages:
             if (reason := self._attempts.spent(message.offset)) is not None:
                 self._store.park(message, reason)
@@ -108,7 +111,7 @@ class Intake:
             except Exception as error:
                 raise self.refused(error, message.offset) from error
             if not self._store.is_open:
-                raise Refused(_NOT_OPEN, message.offset)
+                raise MessageRefused(_NOT_OPEN, message.offset)
             opened.taken += 1
             opened.last = message.offset
 
@@ -124,15 +127,15 @@ class Intake:
         except Exception as error:
             raise self.refused(error, opened.only, is_anyones=True) from error
         if not self._store.is_open:
-            raise Refused(_NOT_OPEN, opened.only, is_anyones=True)
+            raise MessageRefused(_NOT_OPEN, opened.only, is_anyones=True)
 
-    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> Refused:
+    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> MessageRefused:
         """Say what an error of a function means, or of what it published."""
         if self._store.will_pass(error):
-            return Refused(_reason(error))
+            return MessageRefused(_reason(error))
         if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
-            return Refused(_reason(error), error.about)
-        return Refused(_reason(error), offset, is_anyones=is_anyones)
+            return MessageRefused(_reason(error), error.about)
+        return MessageRefused(_reason(error), offset, is_anyones=is_anyones)
 
 
 def _reason(error: Exception) -> str:

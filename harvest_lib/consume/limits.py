@@ -16,4 +16,4 @@ class ShardLimits:
     prune_after_seconds: float = 86_400.0
     """A producer is forgotten of which nothing was seen for so long before the newest message."""
     max_attempts: int = 5
-    """How often a message may fail before it is set aside; the pauses between grow from 0.05 to 5 s."""
+    """How often a message may fail before it is parked; the pauses between grow from 0.05 to 5 s."""

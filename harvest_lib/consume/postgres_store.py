@@ -59,7 +59,7 @@ _PARK = "INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
 
 
 def create_tables(dsn: str, table: str = "consumers") -> None:
-    """Create the table of checkpoints, and `<table>_parked` for what is set aside, unless they are there."""
+    """Create the table of checkpoints, and `<table>_parked` for what is parked, unless they are there."""
     with connect(dsn) as connection, translated(), connection.transaction():
         connection.execute(LOCK_DDL)
         for statement in _CREATE:

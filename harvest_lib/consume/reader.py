@@ -226,7 +226,7 @@ def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicP
         return CheckpointError(
             f"the log of {where} does not have offset {place.offset}, from which on it is to be read",
             evidence=error.str(),
-            next_step="retention has removed what was not read yet, or the topic was made anew: lengthen "
+            next_step="retention has removed what was not read yet, or the topic was recreated: lengthen "
             "`retention.ms`, and decide from which offset to go on",
         )
     if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001

@@ -6,7 +6,7 @@ Kafka's, its head comes last. The topic is compacted: it holds each page about o
 as the database is large, however long that has been in use.
 
 Promise: what is played back is all that was committed, or an error. No page can be missing, or be another one, without
-the digest telling, whatever retention, or a hand, did to the log. A topic that was made anew is a new log.
+the digest telling, whatever retention, or a hand, did to the log. A topic that was recreated is a new log.
 """
 
 import json
@@ -177,6 +177,6 @@ def _incomplete(place: LogPlace, evidence: str) -> CheckpointError:
     return CheckpointError(
         f"{place} lacks records: retention, or a hand, has removed or changed some",
         evidence=evidence,
-        next_step="the state cannot be restored from it: mirror it back from a copy, or begin anew with another "
+        next_step="the state cannot be restored from it: mirror it back from a copy, or start over with another "
         "consumer name and another log, from the messages themselves",
     )

@@ -25,14 +25,14 @@ from harvest_lib.consume.recovery_log import AUTHOR, HEAD, LogPlace, PagesDigest
 from harvest_lib.errors import CheckpointError
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, refused_settings, translate
 
-Told = Callable[[KafkaError | None, Any], None]
+DeliveryReport = Callable[[KafkaError | None, Any], None]
 
 _FULL_SECONDS = 0.05
 _LET_GO_SECONDS = 2.0
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001 - librdkafka's own code
 
 
-class Recorder:
+class RecoveryLogWriter:
     """Of one shard, by one thread."""
 
     def __init__(
@@ -116,12 +116,12 @@ class Recorder:
         """Write that we are the author now, and return at which offset."""
         offsets: list[int] = []
 
-        def told(error: KafkaError | None, message: Any) -> None:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
             if error is None:
                 offsets.append(message.offset())
 
         author = json.dumps({"shard": list(self._place.shard), "author": uuid4().hex})
-        if not self._transact([(AUTHOR, author.encode())], told):
+        if not self._transact([(AUTHOR, author.encode())], on_delivery):
             raise self.superseded()
         return offsets[0]
 
@@ -136,13 +136,13 @@ class Recorder:
         head = {"shard": list(self._place.shard), "page_count": page_count, "digest": str(self._digest)}
         yield HEAD, json.dumps(head).encode()
 
-    def _transact(self, records: Iterable[tuple[str, bytes | None]], told: Told | None = None) -> bool:
+    def _transact(self, records: Iterable[tuple[str, bytes | None]], on_delivery: DeliveryReport | None = None) -> bool:
         assert self._producer is not None  # noqa: S101 - `take_over` makes it
         is_committed = False
         try:
             self._producer.begin_transaction()
             for key, value in records:
-                self._produce(key, value, told)
+                self._produce(key, value, on_delivery)
             self._producer.commit_transaction(self._timeout_seconds)
             is_committed = True
         except (KafkaException, SystemError) as error:
@@ -155,11 +155,11 @@ class Recorder:
                 self.close()
         return is_committed
 
-    def _produce(self, key: str, value: bytes | None, told: Told | None) -> None:
+    def _produce(self, key: str, value: bytes | None, on_delivery: DeliveryReport | None) -> None:
         deadline = Deadline(self._timeout_seconds)
         while True:
             try:
-                self._producer.produce(self._place.log, value, key, self._place.partition, told)
+                self._producer.produce(self._place.log, value, key, self._place.partition, on_delivery)
             except BufferError:
                 self._producer.poll(_FULL_SECONDS)
                 if deadline.passed:

@@ -9,7 +9,7 @@ Promises, with whatever crashes, freezes and is taken over
 - What is published is read once by whoever reads what is committed: it is pending until the transaction is kept, and is
   acknowledged only then.
 - All messages that one acknowledgement commits are in one transaction.
-- A message that the user's function does not take is set aside with its reason after some attempts, and only that one.
+- A message that the user's function does not take is parked with its reason after some attempts, and only that one.
 """
 
 import logging
@@ -21,9 +21,9 @@ from itertools import chain, islice
 from typing import Any
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, Refused
+from harvest_lib.consume.attempts import Attempts, MessageRefused
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.dispatch import Intake, OpenTransaction
+from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import NOTHING_READY
 from harvest_lib.consume.store import Store
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
-"""Where messages took longer, the time is looked at before each; else before every 64th."""
+"""Where messages took longer, the time is checked before each; else before every 64th."""
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
-"""Returns what is committed from where a sequencer stands on, an empty group where nothing is ready."""
+"""Returns what is committed from the position of a sequencer on, an empty group where nothing is ready."""
 
 
 class Fenced(Exception):
@@ -65,7 +65,7 @@ class Shard:
         """`publisher` makes one with a producer id that nobody had; it is asked for one where there is something to
         publish."""
         self.committed = self.transactions = self.parked = 0
-        """How many messages were taken in, in how many transactions that were kept, and how many were set aside."""
+        """How many messages were taken in, in how many transactions that were kept, and how many were parked."""
         self.offset = -1
         """Where the last transaction that was kept ends, -1 before the first."""
         self._store = store
@@ -74,9 +74,9 @@ class Shard:
         self._publisher: Publisher | None = None
         self._checkpoint = Checkpoint(shard=shard, topic_id=topic_id)
         self._attempts = Attempts(limits.max_attempts)
-        self._intake = Intake(application, store, self._attempts)
+        self._dispatch = Dispatch(application, store, self._attempts)
         self._open: OpenTransaction | None = None
-        self._touched_at = self._looked_at = 0.0
+        self._touched_at = self._checked_at = 0.0
         self._stride = 1
 
     def run(self, stopping: threading.Event) -> None:
@@ -93,7 +93,7 @@ class Shard:
                     self._acknowledge(self._checkpoint)
                     self._flush()
                     self._process(stopping)
-                except Refused as refused:
+                except MessageRefused as refused:
                     self._store.rollback()  # raises, if it is the store that failed, and not the function
                     stopping.wait(self._note(refused))
                 finally:
@@ -116,7 +116,7 @@ class Shard:
                     elif self._attempts.one_at_a_time and self._open.taken:
                         self._finish(self._open, sequencer)
                     else:
-                        self._show_life()
+                        self._touch_if_due()
                 elif sequencer.offset > self._checkpoint.offset and (
                     stopping.is_set() or boot_seconds() - quiet_since >= _QUIET_SECONDS
                 ):
@@ -130,19 +130,19 @@ class Shard:
 
     def _take(self, group: Iterable[Message]) -> None:
         """Take in what one acknowledgement commits."""
-        if self._intake.takes_at_once(group):
+        if self._dispatch.takes_at_once(group):
             self._open = self._open or self._begin()
-            self._intake.take_at_once(self._open, group)
+            self._dispatch.take_at_once(self._open, group)
             return
         if group and isinstance(group, (tuple, Batch)):
             self._open = self._open or self._begin()
-            if len(group) <= self._show_life():
-                self._intake.take(self._open, group)
+            if len(group) <= self._touch_if_due():
+                self._dispatch.take(self._open, group)
                 return
         messages = iter(group)
         for first in messages:
             self._open = self._open or self._begin()
-            self._intake.take(self._open, chain((first,), islice(messages, self._show_life() - 1)))
+            self._dispatch.take(self._open, chain((first,), islice(messages, self._touch_if_due() - 1)))
 
     def _begin(self) -> OpenTransaction:
         transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
@@ -150,18 +150,18 @@ class Shard:
         return OpenTransaction(transaction, self._touched_at)
 
     def _finish(self, opened: OpenTransaction, sequencer: Sequencer) -> None:
-        self._intake.finalize(opened)
+        self._dispatch.finalize(opened)
         try:
             self._keep(sequencer)
         except PublishRefused as error:
-            raise self._intake.refused(error, opened.only, is_anyones=True) from error
+            raise self._dispatch.refused(error, opened.only, is_anyones=True) from error
         self._attempts.kept()
         self._open = None
         self.committed += opened.taken
         self.transactions += 1
         self.parked += len(opened.parked)
         for offset, reason in opened.parked:
-            _log.error("message_parked", extra={**self._said, "offset": offset, "reason": reason})
+            _log.error("message_parked", extra={**self._log_fields, "offset": offset, "reason": reason})
 
     def _keep(self, sequencer: Sequencer) -> None:
         self._prune(sequencer)
@@ -178,11 +178,11 @@ class Shard:
         self.offset = checkpoint.offset
         self._acknowledge(checkpoint)
 
-    def _show_life(self) -> int:
-        """Have the store hear of us, if that is due; return after how many messages to look again."""
+    def _touch_if_due(self) -> int:
+        """Touch the store, if that is due. Return after how many messages to check again."""
         now = boot_seconds()
-        self._stride = 1 if now - self._looked_at > _SLOW_SECONDS else min(2 * self._stride, _LONGEST_STRIDE)
-        self._looked_at = now
+        self._stride = 1 if now - self._checked_at > _SLOW_SECONDS else min(2 * self._stride, _LONGEST_STRIDE)
+        self._checked_at = now
         if now - self._touched_at >= _TOUCH_SECONDS:
             self._touched_at = now
             self._store.touch()
@@ -192,21 +192,21 @@ class Shard:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
         # By the log's time, or a backlog would be forgotten as it is read; never by one that is still to come.
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
-            _log.info("producers_forgotten", extra={**self._said, "count": forgotten})
+            _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
     # -- what goes wrong
 
-    def _note(self, refused: Refused) -> float:
+    def _note(self, refused: MessageRefused) -> float:
         """Count that something was refused, and return for how long to wait."""
         attempts, pause = self._attempts.failed(refused)
         _log.warning(
             "message_refused" if refused.offset is not None else "transaction_refused",
-            extra={**self._said, "offset": refused.offset, "attempt": attempts, "reason": refused.reason},
+            extra={**self._log_fields, "offset": refused.offset, "attempt": attempts, "reason": refused.reason},
         )
         return pause
 
     @property
-    def _said(self) -> dict[str, Any]:
+    def _log_fields(self) -> dict[str, Any]:
         return {"shard": str(self._shard)}
 
     # -- what is published

@@ -4,7 +4,7 @@
     fences, plays back                                                   False: somebody has restored it since
 
 Promises
-- What counts is the recovery log. The file is a cache: it is made anew from the log at each `restore`, and has no name
+- What counts is the recovery log. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
   while it is used, so nobody mistakes it for the state and a process that is killed leaves none behind.
 - Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
 - A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.
@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.recovery_log import LogPlace
-from harvest_lib.consume.recovery_log_writer import Recorder
+from harvest_lib.consume.recovery_log_writer import RecoveryLogWriter
 from harvest_lib.consume.sqlite_wal import Appended, End, appended
 from harvest_lib.consume.store import headers_as_json
 from harvest_lib.kafka_client import KafkaProducerProvider
@@ -93,7 +93,7 @@ class SqliteStore:
         self._directory = directory
         self._shard = shard
         place = LogPlace(log=log, shard=shard)
-        self._recorder = Recorder(settings, place, provider=provider)
+        self._recorder = RecoveryLogWriter(settings, place, provider=provider)
         self._connection: sqlite3.Connection | None = None
         self._is_lent = False
         self._wal = _NO_FILE

@@ -13,7 +13,7 @@ _HEADER = Struct(">8x I 4x 8s 8x")  # page size, salts
 _FRAME = Struct(">II 8s 8x")  # page, database's size in pages if this ends a transaction, salts
 
 End = tuple[int, bytes]
-"""Where a transaction ends: a position, and the salts of the file, which are others once SQLite begins it anew."""
+"""Where a transaction ends: a position, and the salts of the file, which change when SQLite restarts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def appended(descriptor: int, after: End | None) -> Appended | None:
     while len(frame := os.pread(descriptor, _FRAME.size, at)) == _FRAME.size:
         page, page_count, salts_here = _FRAME.unpack(frame)
         if salts_here != salts:
-            return None  # left over from before the file was begun anew
+            return None  # left over from before the file was restarted
         positions[page] = at + _FRAME.size  # a large transaction may write a page more than once
         at += _FRAME.size + page_size
         if page_count:

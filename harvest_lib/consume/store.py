@@ -55,5 +55,5 @@ class Store(Protocol):
 
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
-    """Return the headers of a message that is set aside, as JSON takes them: their bytes in hexadecimal."""
+    """Return the headers of a message that is parked, as JSON takes them: their bytes in hexadecimal."""
     return [[name, value if value is None else bytes(value).hex()] for name, value in record.headers() or ()]

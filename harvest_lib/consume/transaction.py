@@ -23,7 +23,7 @@ class Transaction:
 
 class Application(Protocol):
     """The user's functions. Shards call them on threads of their own, and again for a message whose transaction was not
-    kept. What they raise rolls the transaction back; a message that fails again and again is set aside."""
+    kept. What they raise rolls the transaction back; a message that fails again and again is parked."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Take in a message, `message.record` being the Kafka client's: change state, publish what follows from it."""

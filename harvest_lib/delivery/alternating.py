@@ -1,10 +1,10 @@
-"""Two deliveries that take turns, lap by lap.
+"""Two deliveries that take turns, batch by batch.
 
 Kafka answers a commit once it is decided, and writes the marks that readers wait for afterwards. Until they are
 written, which takes a few milliseconds, the same transactional id is refused its next transaction, and librdkafka asks
-again only after 20. So the next lap is another id's.
+again only after 20. So the next batch is another id's.
 
-Promises: those of the deliveries. A lap begins only when the one before was committed; beginning begins both, so when
+Promises: those of the deliveries. A batch begins only when the one before was committed; beginning begins both, so when
 it is over nobody who led before can commit anything.
 """
 
@@ -24,7 +24,7 @@ from harvest_lib.record import Row
 
 
 class AlternatingProducers:
-    """`BatchDelivery` by several, of which each delivers the lap after the one before it."""
+    """`BatchDelivery` by several, of which each delivers the batch after the one before it."""
 
     def __init__(self, deliveries: Sequence[BatchDelivery]) -> None:
         self._deliveries = list(deliveries)  # the first is the one whose turn it is

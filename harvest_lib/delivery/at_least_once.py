@@ -162,7 +162,7 @@ class AtLeastOnce:
         return producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds)
 
     def _hear(self, producer: KafkaProducer) -> None:
-        """Find out what has landed, after `producer` was polled: here every record has a callback for that."""
+        """Find out what has acked, after `producer` was polled: here every record has a callback for that."""
 
     def _own_settings(self) -> dict[str, object]:
         return {"message.timeout.ms": int(self._settings.delivery_timeout_seconds * 1000)}
@@ -183,7 +183,7 @@ class AtLeastOnce:
             record_id, topic, key, value, names, contents = row
             if suspects or self._alone or (value is not None and len(value) > large):
                 if flying and (self._alone or self._is_suspect(row)):
-                    return Went.UNTIL_TOLD  # a suspect waits until all others have landed, and they until it has
+                    return Went.UNTIL_TOLD  # a suspect waits until all others have acked, and they until it has
                 self._alone = row if self._is_suspect(row) else None
             try:
                 headers = headers_of(record_id, names, contents)
@@ -261,7 +261,7 @@ class AtLeastOnce:
             self._topics.forget()  # it has changed since we asked
 
     def _replace(self) -> None:
-        """Discard a producer that is of no use any more, once what it has on the wire has landed or had its time."""
+        """Discard a producer that is of no use any more, once what it has on the wire has acked or had its time."""
         if (producer := self._producer) is not None and self._flying:
             self._serve(lambda: producer.flush(self._settings.delivery_timeout_seconds))
         self._discard()

@@ -22,13 +22,13 @@ from harvest_lib.sequencing.publisher import Intent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCommitted:
-    """Every record of the lap is in Kafka, on every in-sync replica."""
+    """Every record of the batch is in Kafka, on every in-sync replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """Some of the lap may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`: nobody
-    said for which of its topics."""
+    """Some of the batch may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`:
+    nobody said for which of its topics."""
 
     reason: str
     refused: bool = False
@@ -50,7 +50,8 @@ Keep = Callable[[Sequence[Intent]], bool]
 
 
 Offer = bytes | Keep | None
-"""How a checkpoint goes with its lap: as a record beside the lap's own, by a call before they count, or not at all."""
+"""How a checkpoint goes with its batch: as a record beside the batch's own, by a call before they count, or not at
+all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class BatchDeliverySettings:
 
 
 class BatchDelivery(Protocol):
-    """A way into Kafka by laps. Used by one thread."""
+    """A way into Kafka in batches. Used by one thread."""
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         """Get ready to send under this leader id; what was open before is gone."""
@@ -76,11 +77,12 @@ class BatchDelivery(Protocol):
         ...
 
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        """End the lap: wait until all of it is in Kafka, and the checkpoint with it, if it goes along."""
+        """End the batch: wait until all of it is in Kafka, and the checkpoint with it, if it goes along."""
         ...
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Wait until readers see all that was committed. Called between laps, while nothing is waiting to be sent."""
+        """Wait until readers see all that was committed. Called between batches, while nothing is waiting to be
+        sent."""
         ...
 
     def abandon(self) -> bool:

@@ -29,7 +29,7 @@ from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_set
 from harvest_lib.record import Row
 
 _LINGER = {"linger.ms": 20}
-"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a lap waits for none."""
+"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
 _ANY_PARTITION = -1
@@ -42,7 +42,7 @@ _WHY_SECONDS = 0.5
 
 
 class PipelinedBatches:
-    """`LapDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+    """`BatchDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
     """How long what is on the wire is waited for when it is given up."""
@@ -50,10 +50,10 @@ class PipelinedBatches:
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         self._settings = settings
         self._topics = topics
-        self._failure: KafkaError | None = None  # of the lap: the first
+        self._failure: KafkaError | None = None  # of the batch: the first
         self._stopped = self._gave_up = False
         self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
-        self._watched: set[str] = set()  # topics of the lap, where one is in trouble
+        self._watched: set[str] = set()  # topics of the batch, where one is in trouble
         self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
@@ -98,7 +98,7 @@ class PipelinedBatches:
         return refused
 
     def commit(self, _checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
-        return self._land(may_send)
+        return self._await_acks(may_send)
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
         return BatchCommitted()
@@ -122,7 +122,7 @@ class PipelinedBatches:
         self._stopped = True
         return False
 
-    def _land(self, may_send: Callable[[], bool]) -> BatchOutcome:
+    def _await_acks(self, may_send: Callable[[], bool]) -> BatchOutcome:
         """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         deadline = Deadline(self._settings.delivery_timeout_seconds)
@@ -131,7 +131,7 @@ class PipelinedBatches:
         ):
             if deadline.passed or not may_send():
                 self._stopped, self._gave_up = True, deadline.passed
-        self._hear_why(deadline)
+        self._collect_reasons(deadline)
         if self._failure is not None:
             return self._failed_by(self._failure)
         if self._stopped:
@@ -147,9 +147,9 @@ class PipelinedBatches:
             reason=failure.str(), refused=refused, unnamed=not refused and self._is_of_row and not self._is_named
         )
 
-    def _hear_why(self, deadline: Deadline) -> None:
+    def _collect_reasons(self, deadline: Deadline) -> None:
         """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
-        assert self._producer is not None  # noqa: S101 - there was a lap
+        assert self._producer is not None  # noqa: S101 - there was a batch
         while (failure := self._failure) is not None and is_fatal(failure) and not deadline.passed:
             if self._serve(functools.partial(self._producer.poll, _WHY_SECONDS)) == 0:
                 break
@@ -177,7 +177,7 @@ class PipelinedBatches:
             self._topics.blame(message.topic(), error.str())
 
     def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
-        """As `_report`, of a record of the delivery's own: no record of the lap is to blame."""
+        """As `_report`, of a record of the delivery's own: no record of the batch is to blame."""
         if error is None:
             return
         self._is_named = True
@@ -212,12 +212,12 @@ class PipelinedBatches:
                 self._serve(purge)
                 if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
                     self._serve(purge)
-            self._let_go(producer)
+            self._close_producer(producer)
         if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
             self._topics.forget()
         return may_arrive
 
-    def _let_go(self, producer: KafkaProducer) -> None:
+    def _close_producer(self, producer: KafkaProducer) -> None:
         """Close a producer whose queue is empty."""
         self._serve(producer.close)
 

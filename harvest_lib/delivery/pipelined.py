@@ -6,9 +6,9 @@ Promises
   (`enable.gapless.guarantee`, and no `message.timeout.ms`: with one, records 0-49, 150-199, 50-199 were seen).
 - The first failure halts the delivery. What is queued is thrown away, what is on the wire is waited for, and only when
   nothing is outstanding any more are the failures reported, all together. So all of them are marked again, in order.
-- A record that has not landed within the delivery timeout halts it as well; then what is on the wire is given up.
+- A record that has not acked within the delivery timeout halts it as well; then what is on the wire is given up.
 
-Records go in *rounds*: all that is there is handed over, and it has landed when nothing is outstanding any more. That
+Records go in *rounds*: all that is there is handed over, and it has acked when nothing is outstanding any more. That
 spares each record a callback, which costs as much as sending it. A round that fails, fails as a whole. Then records go
 one by one for a while, each with a callback, so that the one to blame is found.
 
@@ -94,7 +94,7 @@ class Pipelined(AtLeastOnce):
             reports.failed.extend(last.failed)
         self._failures.extend(reports.failed)
         reports.failed = []
-        if not self._flying:  # all may have landed after all: it has to begin again nevertheless
+        if not self._flying:  # all may have acked after all: it has to begin again nevertheless
             reports.failed, self._failures = self._failures, []
             reports.halted, self._is_told = not self._is_told, True
         return reports

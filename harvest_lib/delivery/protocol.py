@@ -48,7 +48,7 @@ class Delivery(Protocol):
         ...
 
     def poll(self, timeout_seconds: float) -> Reports:
-        """Return what has landed, waiting up to `timeout_seconds` for the first report."""
+        """Return what has acked, waiting up to `timeout_seconds` for the first report."""
         ...
 
     def abandon(self) -> Reports:

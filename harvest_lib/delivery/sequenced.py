@@ -8,13 +8,13 @@ producer's acknowledges them, and drops the repeated ones.
 
 Promises
 - An acknowledgement leaves only once it is kept together with the checkpoint that has passed what it acknowledges. Who
-  comes after writes again what was kept (`acknowledge_again`) before it sends anything: a lap whose checkpoint counts
+  comes after writes again what was kept (`acknowledge_again`) before it sends anything: a batch whose checkpoint counts
   is read in the end, any other never.
 - No two messages of a producer share an id. Those of acknowledgements are kept with the checkpoint: written again, an
   acknowledgement has the same.
 - Each `begin` has a producer id of its own. What was sent under the one before and not kept is never acknowledged, so
   it may arrive whenever it will.
-- In each partition acknowledgements go before the records of the next lap, which they would roll back otherwise.
+- In each partition acknowledgements go before the records of the next batch, which they would roll back otherwise.
 """
 
 import time
@@ -53,16 +53,16 @@ _REFUSED = "the checkpoint was refused: another leads, or the subscription was m
 
 
 class Sequenced(PipelinedBatches):
-    """`LapDelivery` whose records are pending until their lap's checkpoint is kept."""
+    """`BatchDelivery` whose records are pending until their batch's checkpoint is kept."""
 
     _wire_seconds = 0.0
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         super().__init__(settings, topics)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
-        self._touched: set[tuple[str, int]] = set()  # partitions that have records of this lap
+        self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
-        self._owing: Keep | None = None  # where those of the last lap are kept
+        self._owing: Keep | None = None  # where those of the last batch are kept
         self._clear_at = 0.0
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
@@ -75,9 +75,9 @@ class Sequenced(PipelinedBatches):
 
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         assert callable(checkpoint)  # noqa: S101 - what is kept is not sent
-        landed = self._land(may_send)
-        if not isinstance(landed, BatchCommitted):
-            return landed
+        acked = self._await_acks(may_send)
+        if not isinstance(acked, BatchCommitted):
+            return acked
         if not may_send():
             return BatchFailed(reason="the term is over")
         intents = [
@@ -91,13 +91,13 @@ class Sequenced(PipelinedBatches):
         return self._attempt(partial(self._acknowledge, intents))
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        landed = self._land(may_send)
-        if isinstance(landed, BatchCommitted) and self._owing is not None and boot_seconds() >= self._clear_at:
+        acked = self._await_acks(may_send)
+        if isinstance(acked, BatchCommitted) and self._owing is not None and boot_seconds() >= self._clear_at:
             # Else a topic that is removed in a year would be asked for them by whoever leads then.
             keep, self._owing = self._owing, None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
-            return landed if keep(()) else BatchFailed(reason=_REFUSED)
-        return landed
+            return acked if keep(()) else BatchFailed(reason=_REFUSED)
+        return acked
 
     def abandon(self) -> bool:
         # What is queued behind an acknowledgement may leave with it: nobody will ever read it.

@@ -1,8 +1,8 @@
-"""Delivery exactly once: a lap and the checkpoint after it go into one Kafka transaction.
+"""Delivery exactly once: a batch and the checkpoint after it go into one Kafka transaction.
 
 Promises
-- Readers of committed records see all of a lap and its checkpoint, or nothing of it; and what the checkpoint has passed
-  is never sent again.
+- Readers of committed records see all of a batch and its checkpoint, or nothing of it; and what the checkpoint has
+  passed is never sent again.
 - Beginning fences: whoever used the transactional id before can commit nothing more, and what it had open is aborted.
 - A transaction whose outcome is in doubt is never guessed about: the producer is discarded, and whoever begins anew
   reads the checkpoint to learn what was committed. librdkafka retries the end of a transaction itself, and speaks the
@@ -45,7 +45,7 @@ _APART_SECONDS = 60.0
 """After a transaction failed with its checkpoint, for so long its records have to land before a checkpoint is sent:
 otherwise it would not be known which of them failed."""
 
-_DEPOSED = frozenset(
+_FENCED_BY = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
         KafkaError.INVALID_PRODUCER_EPOCH,
@@ -64,7 +64,7 @@ class CheckpointPlace:
 
 
 class Transactional(PipelinedBatches):
-    """`LapDelivery` by Kafka transactions, under one transactional id."""
+    """`BatchDelivery` by Kafka transactions, under one transactional id."""
 
     _wire_seconds = 0.0
 
@@ -95,25 +95,25 @@ class Transactional(PipelinedBatches):
     def commit(self, checkpoint: Offer, may_send: Callable[[], bool], /) -> BatchOutcome:
         if not self._open and self._failure is None:
             self._open = isinstance(self._attempt(lambda producer: producer.begin_transaction()), BatchCommitted)
-        if boot_seconds() < self._apart_until and not isinstance(landed := self._land(may_send), BatchCommitted):
-            return self._outcome(landed)
+        if boot_seconds() < self._apart_until and not isinstance(acked := self._await_acks(may_send), BatchCommitted):
+            return self._outcome(acked)
         if self._failure is None and checkpoint is not None:
             place, report = self._place, partial(self._report_own, "the checkpoint")
             self._attempt(
                 lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
             )
-        landed = self._land(may_send)
-        if not isinstance(landed, BatchCommitted):
-            return self._outcome(landed)
+        acked = self._await_acks(may_send)
+        if not isinstance(acked, BatchCommitted):
+            return self._outcome(acked)
         if not may_send():
             return BatchFailed(reason="the term is over")
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
 
-    def _hear_why(self, deadline: Deadline) -> None:
+    def _collect_reasons(self, deadline: Deadline) -> None:
         """See `PipelinedBatches`. What is purged with its transaction says nothing; the transaction does."""
-        super()._hear_why(deadline)
-        assert self._producer is not None  # noqa: S101 - there was a lap
+        super()._collect_reasons(deadline)
+        assert self._producer is not None  # noqa: S101 - there was a batch
         if self._failure is not None and self._failure.code() in PURGED:
             try:
                 self._producer.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed
@@ -131,11 +131,11 @@ class Transactional(PipelinedBatches):
     def _failed(self, error: KafkaError) -> None:
         # A producer that was fenced refuses records as one that met with a fatal error, and says a little later which.
         super()._failed(error)
-        if error.code() in _DEPOSED:
+        if error.code() in _FENCED_BY:
             self._failure = error
 
     def _outcome(self, outcome: BatchOutcome) -> BatchOutcome:
-        if self._failure is not None and self._failure.code() in _DEPOSED:
+        if self._failure is not None and self._failure.code() in _FENCED_BY:
             return BatchFenced(reason=self._failure.str())
         return outcome
 
@@ -143,7 +143,7 @@ class Transactional(PipelinedBatches):
         self._discard()
         return False  # it does, in a transaction that is aborted
 
-    def _let_go(self, producer: KafkaProducer) -> None:
+    def _close_producer(self, producer: KafkaProducer) -> None:
         """Close a producer. To close is to abort what is open: that waits for a broker for as long as it takes, and is
         refused to a producer that was fenced. The next transaction aborts it in any case, so nobody waits long."""
         closing = threading.Thread(target=_close, args=(producer,), name="harvest-close", daemon=True)

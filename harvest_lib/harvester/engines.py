@@ -321,7 +321,7 @@ class BatchEngine:
                 consumer_provider=self._consumer_provider,
                 producer_provider=self._producer_provider,
             ),
-            shelf=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
+            parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
             exactly_once=config.exactly_once,

@@ -12,7 +12,7 @@
         transforms:
           - omit: [tailnum]
         on_error: stop                  # or stop_writer: the others go on
-        on_transform_error: stop        # or park: its message is set aside in the folder
+        on_transform_error: stop        # or park: its message is parked in the folder
 
 Everything that is wrong with a file is reported together, each problem with its line, and none with a value.
 """

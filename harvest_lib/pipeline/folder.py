@@ -15,11 +15,12 @@ from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.files import make_folder
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
-from harvest_lib.pipeline.message_cache import Recent
-from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.pipeline.parked_messages import Parked
+from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.offset_log import OffsetLog, flushed_position
+from harvest_lib.pipeline.parked_messages import ParkedMessages
 from harvest_lib.pipeline.routing import Routing
-from harvest_lib.pipeline.writer_progress import Writing
+from harvest_lib.pipeline.settings import name_complaint
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +35,17 @@ def offsets_folder(folder: Path, writer: str = "") -> Path:
     return folder / "offsets" / writer
 
 
-def parked(folder: Path, writer: str) -> Parked:
+def parked_messages(folder: Path, writer: str) -> ParkedMessages:
     """Return what a writer has parked."""
-    return Parked(folder / "parked" / f"{writer}.jsonl")
+    return ParkedMessages(folder / "parked" / f"{writer}.jsonl")
+
+
+def undeclared_positions(declaration: Declaration) -> Mapping[str, int]:
+    """Return the positions of writers that have offsets in the folder and are not declared, by their names."""
+    folder, declared = offsets_folder(declaration.folder), {each.name for each in declaration.writers}
+    found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.exists() else []
+    others = [name for name in found if name not in declared and not name_complaint(name)]
+    return {name: flushed_position(folder / name) for name in others if CommitLog.is_there(folder / name)}
 
 
 class OpenLogs:
@@ -45,33 +54,35 @@ class OpenLogs:
     def __init__(self, declaration: Declaration, log: CommitLog, offsets: Mapping[str, OffsetLog]) -> None:
         self.log = log
         self.offsets = offsets
-        self.recent = Recent()
+        self.message_cache = MessageCache()
         self.abandoned = False
         """A thread that would not end still uses them: errors of closing them say nothing."""
         self._declaration = declaration
 
-    def writing(self, declared: DeclaredWriter) -> Writing:
-        """Return where a writer stands. Raises OffsetBeyondLog."""
+    def writer_progress(self, declared: DeclaredWriter) -> WriterProgress:
+        """Return a writer's progress, from its offsets on the disk. Raises OffsetBeyondLog."""
         park = None
         if declared.settings.on_transform_error == "park":
-            park = parked(self._declaration.folder, declared.name).add
-        return Writing(
+            park = parked_messages(self._declaration.folder, declared.name).add
+        return WriterProgress(
             declared.name,
             log=self.log,
             offsets=self.offsets[declared.name],
-            routing=Routing(declared.settings.namespace, declared.transforms, park=park, recent=self.recent),
+            routing=Routing(
+                declared.settings.namespace, declared.transforms, park=park, message_cache=self.message_cache
+            ),
             batch_messages=declared.settings.batch_messages,
             flush_seconds=self._declaration.settings.flush_seconds,
         )
 
 
 @contextmanager
-def opened(declaration: Declaration) -> Iterator[OpenLogs]:
+def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
     """Open the folder, made if need be. Raises PipelineError, and LogError: another process may have it."""
     folder, settings = declaration.folder, declaration.settings
     with ExitStack() as closing:
         try:
-            for needed in (folder, offsets_folder(folder), parked(folder, "").path.parent):
+            for needed in (folder, offsets_folder(folder), parked_messages(folder, "").path.parent):
                 make_folder(needed)
             log = CommitLog.open(
                 commit_folder(folder),

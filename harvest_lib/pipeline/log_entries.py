@@ -7,14 +7,14 @@ from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.commit_log.entry import Entry, Unnumbered, mode_byte, parts_of
 from harvest_lib.pipeline.extended_json import Encoded
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.pipeline.stop_reason import in_a_line
+from harvest_lib.pipeline.stop_reason import one_line
 
 _BYTES = {(mode, op): mode_byte(mode, op) for mode in Mode for op in Op}
 _PARTS = {byte: (mode, op) for (mode, op), byte in _BYTES.items()}
 _NOOPS = frozenset(_BYTES[mode, Op.NOOP] for mode in Mode)
 
 
-class Unreadable(PipelineError):
+class UnreadableEntry(PipelineError):
     """An entry holds no message: another version wrote it, or no pipeline did."""
 
     def __init__(self, offset: int, why: str) -> None:
@@ -40,14 +40,14 @@ def is_noop(entry: Entry) -> bool:
 
 
 def message_of(entry: Entry) -> Message:
-    """Return an entry's message. Raises Unreadable where it is none."""
+    """Return an entry's message. Raises UnreadableEntry where it is none."""
     offset, timestamp, byte, key, value = entry
     parts = _PARTS.get(byte)
     if parts is None:
         mode, op = parts_of(byte)
-        raise Unreadable(offset, f"its mode byte {byte} is none that is known: mode {mode}, op {op}")
+        raise UnreadableEntry(offset, f"its mode byte {byte} is none that is known: mode {mode}, op {op}")
     try:
         data = Encoded(extended_json.loads(value), value)
         return Message(parts[1], timestamp, key.decode(), data, parts[0], offset)
     except (ValueError, HarvestError) as error:
-        raise Unreadable(offset, in_a_line(error)) from error
+        raise UnreadableEntry(offset, one_line(error)) from error

@@ -13,7 +13,7 @@ from harvest_lib.pipeline.message import Message
 _MOST_BYTES = 32 << 20
 
 
-class Recent:
+class MessageCache:
     """Messages by offset."""
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:

@@ -1,6 +1,6 @@
-"""What an operator asks of a pipeline that does not run, or only looks at.
+"""What an operator does with a pipeline that does not run, and how its state is read while it does.
 
-Looking takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
+Reading takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
 refused while one has it.
 """
 
@@ -10,17 +10,22 @@ from dataclasses import dataclass
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog, Compacted, Skipped
-from harvest_lib.pipeline.compacting import undeclared
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
-from harvest_lib.pipeline.folder import commit_folder, offsets_folder, opened, parked
+from harvest_lib.pipeline.folder import (
+    commit_folder,
+    offsets_folder,
+    open_folder,
+    parked_messages,
+    undeclared_positions,
+)
 from harvest_lib.pipeline.log_entries import message_of
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.offset_log import flushed_position
-from harvest_lib.pipeline.writer_progress import Writing
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterStanding:
+class WriterStatus:
     """`position` is the first offset that is not acknowledged; `behind` how far that is from the log's end."""
 
     name: str
@@ -31,12 +36,12 @@ class WriterStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a pipeline stands, as its files say. `end` is the offset that the next message gets."""
+class PipelineStatus:
+    """The state of a pipeline, as its files say. `end` is the offset that the next message gets."""
 
     begin: int
     end: int
-    writers: Sequence[WriterStanding]
+    writers: Sequence[WriterStatus]
     undeclared: Mapping[str, int]
     """The positions of writers that have offsets and are not declared: the log is kept for them too."""
 
@@ -51,16 +56,16 @@ class Stepped:
     behind: int
 
 
-def standing(declaration: Declaration) -> Standing:
-    """Return where a pipeline stands."""
+def pipeline_status(declaration: Declaration) -> PipelineStatus:
+    """Return the position of each writer, and the ends of the log."""
     folder = declaration.folder
     if not CommitLog.is_there(commit_folder(folder)):
         begin = end = 0
     else:
         log = CommitLog.look(commit_folder(folder))
         begin, end = log.begin, log.end
-    writers = [_stands(declaration, each, end) for each in declaration.writers]
-    return Standing(begin=begin, end=end, writers=writers, undeclared=undeclared(declaration))
+    writers = [_writer_status(declaration, each, end) for each in declaration.writers]
+    return PipelineStatus(begin=begin, end=end, writers=writers, undeclared=undeclared_positions(declaration))
 
 
 def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
@@ -86,9 +91,9 @@ def step(declaration: Declaration, writer: str | None = None) -> Iterator[Steppe
     Raises PipelineError where it is not taken.
     """
     _require_log(declaration)
-    with opened(declaration) as logs:
+    with open_folder(declaration) as logs:
         for each in _chosen(declaration, writer):
-            writing, end = logs.writing(each), logs.log.end
+            writing, end = logs.writer_progress(each), logs.log.end
             try:
                 with closing(each.open()) as opened_writer:
                     sent = next((each for each in writing.resume(opened_writer, end) if each is not None), None)
@@ -98,10 +103,10 @@ def step(declaration: Declaration, writer: str | None = None) -> Iterator[Steppe
             yield Stepped(writer=each.name, sent=sent, position=writing.position, behind=behind)
 
 
-def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> Writing:
+def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> WriterProgress:
     """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next one."""
     _require_log(declaration)
-    with opened(declaration) as logs:
+    with open_folder(declaration) as logs:
         chosen = _chosen(declaration, writer)
         if len(chosen) > 1:
             raise PipelineError(
@@ -109,7 +114,7 @@ def acknowledge(declaration: Declaration, offset: int, writer: str | None = None
                 evidence=", ".join(each.name for each in chosen),
                 next_step="say which one with `--writer`",
             )
-        writing = logs.writing(chosen[0])
+        writing = logs.writer_progress(chosen[0])
         writing.skip(offset)
     return writing  # whose offsets were flushed as they were closed
 
@@ -117,28 +122,28 @@ def acknowledge(declaration: Declaration, offset: int, writer: str | None = None
 def compact(declaration: Declaration) -> Compacted:
     """Compact closed segments up to the earliest writer's offset, and the offsets of each."""
     _require_log(declaration)
-    with opened(declaration) as logs:
+    with open_folder(declaration) as logs:
         for offsets in logs.offsets.values():
             offsets.compact()
-        positions = [logs.writing(each).position for each in declaration.writers]
-        return logs.log.compact(min([*positions, *undeclared(declaration).values()]))
+        positions = [logs.writer_progress(each).position for each in declaration.writers]
+        return logs.log.compact(min([*positions, *undeclared_positions(declaration).values()]))
 
 
 def skip_damage(declaration: Declaration, offset: int) -> Skipped:
     """Have the log read on behind the damage at an offset, for good: what cannot be read is lost to every writer."""
     _require_log(declaration)
-    with opened(declaration) as logs:
+    with open_folder(declaration) as logs:
         return logs.log.skip(offset)
 
 
-def _stands(declaration: Declaration, writer: DeclaredWriter, end: int) -> WriterStanding:
+def _writer_status(declaration: Declaration, writer: DeclaredWriter, end: int) -> WriterStatus:
     position = flushed_position(offsets_folder(declaration.folder, writer.name))
-    return WriterStanding(
+    return WriterStatus(
         name=writer.name,
         adaptor=writer.adaptor,
         position=position,
         behind=max(0, end - position),
-        parked=sum(1 for _ in parked(declaration.folder, writer.name)),
+        parked=sum(1 for _ in parked_messages(declaration.folder, writer.name)),
     )
 
 

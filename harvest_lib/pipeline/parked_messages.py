@@ -1,4 +1,4 @@
-"""Messages that a transform failed at, set aside by a writer's policy: lines of JSON in a file beside its offsets.
+"""Messages that a transform failed at, parked by a writer's policy: lines of JSON in a file beside its offsets.
 
 Promise: a line is on the disk before its message counts as acknowledged. One that is parked again after a kill is there
 twice, under the same offset.
@@ -15,7 +15,7 @@ from harvest_lib.pipeline.commit_log.files import read_at, sync_folder, write_al
 from harvest_lib.pipeline.message import Message
 
 
-class Parked:
+class ParkedMessages:
     """The file of one writer. Used by one thread."""
 
     def __init__(self, path: Path) -> None:

@@ -19,11 +19,10 @@ from enum import Enum
 
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import HarvestError, PipelineError
-from harvest_lib.pipeline.compacting import Compactor
 from harvest_lib.pipeline.declaration import Declaration
-from harvest_lib.pipeline.flushing import Flusher
-from harvest_lib.pipeline.folder import OpenLogs, opened
-from harvest_lib.pipeline.reader_progress import Reading
+from harvest_lib.pipeline.folder import OpenLogs, open_folder
+from harvest_lib.pipeline.periodic import Compactor, Flusher
+from harvest_lib.pipeline.reader_progress import ReaderProgress
 from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.writer_thread import WriterThread
 
@@ -34,7 +33,7 @@ _WRITERS_PART = 0.8
 """Of the time for stopping, what writers may begin bulks in; the rest is for the last one of each, and to flush."""
 
 
-class State(Enum):
+class PipelineState(Enum):
     """Where a pipeline is in its life."""
 
     CREATED = "created"
@@ -48,7 +47,7 @@ class Pipeline:
     """One pipeline, run once."""
 
     def __init__(self, declaration: Declaration) -> None:
-        self.state = State.CREATED
+        self.state = PipelineState.CREATED
         self._declaration = declaration
         self._settings = declaration.settings
         self._stops_all = {each.name for each in declaration.writers if each.settings.on_error == "stop"}
@@ -71,7 +70,7 @@ class Pipeline:
         """
         left: Sequence[str] = ()
         try:
-            with opened(self._declaration) as logs:
+            with open_folder(self._declaration) as logs:
                 try:
                     self._start(logs)
                     if self._resumed() and not resume_only:
@@ -82,25 +81,27 @@ class Pipeline:
         except HarvestError:
             self._report(left)  # that the logs could not be closed does not hide what stopped it
             raise
-        self._enter(State.STOPPED)
+        self._enter(PipelineState.STOPPED)
         self._report(left)
 
     # -- the states
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: PipelineState) -> None:
         self.state = state
         _log.info(f"pipeline_{state.value}", extra={"pipeline": self._declaration.name})
 
     def _start(self, logs: OpenLogs) -> None:
         """Have writers resume."""
         self._writers = [
-            WriterThread(logs.writing(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping)
+            WriterThread(
+                logs.writer_progress(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping
+            )
             for each in self._declaration.writers
         ]
-        writings = [each.writing for each in self._writers]
+        progress = [each.progress for each in self._writers]
         flush_seconds = self._settings.flush_seconds
-        self._flusher = Flusher(logs.log, writings, flush_seconds=flush_seconds, changed=self._changed)
-        self._enter(State.RESUMING)
+        self._flusher = Flusher(logs.log, progress, flush_seconds=flush_seconds, changed=self._changed)
+        self._enter(PipelineState.RESUMING)
         self._flusher.start()
         for writer in self._writers:
             writer.start()
@@ -112,14 +113,14 @@ class Pipeline:
 
     def _flow(self, logs: OpenLogs) -> None:
         """Have the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
-        self._enter(State.RUNNING)
-        reading = Reading(
+        self._enter(PipelineState.RUNNING)
+        reading = ReaderProgress(
             logs.log,
             changed=self._changed,
             slowest=self._slowest,
             flushed=self._flushed,
             most_ahead=self._settings.most_ahead,
-            recent=logs.recent,
+            message_cache=logs.message_cache,
         )
         reader = self._reader = ReaderThread(
             reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping
@@ -136,7 +137,7 @@ class Pipeline:
     def _shut_down(self) -> Sequence[str]:
         """End the reader, then the writers; return the names of those who did not end in time."""
         self._stopping.set()
-        self._enter(State.STOPPING)
+        self._enter(PipelineState.STOPPING)
         seconds, left = self._settings.shutdown_seconds, []
         whole, for_bulks = Deadline(seconds), Deadline(seconds * _WRITERS_PART)
         if self._compactor is not None:
@@ -145,7 +146,7 @@ class Pipeline:
             left.append("the reader")
         for writer in self._writers:
             writer.finish(for_bulks)
-        left += [f"writer `{each.writing.name}`" for each in self._writers if not each.join(whole.remaining_seconds)]
+        left += [f"writer `{each.progress.name}`" for each in self._writers if not each.join(whole.remaining_seconds)]
         if self._flusher is not None:
             self._flusher.stop()
         if self._reader is not None and "the reader" not in left:
@@ -175,14 +176,14 @@ class Pipeline:
         return self._folder_failed() or any(each.failure is not None for each in self._writers)
 
     def _must_stop(self) -> bool:
-        failed = {each.writing.name for each in self._writers if each.failure is not None}
+        failed = {each.progress.name for each in self._writers if each.failure is not None}
         return self._folder_failed() or bool(failed & self._stops_all) or len(failed) == len(self._writers)
 
     def _slowest(self) -> int | None:
-        return min((each.writing.position for each in self._writers if each.at_work), default=None)
+        return min((each.progress.position for each in self._writers if each.at_work), default=None)
 
     def _flushed(self) -> int:
-        return min(each.writing.flushed for each in self._writers)
+        return min(each.progress.flushed for each in self._writers)
 
     def _await(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds, or until told to stop. Short waits let Python run signal handlers."""

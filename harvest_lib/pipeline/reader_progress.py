@@ -13,12 +13,12 @@ from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.log_entries import message_of, packed
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import Recent
+from harvest_lib.pipeline.message_cache import MessageCache
 
 _TICK_SECONDS = 0.2
 
 
-class Reading:
+class ReaderProgress:
     """Used by one thread at a time, which `run` keeps until there is nothing more or `stopping` is set."""
 
     def __init__(
@@ -29,20 +29,20 @@ class Reading:
         slowest: Callable[[], int | None],
         flushed: Callable[[], int],
         most_ahead: int,
-        recent: Recent | None = None,
+        message_cache: MessageCache | None = None,
     ) -> None:
         """Prepare.
 
-        `changed` is told of what is appended, and tells of writers that go on. `slowest` says where the slowest of
-        those at work stands, None if there is none; `flushed` up to where the offsets of all are on the disk.
-        `recent` gets what is appended, for them.
+        `changed` is told of what is appended, and tells of writers that go on. `slowest` returns the position of the
+        slowest at work, None if there is none; `flushed` up to where the offsets of all are on the disk.
+        `message_cache` gets what is appended, for them.
         """
         self._log = log
         self._changed = changed
         self._slowest = slowest
         self._flushed = flushed
         self._most_ahead = most_ahead
-        self._recent = recent
+        self._message_cache = message_cache
         self._last: dict[str, Message] = {}
         self._told = -1
         self._mark: tuple[int, Mapping[str, Message]] | None = None
@@ -57,8 +57,8 @@ class Reading:
                 if batch:
                     entries = packed(batch)
                     offsets = self._log.append(entries)
-                    if self._recent is not None:
-                        self._recent.add(offsets, batch, entries)
+                    if self._message_cache is not None:
+                        self._message_cache.add(offsets, batch, entries)
                     for message in batch:
                         self._last[message.namespace] = message
                     with self._changed:

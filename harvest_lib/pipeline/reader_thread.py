@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Reader
-from harvest_lib.pipeline.reader_progress import Reading
-from harvest_lib.pipeline.stop_reason import in_a_line, stopped_by
+from harvest_lib.pipeline.reader_progress import ReaderProgress
+from harvest_lib.pipeline.stop_reason import one_line, stop_error
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ class ReaderThread:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: ReaderProgress,
         open_reader: Callable[[], Reader],
         *,
         changed: threading.Condition,
@@ -49,19 +49,19 @@ class ReaderThread:
             if self.failure is None:
                 self._reading.tell(self._reader)
         except Exception as error:  # noqa: BLE001 - it will be told again; all that was to be kept is
-            _log.warning("reader_not_told", extra={"reason": in_a_line(error)})
+            _log.warning("reader_not_told", extra={"reason": one_line(error)})
         try:
             self._reader.close()
         except Exception as error:  # noqa: BLE001 - it hides nothing of what stopped the pipeline
-            _log.warning("reader_not_closed", extra={"reason": in_a_line(error)})
+            _log.warning("reader_not_closed", extra={"reason": one_line(error)})
 
     def _run(self) -> None:
         try:
             self._reader = self._open()
             self._reading.run(self._reader, self._stopping)
         except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
-            _log.error("reader_failed", extra={"reason": in_a_line(error)})
-            self.failure = stopped_by(error, "the reader failed")
+            _log.error("reader_failed", extra={"reason": one_line(error)})
+            self.failure = stop_error(error, "the reader failed")
         finally:
             with self._changed:
                 self.at_work = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.log_entries import is_noop, message_of
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import Recent
+from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
@@ -28,14 +28,14 @@ class Routing:
         transforms: Sequence[tuple[str, Transform]] = (),
         *,
         park: Park | None = None,
-        recent: Recent | None = None,
+        message_cache: MessageCache | None = None,
     ) -> None:
-        """`park` takes what transforms fail at; without it they stop the writer. `recent` saves decoding."""
+        """`park` takes what transforms fail at; without it they stop the writer. `message_cache` saves decoding."""
         self._namespace = namespace
         self._transforms = transforms
         self._park = park
         # What others wrote may change what is inside of data: they get their own.
-        self._recent = recent if all(is_ready(transform) for _, transform in transforms) else None
+        self._message_cache = message_cache if all(is_ready(transform) for _, transform in transforms) else None
         self._wanted: dict[bytes, bool] = {}
 
     def wants(self, entry: Entry) -> bool:
@@ -49,7 +49,9 @@ class Routing:
         """Return what the writer gets of an entry. Raises TransformFailed, and Unreadable."""
         if not self.wants(entry):
             return None
-        message = (self._recent.get(entry.offset) if self._recent is not None else None) or message_of(entry)
+        message = (self._message_cache.get(entry.offset) if self._message_cache is not None else None) or message_of(
+            entry
+        )
         if not self._transforms:
             return message
         try:

@@ -16,15 +16,15 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.log_entries import Unreadable
+from harvest_lib.pipeline.log_entries import UnreadableEntry
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
-from harvest_lib.pipeline.stop_reason import in_a_line
+from harvest_lib.pipeline.stop_reason import one_line
 from harvest_lib.pipeline.transforms import TransformFailed
 
 
-class Writing:
+class WriterProgress:
     """Used by one thread; others may read `position` and `flushed`, and flush."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Writing:
                 evidence=f"{error.filename}: {error.strerror}",
                 next_step="mend that, and run it again: it resumes there",
             ) from error
-        except Unreadable as error:
+        except UnreadableEntry as error:
             raise PipelineError(
                 f"writer `{self.name}` cannot be sent offset {entry.offset}: it holds no message",
                 evidence=error.evidence,
@@ -166,7 +166,7 @@ class Writing:
             shown = f"{first}" if first == last else f"{first}..{last}"
             raise PipelineError(
                 f"writer `{self.name}` did not take {what}",
-                evidence=in_a_line(error),
+                evidence=one_line(error),
                 next_step=f"{advice}it goes on one message at a time; `harvest pipeline show {shown} -f FILE` "
                 "shows what it was given",
             ) from error

@@ -1,6 +1,6 @@
 """The thread of one writer: resume, then bulk, until it is told that nothing more comes and stands at the log's end.
 
-What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `flushing` does.
+What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
 
 import logging
@@ -12,8 +12,8 @@ from harvest_lib.clock import Deadline
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stop_reason import in_a_line, stopped_by
-from harvest_lib.pipeline.writer_progress import Writing
+from harvest_lib.pipeline.stop_reason import one_line, stop_error
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class WriterThread:
 
     def __init__(
         self,
-        writing: Writing,
+        writing: WriterProgress,
         open_writer: Callable[[], Writer],
         *,
         log: CommitLog,
@@ -33,7 +33,7 @@ class WriterThread:
         stopping: threading.Event,
     ) -> None:
         """`stopping` ends a resume between two messages."""
-        self.writing = writing
+        self.progress = writing
         self.resumed = False
         """It stood at the end that the log had when the pipeline started."""
         self.at_work = False
@@ -63,9 +63,9 @@ class WriterThread:
 
     def _run(self) -> None:
         try:
-            self._try(self._write, f"writer `{self.writing.name}` failed")
+            self._try(self._write, f"writer `{self.progress.name}` failed")
             # A second failure does not hide the first.
-            self._try(self.writing.flush, f"the offsets of writer `{self.writing.name}` cannot be flushed")
+            self._try(self.progress.flush, f"the offsets of writer `{self.progress.name}` cannot be flushed")
         finally:
             with self._changed:
                 self.at_work = False
@@ -75,11 +75,11 @@ class WriterThread:
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
-            writing = self.writing
+            writing = self.progress
             _log.error(
-                "writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": in_a_line(error)}
+                "writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": one_line(error)}
             )
-            self.failure = self.failure or stopped_by(error, otherwise)
+            self.failure = self.failure or stop_error(error, otherwise)
 
     def _write(self) -> None:
         with closing(self._open()) as writer:
@@ -89,15 +89,15 @@ class WriterThread:
     def _resume(self, writer: Writer) -> bool:
         """Send what lies before the log's end, a message at a time; False if told to stop meanwhile."""
         end, sent = self._log.end, 0
-        for message in self.writing.resume(writer, end):
+        for message in self.progress.resume(writer, end):
             sent += message is not None
             if self._stopping.is_set():
                 return False
-        self.writing.flush()
+        self.progress.flush()
         if sent:
-            _log.info("writer_resumed", extra={"writer": self.writing.name, "messages": sent, "at": end})
-        if self.writing.missed:
-            _log.warning("not_in_the_log", extra={"writer": self.writing.name, "messages": self.writing.missed})
+            _log.info("writer_resumed", extra={"writer": self.progress.name, "messages": sent, "at": end})
+        if self.progress.missed:
+            _log.warning("not_in_the_log", extra={"writer": self.progress.name, "messages": self.progress.missed})
         with self._changed:
             self.resumed = True
             self._changed.notify_all()
@@ -106,10 +106,10 @@ class WriterThread:
     def _bulk(self, writer: Writer) -> None:
         while True:
             end = self._log.end
-            if self.writing.position < end:
+            if self.progress.position < end:
                 if self._until is not None and self._until.passed:
                     return
-                self.writing.bulk(writer, end)
+                self.progress.bulk(writer, end)
                 with self._changed:
                     self._changed.notify_all()
             else:

@@ -29,7 +29,7 @@ class Batch(Sequence[Message]):
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "Batch":
         """Return messages as a batch."""
-        held = Held([], [], [])
+        held = GrowingBatch([], [], [])
         for message in messages:
             held.append(message)
         return held
@@ -51,7 +51,7 @@ class Batch(Sequence[Message]):
         return map(tuple.__new__, repeat(Message), zip(self.offsets, self.ids, self.records, strict=True))
 
 
-class Held(Batch):
+class GrowingBatch(Batch):
     """One that grows: made with lists of its own."""
 
     __slots__ = ()

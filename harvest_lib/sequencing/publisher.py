@@ -31,7 +31,7 @@ from harvest_lib.kafka_client import (
 )
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, pack
 
-_Told = Callable[[KafkaError | None, Any], None]
+_DeliveryReport = Callable[[KafkaError | None, Any], None]
 
 _NEVER_TAKEN = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -112,8 +112,8 @@ class Publisher:
     def publish_uncommitted(self, topic: str, value: bytes | None, *, about: Any = None, **named: Any) -> None:
         """Publish a message that is pending until it is acknowledged. `about` comes back with PublishRefused, which is
         raised here, or by `intents` and `flush`, where Kafka never takes it."""
-        told = self._sent_uncommitted if about is None else partial(self._sent_uncommitted, about=about)
-        self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), told, about=about, **named)
+        on_delivery = self._sent_uncommitted if about is None else partial(self._sent_uncommitted, about=about)
+        self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), on_delivery, about=about, **named)
 
     def intents(self) -> list[Intent]:
         """End the transaction: wait until Kafka has all of it; return what acknowledges it, an intent per partition.
@@ -166,13 +166,20 @@ class Publisher:
             raise translate(error.args[0], settings=self._settings) from error
 
     def _produce(
-        self, topic: str, value: bytes | None, message_id: bytes, told: _Told, *, about: Any = None, **named: Any
+        self,
+        topic: str,
+        value: bytes | None,
+        message_id: bytes,
+        on_delivery: _DeliveryReport,
+        *,
+        about: Any = None,
+        **named: Any,
     ) -> None:
         headers = [(HEADER_NAME, message_id), *(named.pop("headers", None) or ())]
         deadline = Deadline(self._timeout_seconds)
         while True:
             try:
-                self._producer.produce(topic, value, headers=headers, on_delivery=told, **named)
+                self._producer.produce(topic, value, headers=headers, on_delivery=on_delivery, **named)
             except BufferError:
                 self._serve(self._producer.poll, _FULL_SECONDS)
                 if deadline.passed or self._error is not None:

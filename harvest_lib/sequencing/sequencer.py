@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from harvest_lib.sequencing.batch import Batch, Held, Message
+from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message
 from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
-from harvest_lib.sequencing.pending_runs import runs
+from harvest_lib.sequencing.pending_runs import find_runs
 
 _NOTHING = -1
 _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
@@ -88,7 +88,7 @@ class _Producer:
         self.acknowledged = acknowledged
         self.newest = max(acknowledged, newest)
         self.begin = begin
-        self.held: Held | None = None
+        self.held: GrowingBatch | None = None
 
 
 class Sequencer:
@@ -161,7 +161,7 @@ class Sequencer:
             yield from self._take(messages)
             return
         done = 0
-        for begin, end in runs(messages.ids):
+        for begin, end in find_runs(messages.ids):
             yield from self._take(messages[done : begin + 1])
             done = self._take_rest(messages, begin + 1, end)
         yield from self._take(messages[done:])
@@ -222,7 +222,7 @@ class Sequencer:
     def _hold(self, message: Message, producer: int, known: _Producer) -> None:
         if known.begin == _NOTHING:
             known.begin = message.offset
-            known.held = Held([], [], [])
+            known.held = GrowingBatch([], [], [])
             self._holding[producer] = known
         if known.held is None:
             return

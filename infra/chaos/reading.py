@@ -10,7 +10,7 @@ from typing import Self
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from harvest_lib.audit.acknowledged import Acknowledged
-from harvest_lib.audit.history import Assign, HistoryWriter, Isolation, Poll, PolledRecord, Position
+from harvest_lib.audit.history import Assign, HistoryWriter, Isolation, Poll, PolledRecord, ReadPosition
 from harvest_lib.record_header import HEADER_NAME, unpack
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 from infra.chaos.writing import hash_of
@@ -98,7 +98,7 @@ class Reader:
         consumer = Consumer(self._settings)
         places = [TopicPartition(self._topic, number, 0) for number in range(self._partitions)]
         consumer.assign(places)
-        positions = tuple(Position(topic=self._topic, partition=each.partition, offset=0) for each in places)
+        positions = tuple(ReadPosition(topic=self._topic, partition=each.partition, offset=0) for each in places)
         self._history.append(Assign(type="ok", process=self._name, partitions=positions))
         return consumer
 

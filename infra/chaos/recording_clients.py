@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from harvest_lib import cli
 from harvest_lib.audit.history import (
     Acknowledge,
-    Checkpoint,
+    CheckpointWrite,
     EventType,
     HistoryWriter,
     Mark,
@@ -28,7 +28,7 @@ from harvest_lib.audit.history import (
     Purge,
     Reset,
     Term,
-    Transaction,
+    TransactionStep,
 )
 from harvest_lib.audit.history import Event as HistoryEvent
 from harvest_lib.checkpoints.stores import IntentStore
@@ -39,8 +39,7 @@ from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchOutcome, Of
 from harvest_lib.delivery.batch_protocol import Keep
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
-from harvest_lib.harvester import engines
-from harvest_lib.harvester import factory as parts
+from harvest_lib.harvester import engines, factory
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record_header import HEADER_NAME, unpack
@@ -133,13 +132,13 @@ class RecordedProducer:
 
     def _step(self, step: str, call: Callable[[], object]) -> None:
         said = {"transactional_id": self._id, "leader_id": self._recorder.sending, "step": step}
-        self._recorder.tell(Transaction, "invoke", **said)
+        self._recorder.tell(TransactionStep, "invoke", **said)
         try:
             call()
         except KafkaException:
-            self._recorder.tell(Transaction, "info", **said)
+            self._recorder.tell(TransactionStep, "info", **said)
             raise
-        self._recorder.tell(Transaction, "ok", **said)
+        self._recorder.tell(TransactionStep, "ok", **said)
 
     def _reported(self, error: KafkaError | None, message: Message) -> None:
         self._write(error, message)
@@ -237,7 +236,7 @@ class RecordedStore:
         if how == "ok":
             self._told = checkpoint
         self._recorder.tell(
-            Checkpoint,
+            CheckpointWrite,
             how,
             number=checkpoint.number,
             subscription="default",
@@ -248,33 +247,33 @@ class RecordedStore:
         )
 
 
-class RecordedLaps:
+class RecordedBatches:
     """A delivery by laps: a transaction that was committed has stored its checkpoint."""
 
     def __init__(self, recorder: Recorder, laps: BatchDelivery, store: Callable[[], RecordedStore]) -> None:
-        self._recorder, self._laps, self._store = recorder, laps, store
+        self._recorder, self._batches, self._store = recorder, laps, store
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._laps, name)
+        return getattr(self._batches, name)
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
-        return self._laps.begin(leader_id)
+        return self._batches.begin(leader_id)
 
     def _kept(self, keep: Keep, store: RecordedStore, checkpoint: Stored) -> Keep:
         """Have it told when a checkpoint is kept, which makes its lap seen."""
 
         def kept(intents: Sequence[Intent]) -> bool:
             said = {"transactional_id": "acknowledged", "leader_id": self._recorder.sending, "step": "commit"}
-            self._recorder.tell(Transaction, "invoke", **said)
+            self._recorder.tell(TransactionStep, "invoke", **said)
             store.tell(checkpoint, "invoke")
             try:
                 is_kept = keep(intents)
             except DatabaseUnavailable:
-                self._recorder.tell(Transaction, "info", **said)
+                self._recorder.tell(TransactionStep, "info", **said)
                 raise
             store.tell(checkpoint, "ok" if is_kept else "fail")
-            self._recorder.tell(Transaction, "ok" if is_kept else "fail", **said)
+            self._recorder.tell(TransactionStep, "ok" if is_kept else "fail", **said)
             return is_kept
 
         return kept
@@ -283,11 +282,11 @@ class RecordedLaps:
         store = self._store()
         stored = store.offered if checkpoint is not None else None
         if stored is None:
-            return self._laps.commit(checkpoint, may_send)
+            return self._batches.commit(checkpoint, may_send)
         if callable(checkpoint):
-            return self._laps.commit(self._kept(checkpoint, store, stored), may_send)
+            return self._batches.commit(self._kept(checkpoint, store, stored), may_send)
         store.tell(stored, "invoke")
-        outcome = self._laps.commit(checkpoint, may_send)
+        outcome = self._batches.commit(checkpoint, may_send)
         if isinstance(outcome, BatchCommitted):
             store.tell(stored, "ok")
         return outcome
@@ -295,7 +294,7 @@ class RecordedLaps:
 
 def record(recorder: Recorder) -> None:
     """Have every harvester that this process makes from now on written down."""
-    make_source, make_store, make_laps = parts.make_source, parts.make_store, parts.make_batch_delivery
+    make_source, make_store, make_laps = factory.make_source, factory.make_store, factory.make_batch_delivery
     stores: dict[int, RecordedStore] = {}
 
     def recorded_store(config: Any, table: Any, checkpoints: Any, shard: int, **providers: Any) -> Any:
@@ -304,7 +303,7 @@ def record(recorder: Recorder) -> None:
         return stores[shard]
 
     def recorded_laps(config: Any, topics: Any, shard: int, *rest: Any) -> Any:
-        return RecordedLaps(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
+        return RecordedBatches(recorder, make_laps(config, topics, shard, *rest), lambda: stores[shard])
 
     def recorded_harvest(config: HarvestConfig) -> Harvest:
         harvest = Harvest(config, kafka_producer_provider=lambda settings: RecordedProducer(recorder, settings))
@@ -323,7 +322,7 @@ def record(recorder: Recorder) -> None:
     made = {"make_source": recorded_source, "make_store": recorded_store, "make_batch_delivery": recorded_laps}
     for name, make in made.items():
         setattr(engines, name, make)
-    vars(parts)["MarkPages"] = RecordedPages
+    vars(factory)["MarkPages"] = RecordedPages
     vars(harvest_module)["Harvest"] = recorded_harvest
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from harvest_lib.audit.checker import TOOK_OVER, Anomaly, Promise, Verdict, check
+from harvest_lib.audit.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
 from harvest_lib.audit.history import (
     BadLine,
     Event,
+    FailoverLoss,
     HistoryWriter,
     Isolation,
     Park,
-    Regress,
-    Remake,
+    RecreatedTopic,
     Term,
     Write,
     read_history,
@@ -165,7 +165,7 @@ def judged(history: Path, way: Mode) -> tuple[int, Sequence[Term], Verdict]:
         for event in read_history(sorted(history.glob("*.jsonl")), on_bad=_unreadable):
             if isinstance(event, Write) and event.type == "ok":
                 committed.update(record.event for record in event.records)
-            elif isinstance(event, Regress | Remake) or (isinstance(event, Park) and event.step == "drop"):
+            elif isinstance(event, FailoverLoss | RecreatedTopic) or (isinstance(event, Park) and event.step == "drop"):
                 committed.difference_update(event.events)
             elif isinstance(event, Term) and event.type == "invoke":
                 terms.append(event)
@@ -177,7 +177,7 @@ def judged(history: Path, way: Mode) -> tuple[int, Sequence[Term], Verdict]:
 
 def not_kept(struck: Sequence[Struck], terms: Sequence[Term], verdict: Verdict) -> list[Broken]:
     """Return what faults promise and the checker does not look at, where it was not kept."""
-    copies = [each for each in verdict.findings if each.name in DUPLICATES and TOOK_OVER not in each.sentence]
+    copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []
     for each in struck:
         after = Aftermath(at=each.at, leader=each.leader, terms=terms, copies=copies)
@@ -235,7 +235,7 @@ class UnderFire:
             time.sleep(draw.uniform(*FAULTS[name].seconds))
         for event in self.system.happened:
             self.history.append(event)
-            if isinstance(event, Regress | Remake) or event.step == "drop":
+            if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":
                 self.answered.difference_update(event.events)
         self.system.happened.clear()
         self.history.append(FaultEvent(type="info", process="chaos", fault=name, step="end"))

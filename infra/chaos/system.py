@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.audit.history import Park, Regress, Remake
+from harvest_lib.audit.history import FailoverLoss, Park, RecreatedTopic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.grants import Way as Grant
@@ -67,7 +67,7 @@ class System:
         """Whom harvesters come as."""
         self.servers = [self.postgres]
         """All that there have been, standbys too."""
-        self.happened: list[Regress | Remake | Park] = []
+        self.happened: list[FailoverLoss | RecreatedTopic | Park] = []
         """What a fault made of records, until it is written down."""
         self.following: Following
         """Who reads all along, once somebody does."""

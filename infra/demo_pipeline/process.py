@@ -46,24 +46,24 @@ class PipelineProcess:
 
     def kill(self, *, within_seconds: float) -> Kill:
         """Kill it at some moment after its reader has sent something more down."""
-        before = operations.standing(self._declaration).end
+        before = operations.pipeline_status(self._declaration).end
         self.await_standing(lambda standing: standing.end > before, "the pipeline reads nothing")
         time.sleep(self._dice.random() * within_seconds)
         self.require_alive()
         self._process.kill()
-        standing = operations.standing(self._declaration)
+        standing = operations.pipeline_status(self._declaration)
         killed = Kill(resumes_at={each.name: each.position for each in standing.writers}, end=standing.end)
         self.kills.append(killed)
         return killed
 
     def await_standing(
-        self, reached: Callable[[operations.Standing], bool], otherwise: str, seconds: float = _WAIT_SECONDS
+        self, reached: Callable[[operations.PipelineStatus], bool], otherwise: str, seconds: float = _WAIT_SECONDS
     ) -> None:
         """Wait until the logs stand so. Raises StackError, at once if the process has ended."""
 
         def looked() -> bool:
             self.require_alive()
-            return reached(operations.standing(self._declaration))
+            return reached(operations.pipeline_status(self._declaration))
 
         until(looked, seconds, otherwise, next_step=self._advice, tick_seconds=_TICK_SECONDS)
 

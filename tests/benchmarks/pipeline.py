@@ -17,7 +17,7 @@ import yaml
 
 from harvest_lib.local_stack.state import default_state, make_folder, write_private
 from harvest_lib.pipeline.declaration import load
-from harvest_lib.pipeline.operations import standing
+from harvest_lib.pipeline.operations import pipeline_status
 from harvest_lib.pipeline.pipeline import Pipeline
 from tests.benchmarks.backlog import PARTITIONS, Servers
 from tests.benchmarks.report import Result, at_least
@@ -60,7 +60,7 @@ def _through(servers: Servers, records: int) -> float:
         began = time.perf_counter()
         thread.start()
         try:
-            while min(each.position for each in standing(declaration).writers) < records:
+            while min(each.position for each in pipeline_status(declaration).writers) < records:
                 if not thread.is_alive() or time.perf_counter() - began > _LONGEST_SECONDS:
                     raise RuntimeError("the records did not get through")
                 time.sleep(_LOOK_SECONDS)

@@ -11,7 +11,7 @@ HOUR = 3600.0
 LOOK = """
 import sys, threading
 from pathlib import Path
-from infra.chaos import recorded
+from infra.chaos import recording_clients as recorded
 
 class Told:
     def __init__(self, settings): self.stamps = []
@@ -19,7 +19,7 @@ class Told:
 
 def ask():
     import json, time
-    from harvest_lib.deadline import boot_seconds
+    from harvest_lib.clock import boot_seconds
     producer = recorded.RecordedProducer(recorder, {})
     producer.produce("topic", b"", None)
     print(json.dumps([time.time(), boot_seconds(), producer.stamps]), flush=True)

@@ -235,7 +235,7 @@ def test_one_that_was_frozen_in_a_lap_changes_nothing(pool, outbox, bootstrap_se
     found = delivered(bootstrap_servers, outbox)
     assert sorted(record.outbox_id for record in found) == outbox.ids()
     assert steps(found) == []
-    assert said(successor, "leader_fenced", "leader_deposed") == []
+    assert said(successor, "leader_fenced", "batch_leader_fenced") == []
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ MUTATIONS += [(mutation, name) for mutation in MADE_ANEW for name in PROMISES]
 SEEDS = st.integers(0, 2**32)
 TROUBLE = st.sampled_from([0.0, 0.1, 0.3, 0.6])
 ANEW = st.sampled_from([0.0, 0.0, 0.1, 0.5])
-"""How often the topic is deleted and made anew; mostly never."""
+"""How often the topic is deleted and recreated; mostly never."""
 
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)

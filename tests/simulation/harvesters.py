@@ -139,7 +139,7 @@ class Harvester:
             self._world.begins(self.process, self.term, event.leader_id)
 
     def _make(self, term):
-        if self._world.plan.by_laps:
+        if self._world.plan.by_batches:
             return BatchLoop(term, self._tailing(), self._stopping)
         return MarkLoop(term, self._marking(), self._stopping)
 
@@ -178,7 +178,7 @@ class Harvester:
             source=pages,
             delivery=delivery,
             store=store,
-            shelf=MarkedParking("hold_key", topics, pages)
+            parking=MarkedParking("hold_key", topics, pages)
             if plan.source == "mark"
             else BatchParking(
                 "hold_key", topics, ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))

@@ -140,10 +140,10 @@ MUTATIONS = (
         _edit(
             MarkLoop,
             "_take",
-            "self._landed.extend(reports.acknowledged)",
-            "self._landed.extend(reports.acknowledged); self._lower(reports.acknowledged)",
+            "self._acked.extend(reports.acknowledged)",
+            "self._acked.extend(reports.acknowledged); self._lower(reports.acknowledged)",
         ),
-        _edit(MarkLoop, "_fetch", "self._lower(landed)", "pass"),
+        _edit(MarkLoop, "_fetch", "self._lower(acked)", "pass"),
     ),
     _mutation(
         "what failed is not marked again before the rest goes",
@@ -168,17 +168,17 @@ MUTATIONS = (
     _mutation(
         "no key gate in laps",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "__init__", "KeyBarrier() if wiring.one_per_key else NoBarrier()", "NoBarrier()"),
+        _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
         "what was put off is forgotten",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_following", "if put_off := self._gate.put_off:", "if put_off := []:"),
+        _edit(BatchLoop, "_following", "if deferred_ids := self._barrier.deferred_ids:", "if deferred_ids := []:"),
     ),
     _mutation(
         "what is on the wire is not waited for",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_again", "if may_arrive:", "if False:"),
+        _edit(BatchLoop, "_restart", "if may_arrive:", "if False:"),
     ),
     _mutation(
         "a checkpoint is saved before the lap is committed",
@@ -186,8 +186,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = wiring.delivery.commit(",
-            "wiring.store.save(following); outcome = wiring.delivery.commit(",
+            "outcome = ports.delivery.commit(",
+            "ports.store.save(following); outcome = ports.delivery.commit(",
         ),
     ),
     _mutation(
@@ -196,19 +196,19 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = wiring.delivery.commit(",
-            "self._checkpoint = following; outcome = wiring.delivery.commit(",
+            "outcome = ports.delivery.commit(",
+            "self._checkpoint = following; outcome = ports.delivery.commit(",
         ),
     ),
     _mutation(
         "what is held is not written down",
         _LAPS,
-        _edit(BatchLoop, "_commit", "if not wiring.shelf.write():", "if False:"),
+        _edit(BatchLoop, "_commit", "if not ports.parking.write():", "if False:"),
     ),
     _mutation(
         "a lap does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier"),
-        _edit(PipelinedBatches, "commit", "return self._land(may_send)", "return Committed()"),
+        _edit(PipelinedBatches, "commit", "return self._await_acks(may_send)", "return BatchCommitted()"),
     ),
     _mutation(
         "a lap does not hear of failures",
@@ -233,9 +233,9 @@ MUTATIONS = (
         ),
         Statement(
             owner=checkpoint,
-            name="_STANDS",
+            name="_STATUS",
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
-            meaning="stands_of_anybody",
+            meaning="status_of_anybody",
         ),
     ),
     _mutation(
@@ -267,7 +267,7 @@ MUTATIONS = (
             "if self._has_begun:",
             "if self._has_begun and (self._failure is None or not self._failure.fatal()):\n"
             "        self._failure, self._stopped, self._open = None, False, self._open or self._stopped\n"
-            "        return Committed()\n"
+            "        return BatchCommitted()\n"
             "    if self._has_begun:",
         ),
         _edit(Transactional, "abandon", "self._discard()", "pass"),

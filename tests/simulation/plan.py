@@ -52,7 +52,7 @@ class Plan:
         return self.mode.partition("-")[2]
 
     @property
-    def by_laps(self):
+    def by_batches(self):
         """Whether a term goes by laps, and its subscription has an epoch."""
         return self.source != "mark" or self.delivery == "transactional"
 

@@ -195,7 +195,7 @@ class Statements:
         self._told("lead", leader_id=str(values["leader_id"]), epoch=row["epoch"])
         return [(row["generation"], row["epoch"], row["until"], _loaded(row["checkpoint"]))]
 
-    def stands(self, values, _transaction, *, of=("epoch", "leader_id")):
+    def status(self, values, _transaction, *, of=("epoch", "leader_id")):
         row = self._database.subscription
         if row is None or any(row[each] != values[each] for each in of):
             return []
@@ -289,8 +289,8 @@ class Statements:
     def save_of_anybody(self, values, transaction):
         return self.save(values, transaction, of=("generation",))
 
-    def stands_of_anybody(self, values, transaction):
-        return self.stands(values, transaction, of=())
+    def status_of_anybody(self, values, transaction):
+        return self.status(values, transaction, of=())
 
     def following_of_open(self, values, transaction):
         return self.following(values, transaction, of_open=True)
@@ -319,7 +319,7 @@ def _known():
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
-        checkpoints: "first lead save stands",
+        checkpoints: "first lead save status",
         ParkedIds(
             checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
         ): "matching load add moved due release",

@@ -100,7 +100,7 @@ class World:
             self.history.add("acknowledge", "ok" if error is None else "info", process.name, **fields)
 
     def begins(self, process, term, leader_id):
-        if not self.plan.by_laps and leader_id == term.leader_id:  # else it begins with its epoch
+        if not self.plan.by_batches and leader_id == term.leader_id:  # else it begins with its epoch
             self.history.add("term", "invoke", process.name, leader_id=str(leader_id), shard=0, epoch=None)
         self._leaders[process] = str(leader_id)
         self.promises.begins(process, term, leader_id)
@@ -180,7 +180,7 @@ def seams(world):
         "harvest_lib.source.prefetch.CallThread": CalledAtOnce,
         "harvest_lib.delivery.transactional.threading": threads,
         "psycopg.connect": world.connect,
-        "harvest_lib.batching.batch_size._FIRST_LAP": plan.lap,
+        "harvest_lib.batching.batch_size._FIRST_BATCH": plan.lap,
         "harvest_lib.batching.batch_size._FIRST_PAGE": max(1, plan.lap // 2),
         "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
         "harvest_lib.batching.loop._SLICE": 3,

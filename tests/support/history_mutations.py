@@ -9,13 +9,13 @@ from dataclasses import replace
 from harvest_lib.audit.history import (
     Acknowledge,
     Assign,
-    Checkpoint,
+    CheckpointWrite,
     Effect,
     Poll,
     Produce,
     Purge,
     Term,
-    Transaction,
+    TransactionStep,
     Write,
 )
 
@@ -65,11 +65,11 @@ def tear(events, dice):
             leaders.setdefault(event.event, []).append(event.leader_id)
     transactions, open_ = [], []
     for event in events:
-        if isinstance(event, Transaction) and event.type == "invoke":
+        if isinstance(event, TransactionStep) and event.type == "invoke":
             open_ = [] if event.step == "begin" else open_
         elif isinstance(event, Produce):
             open_.append(event.event)
-        elif isinstance(event, Transaction) and event.step == "commit" and event.type == "ok":
+        elif isinstance(event, TransactionStep) and event.step == "commit" and event.type == "ok":
             transactions += [open_] if len(open_) > 1 and all(len(leaders[name]) == 1 for name in open_) else []
     if not transactions:
         return None
@@ -181,7 +181,7 @@ def apply_twice(events, dice):
 
 
 def checkpoint_back(events, dice):
-    found = at(events, Checkpoint)
+    found = at(events, CheckpointWrite)
     if len(found) < 2:
         return None
     one = dice.choice(found[:-1])
@@ -268,7 +268,7 @@ def rise_again(events, dice):
 def commit_late(events, dice):
     """Ask for the commit only after its records were read by committed readers."""
     found = []
-    for commit in at(events, Transaction, type="invoke", step="commit"):
+    for commit in at(events, TransactionStep, type="invoke", step="commit"):
         sent = {e.event for e in events[:commit] if isinstance(e, Produce) and e.leader_id == events[commit].leader_id}
         before = {r.event for e in events[:commit] if isinstance(e, Poll) for r in e.records}
         polls = [index for index in at(events, Poll) if index > commit]

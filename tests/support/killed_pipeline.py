@@ -21,7 +21,7 @@ from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, Declar
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
-from harvest_lib.pipeline.writer_progress import Writing
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 TOTAL = 500
 BATCH = 20
@@ -140,16 +140,16 @@ def _note(file: Path, line: str) -> None:
 
 def _child(kill_at: int, folder: Path) -> None:
     events = Events(kill_at)
-    flush, one_at_a_time = Writing.flush, threading.Lock()
+    flush, one_at_a_time = WriterProgress.flush, threading.Lock()
 
-    def noted_flush(self: Writing) -> None:
+    def noted_flush(self: WriterProgress) -> None:
         events.happened()
         with one_at_a_time:
             flush(self)
             _note(folder / self.name, f"F {self.flushed}\n")
         events.happened()
 
-    Writing.flush = noted_flush
+    WriterProgress.flush = noted_flush
     Pipeline(declaration(folder, events)).run()
 
 

@@ -3,7 +3,7 @@
 The steps are those of its own parts, which are wrapped here; the product knows nothing of it.
 
     lead      the epoch was raised               produce  a record is about to be handed to librdkafka
-    begin     the delivery is about to begin     landed   all of the lap has been acknowledged
+    begin     the delivery is about to begin     acked   all of the lap has been acknowledged
     begun     it has begun                       commit   the transaction is about to be committed
     save      a checkpoint is about to be        committed  it was
               written to Postgres                committing  it is being, for so many milliseconds
@@ -98,7 +98,7 @@ class StrikingProducer(Wrapped):
         left = self._inner.flush(timeout)
         if self._outstanding and not left:
             self._outstanding = False
-            self._strike.at("landed")
+            self._strike.at("acked")
         return left
 
     def init_transactions(self, timeout):
@@ -185,7 +185,7 @@ def striking(config, strike):
     def shelf(*args, **named):
         made = make_shelf(*args, **named)
         if isinstance(made, BatchParking):
-            made._places = StrikingPlaces(made._places, strike)
+            made._parked_ids = StrikingPlaces(made._parked_ids, strike)
         return made
 
     engines.make_shelf = shelf

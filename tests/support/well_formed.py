@@ -13,20 +13,20 @@ from harvest_lib.audit.checker import Promise
 from harvest_lib.audit.history import (
     Acknowledge,
     Assign,
-    Checkpoint,
+    CheckpointWrite,
     Effect,
     Event,
     Fault,
     Mark,
     Poll,
     PolledRecord,
-    Position,
     Produce,
     Purge,
-    Remake,
+    ReadPosition,
+    RecreatedTopic,
     Reset,
     Term,
-    Transaction,
+    TransactionStep,
     Write,
     WrittenRecord,
 )
@@ -37,7 +37,7 @@ TOPIC = "orders"
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that after a lap the topic
-    is deleted and made anew."""
+    is deleted and recreated."""
 
     promise: Promise
     writes: int = 12
@@ -118,13 +118,15 @@ class Model:
             yield from self._writes()
         yield from self._harvests()
         unread = [place.shown.event for number, places in self.log.items() for place in places[self.read[number] :]]
-        yield Remake(**self._now("ok", "admin"), topic=TOPIC, events=tuple(unread), since=since)
+        yield RecreatedTopic(**self._now("ok", "admin"), topic=TOPIC, events=tuple(unread), since=since)
         self._make_topic()
         yield self._begins("consumer")
 
     def _begins(self, reader: str) -> Event:
         """Have a reader begin with the topic that there is."""
-        return Assign(**self._now("ok", reader), partitions=tuple(Position(TOPIC, number, 0) for number in self.log))
+        return Assign(
+            **self._now("ok", reader), partitions=tuple(ReadPosition(TOPIC, number, 0) for number in self.log)
+        )
 
     def _harvests(self) -> Iterator[Event]:
         return self._transaction() if self.shape.promise.transactional else self._lap()
@@ -244,8 +246,8 @@ class Model:
         if not rows:
             return
         step = {"transactional_id": "outbox-0", "leader_id": self.leader}
-        yield Transaction(**self._now("invoke", self.leader), **step, step="begin")
-        yield Transaction(**self._now("ok", self.leader), **step, step="begin")
+        yield TransactionStep(**self._now("invoke", self.leader), **step, step="begin")
+        yield TransactionStep(**self._now("ok", self.leader), **step, step="begin")
         yield from self._produces(rows)
         places = [self._append(row, committed=False) for row in rows]
         for row, place in zip(rows, places, strict=True):
@@ -253,9 +255,9 @@ class Model:
         outcome = self.random.choice(["abort", "info", "killed"]) if self._goes_wrong() else "ok"
         committed = outcome == "ok" or (outcome == "info" and self.random.random() < 0.5)
         if outcome in {"ok", "info"}:
-            yield Transaction(**self._now("invoke", self.leader), **step, step="commit")
+            yield TransactionStep(**self._now("invoke", self.leader), **step, step="commit")
         elif outcome == "abort":
-            yield Transaction(**self._now("invoke", self.leader), **step, step="abort")
+            yield TransactionStep(**self._now("invoke", self.leader), **step, step="abort")
         for partition in {row.partition for row in rows}:
             self.ends[partition] += 1  # the marker
         for place in places:
@@ -263,16 +265,16 @@ class Model:
         if not committed:
             self._put_back(rows)
         if outcome in {"ok", "info"}:
-            yield Transaction(**self._now(outcome, self.leader), **step, step="commit")
+            yield TransactionStep(**self._now(outcome, self.leader), **step, step="commit")
         elif outcome == "abort":
-            yield Transaction(**self._now("ok", self.leader), **step, step="abort")
+            yield TransactionStep(**self._now("ok", self.leader), **step, step="abort")
         if outcome in {"info", "killed"}:
             yield from self._takes_over()
         if committed:
             ids = tuple(row.id for row in rows)
             yield Purge(**self._now("ok", self.leader), leader_id=self.leader, ids=ids, count=len(ids))
             self.checkpoints += 1
-            yield Checkpoint(
+            yield CheckpointWrite(
                 **self._now("ok", self.leader),
                 subscription="outbox",
                 shard=0,
@@ -286,7 +288,7 @@ class Model:
         """The live reader goes on, applies what it has not applied; after a rebalance it reads some of it again."""
         if self._goes_wrong():
             self.read = {partition: max(0, place - self.random.randrange(9)) for partition, place in self.read.items()}
-            positions = tuple(Position(TOPIC, partition, self._offset(partition)) for partition in self.read)
+            positions = tuple(ReadPosition(TOPIC, partition, self._offset(partition)) for partition in self.read)
             yield Assign(**self._now("ok", "consumer"), partitions=positions)
         shown = []
         for partition, places in self.log.items():

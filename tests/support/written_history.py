@@ -6,18 +6,18 @@
 from harvest_lib.audit.history import (
     Acknowledge,
     Assign,
-    Checkpoint,
+    CheckpointWrite,
     Effect,
+    FailoverLoss,
     Park,
     Poll,
     PolledRecord,
-    Position,
     Produce,
     Purge,
-    Regress,
-    Remake,
+    ReadPosition,
+    RecreatedTopic,
     Term,
-    Transaction,
+    TransactionStep,
     Write,
     WrittenRecord,
 )
@@ -98,7 +98,7 @@ class Pen:
 
     def transaction(self, step, leader=LEADER, end="ok", by="outbox-0"):
         for kind in ("invoke", end):
-            self._add(Transaction, type=kind, process=leader, transactional_id=by, leader_id=leader, step=step)
+            self._add(TransactionStep, type=kind, process=leader, transactional_id=by, leader_id=leader, step=step)
         return self
 
     def harvest(self, names, leader=LEADER):
@@ -132,7 +132,7 @@ class Pen:
         return self._add(Poll, type="ok", process=process, isolation=isolation, records=tuple(shown))
 
     def assign(self, offset, process="reader"):
-        partitions = (Position(TOPIC, 0, offset),)
+        partitions = (ReadPosition(TOPIC, 0, offset),)
         return self._add(Assign, type="ok", process=process, partitions=partitions)
 
     def park(self, names, step="park"):
@@ -141,20 +141,20 @@ class Pen:
 
     def regress(self, names="", since=0.0):
         events = tuple(written(name).event for name in names.split())
-        return self._add(Regress, type="ok", process="postgres", events=events, since=since)
+        return self._add(FailoverLoss, type="ok", process="postgres", events=events, since=since)
 
     def remake(self, names="", since=0.0):
         """Delete the topic, with these records in it, and make it anew."""
         self._offset = 0
         events = tuple(written(name).event for name in names.split())
-        return self._add(Remake, type="ok", process="admin", topic=TOPIC, events=events, since=since)
+        return self._add(RecreatedTopic, type="ok", process="admin", topic=TOPIC, events=events, since=since)
 
     def effect(self, name, consumer="totals"):
         return self._add(Effect, type="ok", process="reader", event=written(name).event, consumer=consumer)
 
     def checkpoint(self, generation, number, shard=0, at=0, end="ok", process=LEADER):
         return self._add(
-            Checkpoint,
+            CheckpointWrite,
             type=end,
             process=process,
             subscription="outbox",

@@ -1,20 +1,21 @@
 """One pass over a history, each event to those parts that it concerns; then each part says what it has found."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from harvest_lib.audit.checker.checkpoints import Checkpoints
 from harvest_lib.audit.checker.deliveries import Deliveries
 from harvest_lib.audit.checker.effects import Effects
-from harvest_lib.audit.checker.failover_losses import Regressions
+from harvest_lib.audit.checker.failover_losses import FailoverLosses
 from harvest_lib.audit.checker.finding import Findings, Verdict
-from harvest_lib.audit.checker.log import Log
+from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.losses import Losses
 from harvest_lib.audit.checker.parkings import Parkings
 from harvest_lib.audit.checker.polls import Polls
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Records, Sighting
-from harvest_lib.audit.checker.recreated_topics import Remakes
+from harvest_lib.audit.checker.records import Observation, RecordIndex
+from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
 from harvest_lib.audit.checker.sequences import Sequences
 from harvest_lib.audit.checker.terms import Terms
 from harvest_lib.audit.checker.transactions import Transactions
@@ -22,18 +23,18 @@ from harvest_lib.audit.checker.writes import Writes
 from harvest_lib.audit.history import (
     Acknowledge,
     Assign,
-    Checkpoint,
+    CheckpointWrite,
     Effect,
     Event,
+    FailoverLoss,
     Mark,
     Park,
     Poll,
     Produce,
     Purge,
-    Regress,
-    Remake,
+    RecreatedTopic,
     Term,
-    Transaction,
+    TransactionStep,
     Write,
 )
 
@@ -47,31 +48,31 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     the first `keep` findings are returned, explained and unexplained; all are counted. Does no I/O; memory grows with
     the records of the history, not with what was done to them.
     """
-    findings, records = Findings(keep), Records()
+    findings, records = Findings(keep), RecordIndex()
     terms = Terms(promise, findings)
     transactions = Transactions(findings)
-    remakes = Remakes(promise, records, transactions)
-    log = Log(records, findings, remakes, transactions.seen if promise.transactional else _pass_over)
-    polls = Polls(log, remakes, findings)
+    recreated_topics = RecreatedTopics(promise, records, transactions)
+    log = ObservedLog(records, findings, recreated_topics, transactions.seen if promise.transactional else _pass_over)
+    polls = Polls(log, recreated_topics, findings)
     deliveries = Deliveries(promise, records, transactions, findings)
-    checkpoints, regressions = Checkpoints(findings), Regressions(records)
+    checkpoints, failover_losses = Checkpoints(findings), FailoverLosses(records)
     parkings = Parkings(records, findings)
-    told = terms.told
+    answer = terms.answer
     takers: Mapping[type[Event], tuple[_Take, ...]] = {
         Write: (Writes(records, findings).write,),
         Term: (terms.term,),
-        Mark: (told,),
+        Mark: (answer,),
         Produce: (deliveries.produce,),
-        Acknowledge: (deliveries.acknowledge, told),
-        Transaction: (transactions.transaction, told),
-        Purge: (deliveries.purge, told),
-        Checkpoint: (checkpoints.checkpoint, told),
+        Acknowledge: (deliveries.acknowledge, answer),
+        TransactionStep: (transactions.transaction, answer),
+        Purge: (deliveries.purge, answer),
+        CheckpointWrite: (checkpoints.checkpoint, answer),
         Poll: (log.poll, polls.poll, parkings.poll),
-        Assign: (remakes.assign, polls.assign),
+        Assign: (recreated_topics.assign, polls.assign),
         Effect: (Effects(records, findings).effect,),
         Park: (parkings.park,),
-        Regress: (regressions.regress, checkpoints.regress),
-        Remake: (remakes.remake,),
+        FailoverLoss: (failover_losses.failover, checkpoints.failover),
+        RecreatedTopic: (recreated_topics.recreate,),
     }
     count = 0
     for event in events:
@@ -80,14 +81,14 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
             take(event)
     log.finish()
     polls.finish()
-    remakes.finish(log)
+    recreated_topics.finish(partial(log.ordered, committed=promise.transactional))
     Losses(promise, records, findings).finish()
-    Sequences(promise, terms, regressions, findings).finish(log)
+    Sequences(promise, terms, failover_losses, findings).finish(log)
     terms.finish(log)
     if promise.transactional:
         transactions.finish()
     return findings.verdict(count, len(records.by_event))
 
 
-def _pass_over(_sighting: Sighting, _event: Poll) -> None:
+def _pass_over(_observation: Observation, _event: Poll) -> None:
     """Commits do not matter where readers see what is not committed."""

@@ -6,7 +6,7 @@ another only if that was answered before.
 """
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.history import Checkpoint, Regress
+from harvest_lib.audit.history import CheckpointWrite, FailoverLoss
 
 
 class Checkpoints:
@@ -14,14 +14,14 @@ class Checkpoints:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._stored: dict[tuple[str, int], Checkpoint] = {}
-        self._asked: dict[tuple[str, str, int], Checkpoint] = {}
+        self._stored: dict[tuple[str, int], CheckpointWrite] = {}
+        self._asked: dict[tuple[str, str, int], CheckpointWrite] = {}
 
-    def regress(self, _event: Regress) -> None:
+    def failover(self, _event: FailoverLoss) -> None:
         """Take in that a server took over, which may know older ones only."""
         self._stored.clear()
 
-    def checkpoint(self, event: Checkpoint) -> None:
+    def checkpoint(self, event: CheckpointWrite) -> None:
         """Take in that a checkpoint is to be stored, or was."""
         of = event.subscription, event.shard
         if event.type == "invoke":
@@ -44,5 +44,5 @@ class Checkpoints:
             )
 
 
-def _order(checkpoint: Checkpoint) -> tuple[int, int]:
+def _order(checkpoint: CheckpointWrite) -> tuple[int, int]:
     return checkpoint.generation, checkpoint.number or 0

@@ -6,7 +6,7 @@ that could hold it was asked to commit.
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Records
+from harvest_lib.audit.checker.records import RecordIndex
 from harvest_lib.audit.checker.transactions import Transactions
 from harvest_lib.audit.history import Acknowledge, Produce, Purge
 
@@ -14,7 +14,7 @@ from harvest_lib.audit.history import Acknowledge, Produce, Purge
 class Deliveries:
     """Follows records from the client to their purge."""
 
-    def __init__(self, promise: Promise, records: Records, transactions: Transactions, findings: Findings) -> None:
+    def __init__(self, promise: Promise, records: RecordIndex, transactions: Transactions, findings: Findings) -> None:
         self._promise = promise
         self._records = records
         self._transactions = transactions

@@ -1,14 +1,14 @@
 """double-effect: a consumer has applied one record twice."""
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Records
+from harvest_lib.audit.checker.records import RecordIndex
 from harvest_lib.audit.history import Effect
 
 
 class Effects:
     """Follows what each consumer has applied."""
 
-    def __init__(self, records: Records, findings: Findings) -> None:
+    def __init__(self, records: RecordIndex, findings: Findings) -> None:
         self._records = records
         self._findings = findings
 

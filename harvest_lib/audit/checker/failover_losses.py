@@ -1,30 +1,33 @@
-"""Servers that took over and lack what was newest: what they lack counts as never written, and what had been noted
-there about others, positions and purges, is forgotten, so that these may come again."""
+"""Failovers to a server that lacks the newest transactions.
 
-from harvest_lib.audit.checker.records import Records, Sighting
-from harvest_lib.audit.history import Regress
+Writes that it lacks count as never written. The positions and purges that it lacks are forgotten, so that their records
+may be sent again.
+"""
 
-TOOK_OVER = "another server took over, which may not know"
-"""Why a record came again that was sent before and after."""
+from harvest_lib.audit.checker.records import Observation, RecordIndex
+from harvest_lib.audit.history import FailoverLoss
+
+FAILED_OVER = "another server took over, which may not know"
+"""The reason for a copy that was sent before a failover and again after it."""
 _NOTED_SECONDS = 30.0
-"""What is sent is noted in the database so much later at the latest: purged, or passed by a checkpoint."""
+"""A sent record is purged, or passed by a checkpoint, at most this much later."""
 
 
-class Regressions:
-    """Knows when a server took over, and marks the records that it lacks."""
+class FailoverLosses:
+    """Keeps the times of failovers, and marks the records that the new server lacks."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: RecordIndex) -> None:
         self._records = records
         self._times: list[tuple[float, float]] = []
 
-    def regress(self, event: Regress) -> None:
-        """Take in that a server took over."""
+    def failover(self, event: FailoverLoss) -> None:
+        """Take in a failover."""
         self._times.append((event.since - _NOTED_SECONDS, event.time))
         for each in event.events:
             self._records.get(each).forgotten = True
 
-    def between(self, copy: Sighting, before: Sighting) -> bool:
-        """Return whether a server took over between the times when a record was sent, and may not know of the first."""
+    def between(self, copy: Observation, before: Observation) -> bool:
+        """Return whether a failover lies between two sends of a record, to a server that may not know of the first."""
         first = [produce.time for produce in before.record.produced_by(before.leader_id)]
         again = [produce.time for produce in copy.record.produced_by(copy.leader_id)]
         return bool(first and again) and any(

@@ -3,76 +3,65 @@
 inconsistent-offsets: two readers, or a reader and who wrote or acknowledged the record, disagree on what is there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Protocol
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Partition, Record, Records, Sighting, polled, stamp
+from harvest_lib.audit.checker.records import Observation, Partition, RecordIndex, RecordLifecycle, make_poll, stamp
+from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
 from harvest_lib.audit.history import Event, Poll, PolledRecord
 
 
-class Topics(Protocol):
-    """Which topic of a name is meant, where it was deleted and made anew."""
-
-    def read_by(self, process: str, /) -> Mapping[Partition, int]:
-        """Return where in their logs the topics begin that a process reads, if not at 0."""
-        ...
-
-    def begins(self, topic: str, time: float, /) -> int:
-        """Return where in its log the topic begins that was there at a time."""
-        ...
-
-
-class Log:
-    """All places that polls have shown. `first_committed` is told each when a committed reader sees it first, `topics`
-    say which topics are read and were written to."""
+class ObservedLog:
+    """All places that polls have shown. `first_committed` is called with each that a committed reader sees for the
+    first time. `recreated_topics` says which topic of a name is read, or was written to."""
 
     def __init__(
         self,
-        records: Records,
+        records: RecordIndex,
         findings: Findings,
-        topics: Topics,
-        first_committed: Callable[[Sighting, Poll], None],
+        recreated_topics: RecreatedTopics,
+        first_committed: Callable[[Observation, Poll], None],
     ) -> None:
         self._records = records
         self._findings = findings
-        self._topics = topics
+        self._recreated_topics = recreated_topics
         self._first_committed = first_committed
-        self._partitions: dict[Partition, dict[int, Sighting]] = {}
-        self._ordered: dict[tuple[Partition, bool], list[Sighting]] = {}
+        self._partitions: dict[Partition, dict[int, Observation]] = {}
+        self._ordered: dict[tuple[Partition, bool], list[Observation]] = {}
 
     def poll(self, event: Poll) -> None:
         """Take in what a consumer got."""
         by = stamp(event)
-        committed, begins = event.isolation == "committed", self._topics.read_by(event.process)
+        committed, begins = event.isolation == "committed", self._recreated_topics.read_by(event.process)
         for shown in event.records:
             partition = shown[:2]
             places = self._partitions.get(partition)
             if places is None:
                 places = self._partitions[partition] = {}
             place = shown.offset + begins.get(partition, 0)
-            sighting = places.get(place)
-            if sighting is None:
+            observation = places.get(place)
+            if observation is None:
                 record = self._records.get(shown.event)
-                sighting = places[place] = Sighting(record, partition, place, shown, by)
-                if record.write is None and not record.sightings:
+                observation = places[place] = Observation(record, partition, place, shown, by)
+                if record.write is None and not record.observations:
                     record.describe(shown)
-                record.sightings += (sighting,)
+                record.observations += (observation,)
                 if not record.fits(shown):
-                    sighting.odd = shown
+                    observation.odd = shown
                     self._add(
-                        f"{sighting} does not hold what was written as {record.event}",
-                        (*record.writes(), polled(by, event.isolation, shown)),
+                        f"{observation} does not hold what was written as {record.event}",
+                        (*record.writes(), make_poll(by, event.isolation, shown)),
                     )
-            elif not _same(sighting, shown):
+            elif not _same(observation, shown):
                 self._add(
-                    f"{sighting} was shown as {sighting.record.event} and as {shown.event}, or with other contents",
-                    (sighting.poll(), polled(by, event.isolation, shown)),
+                    f"{observation} was shown as {observation.record.event} and as {shown.event}, or with other "
+                    "contents",
+                    (observation.poll(), make_poll(by, event.isolation, shown)),
                 )
-            if committed and not sighting.committed:
-                sighting.committed = True
-                self._first_committed(sighting, event)
+            if committed and not observation.committed:
+                observation.committed = True
+                self._first_committed(observation, event)
 
     def finish(self) -> None:
         """Compare with what Kafka acknowledged."""
@@ -81,23 +70,23 @@ class Log:
                 topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
                 if topic is None or partition is None or offset is None:
                     continue
-                place = offset + self._topics.begins(topic, acknowledged.time)
-                sighting = self._partitions.get((topic, partition), {}).get(place)
-                if sighting is not None and sighting.record is not record:
+                place = offset + self._recreated_topics.begins(topic, acknowledged.time)
+                observation = self._partitions.get((topic, partition), {}).get(place)
+                if observation is not None and observation.record is not record:
                     self._add(
-                        f"{sighting} holds {sighting.record.event}, {record.event} was acknowledged there",
-                        (acknowledged, sighting.poll()),
+                        f"{observation} holds {observation.record.event}, {record.event} was acknowledged there",
+                        (acknowledged, observation.poll()),
                     )
 
     def partitions(self) -> list[Partition]:
         """Return the partitions seen."""
         return sorted(self._partitions)
 
-    def at(self, partition: Partition, place: int) -> Sighting | None:
+    def at(self, partition: Partition, place: int) -> Observation | None:
         """Return what is at a place, if that was seen."""
         return self._partitions.get(partition, {}).get(place)
 
-    def ordered(self, partition: Partition, *, committed: bool) -> list[Sighting]:
+    def ordered(self, partition: Partition, *, committed: bool) -> list[Observation]:
         """Return what is in a partition, of what committed readers have seen or of all, in order.
 
         To be asked when the history has ended.
@@ -113,13 +102,13 @@ class Log:
         self._findings.add("inconsistent-offsets", sentence, events)
 
 
-def _same(sighting: Sighting, shown: PolledRecord) -> bool:
-    if sighting.odd is not None:
-        return sighting.odd == shown
-    record: Record = sighting.record
+def _same(observation: Observation, shown: PolledRecord) -> bool:
+    if observation.odd is not None:
+        return observation.odd == shown
+    record: RecordLifecycle = observation.record
     return (
         record.event == shown.event
         and record.fits(shown)
-        and sighting.id == shown.id
-        and sighting.leader_id == shown.leader_id
+        and observation.id == shown.id
+        and observation.leader_id == shown.leader_id
     )

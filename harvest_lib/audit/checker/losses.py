@@ -7,67 +7,67 @@ seen whose write failed, or which nobody has written. precommitted-read: it was 
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Record, Records, Sighting
+from harvest_lib.audit.checker.records import Observation, RecordIndex, RecordLifecycle
 from harvest_lib.audit.history import Event
 
 
 class Losses:
     """Compares what was written with what was seen, when the history has ended."""
 
-    def __init__(self, promise: Promise, records: Records, findings: Findings) -> None:
+    def __init__(self, promise: Promise, records: RecordIndex, findings: Findings) -> None:
         self._promise = promise
         self._records = records
         self._findings = findings
-        self._highest: dict[tuple[str, str], Sighting] = {}
+        self._highest: dict[tuple[str, str], Observation] = {}
 
     def finish(self) -> None:
         """Go through all records, first for what was seen, then for what was not."""
         for record in self._records.by_event.values():
-            if record.sightings:
-                self._seen(record, record.sightings[0])
+            if record.observations:
+                self._seen(record, record.observations[0])
         for record in self._records.by_event.values():
             if self._certain(record) and self._visible(record) is None:
                 self._missing(record)
 
-    def _certain(self, record: Record) -> bool:
+    def _certain(self, record: RecordLifecycle) -> bool:
         """Return whether it was committed: its writer knows, or what became of it shows that the row was there."""
         write = record.write
-        if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.set_aside:
+        if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.parked:
             return False
         acknowledged = bool(record.acknowledged) and not self._promise.transactional
         return write.committed or acknowledged or record.purged is not None
 
-    def _visible(self, record: Record) -> Sighting | None:
-        return next((s for s in record.sightings if s.committed or not self._promise.transactional), None)
+    def _visible(self, record: RecordLifecycle) -> Observation | None:
+        return next((s for s in record.observations if s.committed or not self._promise.transactional), None)
 
-    def _seen(self, record: Record, sighting: Sighting) -> None:
+    def _seen(self, record: RecordLifecycle, observation: Observation) -> None:
         write = record.write
         if write is None:
             self._findings.add(
-                "aborted-read", f"{sighting} holds {record}, which nobody has written", (sighting.poll(),)
+                "aborted-read", f"{observation} holds {record}, which nobody has written", (observation.poll(),)
             )
             return
         if write.last.type == "fail":
             self._findings.add(
                 "aborted-read",
-                f"{sighting} holds {record}, whose write was rolled back",
-                (*record.writes(), sighting.poll()),
+                f"{observation} holds {record}, whose write was rolled back",
+                (*record.writes(), observation.poll()),
             )
             return
-        if sighting.stamp.time < write.first.time:
+        if observation.stamp.time < write.first.time:
             self._findings.add(
                 "precommitted-read",
-                f"{sighting} was read before the write of {record} began",
-                (sighting.poll(), *record.writes()),
+                f"{observation} was read before the write of {record} began",
+                (observation.poll(), *record.writes()),
             )
         if self._visible(record) is not None:
             write.seen = True
             if record.key is not None and not record.forgotten:
-                highest = self._highest.setdefault((record.topic, record.key), sighting)
+                highest = self._highest.setdefault((record.topic, record.key), observation)
                 if highest.record.seq < record.seq:
-                    self._highest[record.topic, record.key] = sighting
+                    self._highest[record.topic, record.key] = observation
 
-    def _missing(self, record: Record) -> None:
+    def _missing(self, record: RecordLifecycle) -> None:
         later = self._highest.get((record.topic, record.key)) if record.key is not None else None
         events: tuple[Event, ...] = (*record.writes(), *record.produced, *record.acknowledged)
         if later is not None and later.record.seq > record.seq:

@@ -4,14 +4,14 @@ Nothing is asked of what is parked when the history ends, nor of what was droppe
 """
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Records, polled, stamp
+from harvest_lib.audit.checker.records import RecordIndex, make_poll, stamp
 from harvest_lib.audit.history import Park, Poll
 
 
 class Parkings:
-    """Follows records that were set aside."""
+    """Follows records that were parked."""
 
-    def __init__(self, records: Records, findings: Findings) -> None:
+    def __init__(self, records: RecordIndex, findings: Findings) -> None:
         self._records = records
         self._findings = findings
         self._parked: dict[str, Park] = {}
@@ -19,7 +19,7 @@ class Parkings:
     def park(self, event: Park) -> None:
         """Take in what became of records."""
         for each in event.events:
-            self._records.get(each).set_aside = event.step != "retry"
+            self._records.get(each).parked = event.step != "retry"
             if event.step == "retry":
                 self._parked.pop(each, None)
             else:
@@ -33,5 +33,5 @@ class Parkings:
                     "parked-read",
                     f"{event.process} read {shown.event} "
                     + ("after it was dropped" if parked.step == "drop" else "while it was parked"),
-                    (parked, polled(stamp(event), event.isolation, shown)),
+                    (parked, make_poll(stamp(event), event.isolation, shown)),
                 )

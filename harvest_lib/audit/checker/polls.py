@@ -8,8 +8,9 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import Log, Topics
-from harvest_lib.audit.checker.records import Partition, Stamp, offset_at, polled, stamp
+from harvest_lib.audit.checker.log import ObservedLog
+from harvest_lib.audit.checker.records import Partition, Stamp, make_poll, offset_at, stamp
+from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
 from harvest_lib.audit.history import Assign, Poll, PolledRecord
 
 _Place = tuple[int, Stamp]
@@ -18,9 +19,9 @@ _Place = tuple[int, Stamp]
 class Polls:
     """Follows each process through each of its partitions."""
 
-    def __init__(self, log: Log, topics: Topics, findings: Findings) -> None:
+    def __init__(self, log: ObservedLog, recreated_topics: RecreatedTopics, findings: Findings) -> None:
         self._log = log
-        self._topics = topics
+        self._recreated_topics = recreated_topics
         self._findings = findings
         self._read: dict[str, dict[Partition, _Place]] = {}
         self._gaps: list[tuple[Partition, bool, _Place, _Place]] = []
@@ -29,7 +30,7 @@ class Polls:
         """Forget what was read of these partitions; where an offset is known, the reader goes on there."""
         if event.type not in {"ok", "info"}:
             return
-        read, begins = self._read.setdefault(event.process, {}), self._topics.read_by(event.process)
+        read, begins = self._read.setdefault(event.process, {}), self._recreated_topics.read_by(event.process)
         at = stamp(event)
         for topic, partition, offset in event.partitions:
             if offset >= 0:
@@ -39,7 +40,7 @@ class Polls:
 
     def poll(self, event: Poll) -> None:
         """Take in a poll. The log must know it already."""
-        read, begins = self._read.setdefault(event.process, {}), self._topics.read_by(event.process)
+        read, begins = self._read.setdefault(event.process, {}), self._recreated_topics.read_by(event.process)
         by = stamp(event)
         for shown in event.records:
             partition = shown[:2]
@@ -58,7 +59,7 @@ class Polls:
         self._findings.add(
             "int-nonmonotonic-poll" if at is by else "nonmonotonic-poll",
             f"{event.process} read {shown.topic}/{shown.partition}@{shown.offset} after it had read to {read}",
-            (*([earlier.poll(at)] if earlier else []), polled(by, event.isolation, shown)),
+            (*([earlier.poll(at)] if earlier else []), make_poll(by, event.isolation, shown)),
         )
 
     def finish(self) -> None:

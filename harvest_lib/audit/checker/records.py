@@ -24,7 +24,7 @@ Partition = tuple[str, int]
 """A topic and the number of its partition."""
 
 SPAN = 1 << 50
-"""More than a partition has offsets: by so much the places of a topic that was made anew are behind those it had."""
+"""More than a partition has offsets: by so much the places of a topic that was recreated are behind those it had."""
 
 
 def offset_at(place: int) -> int:
@@ -46,7 +46,7 @@ def stamp(event: Event) -> Stamp:
     return Stamp(event.type, event.process, event.time, event.wall)
 
 
-class WriteStory:
+class WriteLifecycle:
     """A writer's transaction. Its outcome is `invoke`, `info` (both: nobody knows), `ok` or `fail`."""
 
     __slots__ = ("first", "last", "seen", "transaction")
@@ -64,12 +64,14 @@ class WriteStory:
         return self.last.type == "ok" or (self.last.type != "fail" and self.seen)
 
 
-class Sighting:
-    """A place in the log, and what is there. `place` is the offset, of a topic that was made anew behind all it had."""
+class Observation:
+    """A place in the log, and what is there. `place` is the offset, of a topic that was recreated behind all it had."""
 
     __slots__ = ("committed", "id", "leader_id", "odd", "partition", "place", "record", "stamp")
 
-    def __init__(self, record: "Record", partition: Partition, place: int, shown: PolledRecord, by: Stamp) -> None:
+    def __init__(
+        self, record: "RecordLifecycle", partition: Partition, place: int, shown: PolledRecord, by: Stamp
+    ) -> None:
         self.record = record
         self.partition = partition
         self.place = place
@@ -83,7 +85,7 @@ class Sighting:
 
     def __str__(self) -> str:
         topic, partition = self.partition
-        after = f" after deletion {self.anew}" if self.anew else ""
+        after = f" after deletion {self.recreations}" if self.recreations else ""
         return f"{topic}/{partition}@{self.offset}{after}"
 
     @property
@@ -92,8 +94,8 @@ class Sighting:
         return offset_at(self.place)
 
     @property
-    def anew(self) -> int:
-        """How often its topic had been made anew."""
+    def recreations(self) -> int:
+        """How often its topic had been recreated."""
         return self.place // SPAN
 
     def shown(self) -> PolledRecord:
@@ -114,10 +116,10 @@ class Sighting:
 
     def poll(self, by: Stamp | None = None) -> Poll:
         """Return the poll that showed it, of the first reader if of no other, reduced to this record."""
-        return polled(by or self.stamp, "committed" if self.committed else "uncommitted", self.shown())
+        return make_poll(by or self.stamp, "committed" if self.committed else "uncommitted", self.shown())
 
 
-class Record:
+class RecordLifecycle:
     """A record, by the UUID of its event."""
 
     __slots__ = (
@@ -130,11 +132,11 @@ class Record:
         "index",
         "key",
         "latest",
+        "observations",
+        "parked",
         "produced",
         "purged",
         "seq",
-        "set_aside",
-        "sightings",
         "topic",
         "write",
     )
@@ -145,21 +147,21 @@ class Record:
         self.key: str | None = None
         self.seq = 0
         self.hash = ""
-        self.write: WriteStory | None = None
+        self.write: WriteLifecycle | None = None
         self.produced: tuple[Produce, ...] = ()
         self.acknowledged: tuple[Acknowledge, ...] = ()
         self.purged: Purge | None = None
-        self.sightings: tuple[Sighting, ...] = ()
+        self.observations: tuple[Observation, ...] = ()
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
         """Whether a server took over that lacks it: it may have been seen or not, and has no place in an order."""
         self.gone = False
         """Whether it went with a topic that was deleted: it need not be seen."""
-        self.set_aside = False
+        self.parked = False
         """Whether it is parked, or was dropped: it need not be seen."""
         self.index = -1
         """Its place among the first occurrences of its key."""
-        self.latest: Sighting | None = None
+        self.latest: Observation | None = None
         """Its last copy so far, as the log is gone through from its beginning."""
 
     def __str__(self) -> str:
@@ -179,28 +181,28 @@ class Record:
 
     def writes(self) -> Iterator[Write]:
         """Yield the beginning and the end of its write, reduced to this record."""
-        story = self.write
-        if story is not None:
+        write = self.write
+        if write is not None:
             written = WrittenRecord(self.event, self.topic, self.key, self.seq, self.hash)
-            for at in (story.first, story.last) if story.last is not story.first else (story.first,):
-                yield Write(**at._asdict(), transaction=story.transaction, records=(written,))
+            for at in (write.first, write.last) if write.last is not write.first else (write.first,):
+                yield Write(**at._asdict(), transaction=write.transaction, records=(written,))
 
 
-class Records:
+class RecordIndex:
     """All records, by event, and by the outbox id under which they were last produced."""
 
     def __init__(self) -> None:
-        self.by_event: dict[str, Record] = {}
-        self.by_id: dict[int, Record] = {}
+        self.by_event: dict[str, RecordLifecycle] = {}
+        self.by_id: dict[int, RecordLifecycle] = {}
 
-    def get(self, event: str) -> Record:
+    def get(self, event: str) -> RecordLifecycle:
         """Return the record of an event, which may be new."""
         record = self.by_event.get(event)
         if record is None:
-            record = self.by_event[event] = Record(event)
+            record = self.by_event[event] = RecordLifecycle(event)
         return record
 
 
-def polled(by: Stamp, isolation: Isolation, *records: PolledRecord) -> Poll:
+def make_poll(by: Stamp, isolation: Isolation, *records: PolledRecord) -> Poll:
     """Return a poll of these records."""
     return Poll(**by._asdict(), isolation=isolation, records=records)

@@ -1,6 +1,6 @@
-"""Topics that were deleted and made anew: their offsets begin again, and what nobody had read of them is gone.
+"""Topics that were deleted and recreated: their offsets begin again, and what nobody had read of them is gone.
 
-In a topic's log what it was made anew with stands behind all there was before. A reader is in the topic that it was
+In a topic's log what it was recreated with stands behind all there was before. A reader is in the topic that it was
 assigned; an acknowledgement is of the one that was there when it was told.
 
 A record went with the old topic, and need not be seen, only if all of this holds: the one who deleted it says so; its
@@ -10,29 +10,30 @@ ever seen of that; and, transactional, what its leader asked for next was a comm
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from harvest_lib.audit.checker.log import Log
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import SPAN, Partition, Record, Records
+from harvest_lib.audit.checker.records import SPAN, Observation, Partition, RecordIndex, RecordLifecycle
 from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.history import Acknowledge, Assign, Remake
+from harvest_lib.audit.history import Acknowledge, Assign, RecreatedTopic
+
+_Ordered = Callable[[Partition], list[Observation]]
 
 
-class Remakes:
-    """Knows when topics were made anew, and who reads which; then marks the records that went with the old ones."""
+class RecreatedTopics:
+    """Knows when topics were recreated, and who reads which; then marks the records that went with the old ones."""
 
-    def __init__(self, promise: Promise, records: Records, transactions: Transactions) -> None:
+    def __init__(self, promise: Promise, records: RecordIndex, transactions: Transactions) -> None:
         self._promise = promise
         self._records = records
         self._transactions = transactions
-        self._events: list[Remake] = []
+        self._events: list[RecreatedTopic] = []
         self._times: dict[str, list[float]] = defaultdict(list)
         self._read: dict[str, dict[Partition, int]] = defaultdict(dict)
 
-    def remake(self, event: Remake) -> None:
-        """Take in that a topic was made anew."""
+    def recreate(self, event: RecreatedTopic) -> None:
+        """Take in that a topic was recreated."""
         if event.type == "ok":
             self._events.append(event)
             self._times[event.topic].append(event.time)
@@ -53,21 +54,21 @@ class Remakes:
         times = self._times.get(topic)
         return SPAN * bisect_right(times, time) if times else 0
 
-    def finish(self, log: Log) -> None:
-        """Mark what went with topics."""
+    def finish(self, ordered: _Ordered) -> None:
+        """Mark the records that went with topics. `ordered` returns what readers saw of a partition, by place."""
         for event in self._events:
             for name in event.events:
                 record = self._records.get(name)
                 if not self._was_read(record, event) and any(
-                    self._went(acknowledged, event, log) for acknowledged in record.acknowledged
+                    self._went(acknowledged, event, ordered) for acknowledged in record.acknowledged
                 ):
                     record.gone = True
 
-    def _was_read(self, record: Record, event: Remake) -> bool:
+    def _was_read(self, record: RecordLifecycle, event: RecreatedTopic) -> bool:
         write = record.write
         return write is not None and write.last.type == "ok" and write.last.time <= event.since
 
-    def _went(self, acknowledged: Acknowledge, event: Remake, log: Log) -> bool:
+    def _went(self, acknowledged: Acknowledge, event: RecreatedTopic, ordered: _Ordered) -> bool:
         """Return whether that says that a record was in the topic as it was deleted, where nobody has read."""
         topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
         ends = self.begins(event.topic, event.time)
@@ -76,6 +77,6 @@ class Remakes:
             return False
         if self._promise.transactional and not self._transactions.ends_in_commit(acknowledged):
             return False
-        seen = log.ordered((topic, partition), committed=self._promise.transactional)
+        seen = ordered((topic, partition))
         before = bisect_left(seen, ends, key=attrgetter("place"))
         return before == 0 or seen[before - 1].place < begins + offset

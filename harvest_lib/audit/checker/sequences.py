@@ -1,144 +1,202 @@
-"""The order of each key in each partition, in one pass over the log.
+"""The order of each key in each partition, checked in one pass over the log.
 
-nonmonotonic-send: a record's first occurrence stands behind one that was written later; int-nonmonotonic-send: both are
-of one write. int-send-skip: records of another write stand between those of one. duplicate-…: a record stands there
-again: sent by another term (cross-epoch), or by the same, directly behind itself in its key (adjacent) or not
-(separated). Under the barrier a key never steps back, so that a copy has to be adjacent; pipelined, a run may repeat
-from any place on, but without a gap up to where the key was.
+The pass goes through a partition by rising offset. An observation is either the first occurrence of its record or a
+copy of an earlier one. `R0 R1 R2` below are the records of one key, in the order of their first occurrences.
+
+First occurrences
+    nonmonotonic-send      a record stands behind one that was written later
+    int-nonmonotonic-send  the same, and one write holds both
+    int-send-skip          records of another write stand between the records of one write
+
+Copies, named by how they came about
+    duplicate-cross-epoch  sent by another term than the occurrence before
+    duplicate-adjacent     sent by the same term, directly behind itself in its key: `R0 R1 R1`
+    duplicate-separated    sent by the same term, with other records of its key between: `R0 R1 R0`
+
+A copy is allowed ("explained") if a reason to send the record again is known and the delivery permits the copy:
+
+    transactional      no copy is permitted
+    barrier            an adjacent copy is: a key never goes back
+    pipelined          a repeated run is: it starts at any earlier record, has no gap, and reaches the newest record of
+                       its key. `R0 R1 R2 R1 R2` is permitted; `R0 R1 R2 R1` and `R0 R1 R2 R0 R2` are not.
+    after a failover   every copy of a record that the new server may not know of is
 """
 
 from collections import defaultdict
+from typing import NamedTuple
 
-from harvest_lib.audit.checker.failover_losses import TOOK_OVER, Regressions
+from harvest_lib.audit.checker.failover_losses import FAILED_OVER, FailoverLosses
 from harvest_lib.audit.checker.finding import Anomaly, Findings
-from harvest_lib.audit.checker.log import Log
+from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Record, Sighting, WriteStory
+from harvest_lib.audit.checker.records import Observation, WriteLifecycle
 from harvest_lib.audit.checker.terms import Terms
 
-_Copy = tuple[Sighting, Sighting, Anomaly, str | None]
-"""A copy, the one before it, its name, and the reason for it."""
+
+class _Copy(NamedTuple):
+    observation: Observation
+    previous: Observation
+    anomaly: Anomaly
+    reason: str | None
+    """Why the record was sent again; None if nothing is known."""
 
 
-class _Key:
-    __slots__ = ("count", "highest", "last", "last_new", "position", "run", "writes")
+class _KeyState:
+    """What the pass knows of one key in one partition."""
+
+    __slots__ = ("count", "highest", "last", "last_first", "position", "repeated_run", "writes")
 
     def __init__(self) -> None:
         self.count = 0
+        """How many first occurrences there were."""
         self.position = -1
-        self.highest: Sighting | None = None
-        self.last: Sighting | None = None
-        self.last_new: Sighting | None = None
-        self.writes: set[WriteStory] = set()
-        self.run: list[_Copy] = []
-        """Copies of a run that has not yet come to where the key was."""
+        """The index, among the first occurrences, of the record that the key is at."""
+        self.highest: Observation | None = None
+        """The first occurrence with the highest `seq`."""
+        self.last: Observation | None = None
+        self.last_first: Observation | None = None
+        """The last first occurrence."""
+        self.writes: set[WriteLifecycle] = set()
+        self.repeated_run: list[_Copy] = []
+        """Copies of a pipelined run that has not yet reached the key's newest record. They are judged when it ends."""
 
 
 class Sequences:
-    """Judges the order of keys and the copies of records. Records whose write failed, or
-    that a server lacks that took over, have no place in either."""
+    """Judges the order of keys and the copies of records.
 
-    def __init__(self, promise: Promise, terms: Terms, regressions: Regressions, findings: Findings) -> None:
+    Records whose write failed, or that were lost in a failover, have no place in either.
+    """
+
+    def __init__(self, promise: Promise, terms: Terms, failover_losses: FailoverLosses, findings: Findings) -> None:
         self._promise = promise
         self._terms = terms
-        self._regressions = regressions
+        self._failover_losses = failover_losses
         self._findings = findings
 
-    def finish(self, log: Log) -> None:
+    def finish(self, log: ObservedLog) -> None:
         """Go through the log."""
         for partition in log.partitions():
-            keys: dict[str, _Key] = defaultdict(_Key)
-            for sighting in log.ordered(partition, committed=self._promise.transactional):
-                record = sighting.record
+            keys: dict[str, _KeyState] = defaultdict(_KeyState)
+            for observation in log.ordered(partition, committed=self._promise.transactional):
+                record = observation.record
                 if record.write is None or record.write.last.type == "fail" or record.forgotten:
                     continue
-                before, record.latest = record.latest, sighting
+                previous, record.latest = record.latest, observation
                 if record.key is None:
-                    if before is not None:
-                        self._unordered(sighting, before)
+                    if previous is not None:
+                        self._judge_without_key(observation, previous)
                     continue
                 key = keys[record.key]
-                if before is None:
-                    self._first(key, sighting)
+                if previous is None:
+                    self._take_first(key, observation)
                 else:
-                    self._again(key, sighting, before)
-                key.last = sighting
+                    self._take_copy(key, observation, previous)
+                key.last = observation
             for key in keys.values():
-                self._end_run(key, gap=True)
+                self._end_incomplete_run(key)
 
-    def _first(self, key: _Key, sighting: Sighting) -> None:
-        self._end_run(key, gap=True)
-        record, highest, last = sighting.record, key.highest, key.last_new
+    # -- first occurrences
+
+    def _take_first(self, key: _KeyState, observation: Observation) -> None:
+        self._end_incomplete_run(key)
+        self._check_skip(key, observation)
+        self._check_order(key, observation)
+        record, highest = observation.record, key.highest
         record.index = key.position = key.count
         key.count += 1
-        key.last_new = sighting
-        write = record.write
-        if write in key.writes and last is not None and last.record.write is not write:
+        key.last_first = observation
+        if record.write is not None:
+            key.writes.add(record.write)
+        if highest is None or highest.record.seq < record.seq:
+            key.highest = observation
+
+    def _check_skip(self, key: _KeyState, observation: Observation) -> None:
+        record, highest, last = observation.record, key.highest, key.last_first
+        if record.write in key.writes and last is not None and last.record.write is not record.write:
             self._findings.add(
                 "int-send-skip",
-                f"{sighting} is of a write whose records of key {record.key} have those of another between",
-                (*record.writes(), last.poll(), sighting.poll()),
+                f"{observation} is of a write whose records of key {record.key} have those of another between",
+                (*record.writes(), last.poll(), observation.poll()),
                 explained=highest is not None and highest.record.seq < record.seq,
             )
-        if write is not None:
-            key.writes.add(write)
-        if highest is None or highest.record.seq < record.seq:
-            key.highest = sighting
-            return
-        self._findings.add(
-            "int-nonmonotonic-send" if highest.record.write is write else "nonmonotonic-send",
-            f"{sighting} has seq {record.seq} of key {record.key}, behind seq {highest.record.seq} at {highest}",
-            (*highest.record.writes(), *record.writes(), highest.poll(), sighting.poll()),
-        )
 
-    def _again(self, key: _Key, sighting: Sighting, before: Sighting) -> None:
-        record = sighting.record
+    def _check_order(self, key: _KeyState, observation: Observation) -> None:
+        record, highest = observation.record, key.highest
+        if highest is not None and highest.record.seq >= record.seq:
+            self._findings.add(
+                "int-nonmonotonic-send" if highest.record.write is record.write else "nonmonotonic-send",
+                f"{observation} has seq {record.seq} of key {record.key}, behind seq {highest.record.seq} at {highest}",
+                (*highest.record.writes(), *record.writes(), highest.poll(), observation.poll()),
+            )
+
+    # -- copies
+
+    def _take_copy(self, key: _KeyState, observation: Observation, previous: Observation) -> None:
+        record = observation.record
         adjacent = key.last is not None and key.last.record is record
-        copy = (sighting, before, _name(sighting, before, adjacent=adjacent), self._terms.reason(sighting, before))
-        if self._regressions.between(sighting, before):
-            self._end_run(key, gap=True)
+        copy = self._copy_of(observation, previous, adjacent=adjacent)
+        if self._failover_losses.between(observation, previous):
+            self._end_incomplete_run(key)
             key.position = record.index
-            self._copy((*copy[:3], TOOK_OVER), explained=True, why="")
+            self._permit(copy._replace(reason=FAILED_OVER))
         elif self._promise.transactional:
-            self._copy(copy, explained=False, why="committed readers are promised none")
-        elif before.partition != sighting.partition:
-            self._copy(copy, explained=False, why="in another partition than before")
-        elif self._promise.barrier:
-            self._copy(copy, explained=adjacent, why="" if adjacent else "the key steps back")
+            self._forbid(copy, "committed readers are promised none")
+        elif previous.partition != observation.partition:
+            self._forbid(copy, "in another partition than before")
+        elif not self._promise.barrier:
+            self._take_pipelined(key, copy)
+        elif adjacent:
+            self._permit(copy)
         else:
-            if record.index > key.position + 1:
-                self._end_run(key, gap=True)
-                self._copy(copy, explained=False, why="the run that repeats has a gap before it")
-            else:
-                key.run.append(copy)
-            key.position = record.index
-            if key.position == key.count - 1:
-                self._end_run(key, gap=False)
+            self._forbid(copy, "the key goes back")
 
-    def _end_run(self, key: _Key, *, gap: bool) -> None:
-        for copy in key.run:
-            self._copy(copy, explained=not gap, why="the run that repeats stops short of its end" if gap else "")
-        key.run.clear()
+    def _take_pipelined(self, key: _KeyState, copy: _Copy) -> None:
+        """Add a copy to the run that is repeated, and end the run once it has reached the key's newest record."""
+        index = copy.observation.record.index
+        if index > key.position + 1:
+            self._end_incomplete_run(key)
+            self._forbid(copy, "the run that repeats has a gap before it")
+        else:
+            key.repeated_run.append(copy)
+        key.position = index
+        if index == key.count - 1:
+            for repeated in key.repeated_run:
+                self._permit(repeated)
+            key.repeated_run.clear()
 
-    def _unordered(self, sighting: Sighting, before: Sighting) -> None:
+    def _end_incomplete_run(self, key: _KeyState) -> None:
+        for copy in key.repeated_run:
+            self._forbid(copy, "the run that repeats stops before its end")
+        key.repeated_run.clear()
+
+    def _judge_without_key(self, observation: Observation, previous: Observation) -> None:
         """Judge a copy of a record without a key, which has no place in an order."""
-        copy = (sighting, before, _name(sighting, before, adjacent=False), self._terms.reason(sighting, before))
-        self._copy(copy, explained=not self._promise.transactional, why="")
+        copy = self._copy_of(observation, previous, adjacent=False)
+        if self._promise.transactional:
+            self._forbid(copy)
+        else:
+            self._permit(copy)
 
-    def _copy(self, copy: _Copy, *, explained: bool, why: str) -> None:
-        sighting, before, name, reason = copy
-        record: Record = sighting.record
-        said = "; ".join(filter(None, (reason or "nothing is known that made it be sent again", why)))
+    def _copy_of(self, observation: Observation, previous: Observation, *, adjacent: bool) -> _Copy:
+        known = observation.leader_id is not None and previous.leader_id is not None
+        anomaly: Anomaly = "duplicate-adjacent" if adjacent else "duplicate-separated"
+        if known and observation.leader_id != previous.leader_id:
+            anomaly = "duplicate-cross-epoch"
+        return _Copy(observation, previous, anomaly, self._terms.reason(observation, previous))
+
+    def _permit(self, copy: _Copy) -> None:
+        """Report a copy as explained, provided that a reason for it is known."""
+        self._report(copy, explained=copy.reason is not None)
+
+    def _forbid(self, copy: _Copy, why: str = "") -> None:
+        self._report(copy, explained=False, why=why)
+
+    def _report(self, copy: _Copy, *, explained: bool, why: str = "") -> None:
+        observation, previous, record = copy.observation, copy.previous, copy.observation.record
+        causes = "; ".join(filter(None, (copy.reason or "nothing is known that made it be sent again", why)))
         self._findings.add(
-            name,
-            f"{record} stands at {before} and again at {sighting}: {said}",
-            (*record.writes(), *record.produced, *record.acknowledged, before.poll(), sighting.poll()),
-            explained=explained and reason is not None,
+            copy.anomaly,
+            f"{record} stands at {previous} and again at {observation}: {causes}",
+            (*record.writes(), *record.produced, *record.acknowledged, previous.poll(), observation.poll()),
+            explained=explained,
         )
-
-
-def _name(sighting: Sighting, before: Sighting, *, adjacent: bool) -> Anomaly:
-    known = sighting.leader_id is not None and before.leader_id is not None
-    if known and sighting.leader_id != before.leader_id:
-        return "duplicate-cross-epoch"
-    return "duplicate-adjacent" if adjacent else "duplicate-separated"

@@ -9,10 +9,10 @@ from collections import defaultdict
 from itertools import chain
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import Log
+from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Sighting
-from harvest_lib.audit.history import Acknowledge, Checkpoint, Mark, Purge, Term, Transaction
+from harvest_lib.audit.checker.records import Observation
+from harvest_lib.audit.history import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
 
 _REPORT_SECONDS = 10.0
 """A client tells of what it gave up so much later than readers may see what it sent again for that."""
@@ -33,14 +33,14 @@ class Terms:
         if event.type == "invoke":
             self._terms.setdefault(event.leader_id, event)
 
-    def told(self, event: Acknowledge | Checkpoint | Mark | Purge | Transaction) -> None:
+    def answer(self, event: Acknowledge | CheckpointWrite | Mark | Purge | TransactionStep) -> None:
         """Take in an answer: a failure or an unknown outcome is a reason to send again."""
         if event.type in {"fail", "info"}:
             self._doubts[event.leader_id].append(event.time)
             if isinstance(event, Acknowledge):
                 self._failed[event.process].append(event.time)
 
-    def reason(self, copy: Sighting, before: Sighting) -> str | None:
+    def reason(self, copy: Observation, before: Observation) -> str | None:
         """Return why a record was sent again after `before`: None if nothing is known that explains it."""
         leader = copy.leader_id
         if leader is None or before.leader_id is None:
@@ -50,46 +50,47 @@ class Terms:
         doubts = self._doubts.get(leader, [])
         produced = copy.record.produced_by(leader)
         if not produced:  # how often it was handed over was not written down
-            return f"{leader} was told of a failure" if doubts else None
-        if len(produced) == 1 and copy.anew > before.anew:  # what is in flight as a topic is deleted
-            return f"the client of {leader} sent it again, to the topic that was made anew"
+            return f"{leader} was answered with a failure" if doubts else None
+        if len(produced) == 1 and copy.recreations > before.recreations:  # what is in flight as a topic is deleted
+            return f"the client of {leader} sent it again, to the topic that was recreated"
         first, last = produced[0].time, produced[-1].time
         at = bisect_left(doubts, first)
         if at < len(doubts) and doubts[at] <= last:
-            return f"{leader} was told of a failure in between"
+            return f"{leader} was answered with a failure in between"
         failed = self._failed.get(produced[0].process, [])
         at = bisect_left(failed, first)
         if len(produced) == 1 and at < len(failed) and failed[at] <= copy.stamp.time + _REPORT_SECONDS:
-            # An idempotent producer that gives one record up counts anew, and sends what is unanswered again under a
-            # count that Kafka does not know it by (librdkafka's issue 4953). What it gives up may be of a term before.
-            return f"{leader} was told of a failure meanwhile"
+            # An idempotent producer that gives one record up restarts its count. It then sends what is unanswered again
+            # under a count that Kafka does not know (librdkafka's issue 4953). The record that it gives up may be of an
+            # earlier term.
+            return f"{leader} was answered with a failure meanwhile"
         answers = sum(acknowledged.leader_id == leader for acknowledged in copy.record.acknowledged)
         return f"{leader} had no answer" if len(produced) > answers else None
 
-    def finish(self, log: Log) -> None:
+    def finish(self, log: ObservedLog) -> None:
         """Look for what an old term has appended behind a newer one."""
         rank = self._rank()
         for partition in log.partitions():
-            newest: dict[int, Sighting] = {}
-            for sighting in log.ordered(partition, committed=self._promise.transactional):
-                term = self._terms.get(sighting.leader_id or "")
+            newest: dict[int, Observation] = {}
+            for observation in log.ordered(partition, committed=self._promise.transactional):
+                term = self._terms.get(observation.leader_id or "")
                 if term is None:
                     continue
-                ahead = newest.setdefault(term.shard, sighting)
+                ahead = newest.setdefault(term.shard, observation)
                 newer = self._terms[ahead.leader_id or ""]
                 if rank[term.leader_id] >= rank[newer.leader_id]:
-                    newest[term.shard] = sighting
+                    newest[term.shard] = observation
                 else:
-                    self._behind(sighting, ahead, term, newer)
+                    self._behind(observation, ahead, term, newer)
 
-    def _behind(self, sighting: Sighting, ahead: Sighting, term: Term, newer: Term) -> None:
-        produced = sighting.record.produced_by(term.leader_id)
+    def _behind(self, observation: Observation, ahead: Observation, term: Term, newer: Term) -> None:
+        produced = observation.record.produced_by(term.leader_id)
         in_flight = bool(produced) and produced[-1].time <= newer.time
         self._findings.add(
             "dual-epoch-append",
-            f"{sighting} is of term {term.leader_id}, behind {ahead} of the newer term {newer.leader_id}"
+            f"{observation} is of term {term.leader_id}, behind {ahead} of the newer term {newer.leader_id}"
             + (": it was in flight when that began" if in_flight else ""),
-            (term, newer, *produced, ahead.poll(), sighting.poll()),
+            (term, newer, *produced, ahead.poll(), observation.poll()),
             explained=in_flight and not self._promise.transactional,
         )
 

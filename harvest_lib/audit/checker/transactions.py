@@ -10,20 +10,20 @@ from bisect import bisect_left
 from collections import defaultdict
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Record, Sighting
-from harvest_lib.audit.history import Acknowledge, Event, Poll, Produce, Transaction
+from harvest_lib.audit.checker.records import Observation, RecordLifecycle
+from harvest_lib.audit.history import Acknowledge, Event, Poll, Produce, TransactionStep
 
 
-class _Story:
+class _TransactionLifecycle:
     __slots__ = ("begun", "ended", "leader_id", "outcome", "records")
 
-    def __init__(self, begun: Transaction) -> None:
+    def __init__(self, begun: TransactionStep) -> None:
         self.begun = begun
         self.leader_id = begun.leader_id
-        self.ended: Transaction | None = None
+        self.ended: TransactionStep | None = None
         self.outcome = "open"
         """open, asked (to be committed, nobody knows), committed or aborted."""
-        self.records: list[Record] = []
+        self.records: list[RecordLifecycle] = []
 
 
 class Transactions:
@@ -31,15 +31,15 @@ class Transactions:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._stories: list[_Story] = []
-        self._current: dict[str, _Story] = {}
-        self._open: dict[str, list[_Story]] = defaultdict(list)
+        self._lifecycles: list[_TransactionLifecycle] = []
+        self._current: dict[str, _TransactionLifecycle] = {}
+        self._open: dict[str, list[_TransactionLifecycle]] = defaultdict(list)
         self._asked: dict[str, float] = {}
         """When a leader has last asked for a commit."""
         self._ends: dict[str, list[tuple[float, str]]] = defaultdict(list)
         """When a leader has asked for which end; `fail` stands for a commit that failed."""
 
-    def transaction(self, event: Transaction) -> None:
+    def transaction(self, event: TransactionStep) -> None:
         """Take in a step."""
         current = self._current.get(event.transactional_id)
         if event.step == "begin":
@@ -62,19 +62,19 @@ class Transactions:
         else:
             current.outcome = "committed" if event.type == "ok" else "asked"
 
-    def _begin(self, event: Transaction, before: _Story | None) -> None:
+    def _begin(self, event: TransactionStep, before: _TransactionLifecycle | None) -> None:
         if before is not None:
             self._close(before)
-        story = self._current[event.transactional_id] = _Story(event)
-        self._stories.append(story)
-        self._open[event.leader_id].append(story)
+        lifecycle = self._current[event.transactional_id] = _TransactionLifecycle(event)
+        self._lifecycles.append(lifecycle)
+        self._open[event.leader_id].append(lifecycle)
 
-    def _close(self, story: _Story) -> None:
-        opened = self._open[story.leader_id]
-        if story in opened:
-            opened.remove(story)
+    def _close(self, lifecycle: _TransactionLifecycle) -> None:
+        opened = self._open[lifecycle.leader_id]
+        if lifecycle in opened:
+            opened.remove(lifecycle)
 
-    def produce(self, event: Produce, record: Record) -> None:
+    def produce(self, event: Produce, record: RecordLifecycle) -> None:
         """Take in a record that is sent."""
         opened = self._open.get(event.leader_id)
         if opened is not None and len(opened) == 1:
@@ -90,44 +90,44 @@ class Transactions:
         at = bisect_left(ends, (acknowledged.time, ""))
         return at < len(ends) and ends[at][1] == "commit"
 
-    def seen(self, sighting: Sighting, event: Poll) -> None:
+    def seen(self, observation: Observation, event: Poll) -> None:
         """Take in that a committed reader has seen a record, right now."""
-        leader = sighting.leader_id
+        leader = observation.leader_id
         opened = self._open.get(leader) if leader is not None else None
         if not opened:
             return
-        produced = sighting.record.produced_by(leader)
+        produced = observation.record.produced_by(leader)
         if produced and self._asked.get(opened[0].leader_id, float("-inf")) < produced[0].time:
             self._findings.add(
                 "precommitted-read",
-                f"{event.process} read {sighting} before {leader} asked for the commit of any transaction with it",
-                (*(story.begun for story in opened), produced[0], sighting.poll()),
+                f"{event.process} read {observation} before {leader} asked for the commit of any transaction with it",
+                (*(lifecycle.begun for lifecycle in opened), produced[0], observation.poll()),
             )
 
     def finish(self) -> None:
         """Compare what was seen of each transaction with how it ended."""
-        for story in self._stories:
-            told = [record for record in story.records if len(record.produced_by(story.leader_id)) == 1]
-            shown = [(record, _seen(record, story.leader_id)) for record in told]
-            seen = [sighting for _, sighting in shown if sighting is not None]
-            missing = [record for record, sighting in shown if sighting is None and not record.gone]
-            steps: list[Event] = [story.begun, *([story.ended] if story.ended else [])]
-            if story.outcome == "aborted":
-                for sighting in seen:
+        for lifecycle in self._lifecycles:
+            sent = [record for record in lifecycle.records if len(record.produced_by(lifecycle.leader_id)) == 1]
+            shown = [(record, _seen(record, lifecycle.leader_id)) for record in sent]
+            seen = [observation for _, observation in shown if observation is not None]
+            missing = [record for record, observation in shown if observation is None and not record.gone]
+            steps: list[Event] = [lifecycle.begun, *([lifecycle.ended] if lifecycle.ended else [])]
+            if lifecycle.outcome == "aborted":
+                for observation in seen:
                     self._findings.add(
                         "aborted-read",
-                        f"committed readers see {sighting}, of an aborted transaction of {story.leader_id}",
-                        (*steps, *sighting.record.produced, sighting.poll()),
+                        f"committed readers see {observation}, of an aborted transaction of {lifecycle.leader_id}",
+                        (*steps, *observation.record.produced, observation.poll()),
                     )
             elif seen and missing:
                 self._findings.add(
                     "torn-transaction",
-                    f"of a transaction of {story.begun.transactional_id} committed readers saw {len(seen)} records "
+                    f"of a transaction of {lifecycle.begun.transactional_id} committed readers saw {len(seen)} records "
                     f"and not the other {len(missing)}, among them {missing[0]}",
                     (*steps, seen[0].poll(), *missing[0].writes(), *missing[0].produced),
                 )
 
 
-def _seen(record: Record, leader_id: str) -> Sighting | None:
+def _seen(record: RecordLifecycle, leader_id: str) -> Observation | None:
     """Return where a committed reader saw what this leader sent."""
-    return next((s for s in record.sightings if s.committed and s.leader_id == leader_id), None)
+    return next((s for s in record.observations if s.committed and s.leader_id == leader_id), None)

@@ -40,7 +40,7 @@ class PolledRecord(NamedTuple):
     leader_id: str | None
 
 
-class Position(NamedTuple):
+class ReadPosition(NamedTuple):
     """Where a consumer goes on to read. A negative offset is one of librdkafka's words, such as the beginning."""
 
     topic: str
@@ -113,7 +113,7 @@ class Acknowledge(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction(Event):
+class TransactionStep(Event):
     """A step of a transaction in Kafka."""
 
     kind = "transaction"
@@ -142,7 +142,7 @@ class Reset(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(Event):
+class CheckpointWrite(Event):
     """A checkpoint was stored, or refused (`fail`). `number` rises with each of a generation."""
 
     kind = "checkpoint"
@@ -167,7 +167,7 @@ class Assign(Event):
     """A consumer was given partitions, or went to another place in them: what it read before says nothing of them."""
 
     kind = "assign"
-    partitions: tuple[Position, ...]
+    partitions: tuple[ReadPosition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Effect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Park(Event):
-    """Records were set aside, as parked or behind one that is; or people had them sent again; or dropped them."""
+    """Records were parked, themselves or behind one that is; or people had them sent again; or dropped them."""
 
     kind = "park"
     step: Literal["park", "retry", "drop"]
@@ -189,9 +189,11 @@ class Park(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regress(Event):
-    """Another server took over that lacks what is newest: these events' writes, and what was noted about others. It
-    knows all that was there at `since`."""
+class FailoverLoss(Event):
+    """A failover to a server that lacks the newest transactions: the writes of `events`, and what was noted of others.
+
+    The new server has all that was committed by `since`.
+    """
 
     kind = "regress"
     events: tuple[str, ...]
@@ -199,9 +201,12 @@ class Regress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remake(Event):
-    """A topic was deleted, and made anew just now; nobody can have written to it yet. `events` went with it: Kafka had
-    acknowledged them, and nobody has read them. All that was answered by `since` had been read before."""
+class RecreatedTopic(Event):
+    """A topic was deleted, and has just been recreated; nobody can have written to it yet.
+
+    `events` were lost with the old one: Kafka had acknowledged them, and nobody has read them. All that was answered by
+    `since` had been read before.
+    """
 
     kind = "remake"
     topic: str
@@ -226,16 +231,16 @@ KINDS: Mapping[str, type[Event]] = {
         Mark,
         Produce,
         Acknowledge,
-        Transaction,
+        TransactionStep,
         Purge,
         Reset,
-        Checkpoint,
+        CheckpointWrite,
         Poll,
         Assign,
         Effect,
         Park,
-        Regress,
-        Remake,
+        FailoverLoss,
+        RecreatedTopic,
         Fault,
     )
 }

@@ -1,16 +1,20 @@
-"""One event is one line of JSON. The fields it must have are checked, down to their types; others are ignored."""
+"""One event is one line of JSON. Its fields are checked, down to their types; fields that are not known are ignored."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from math import isfinite
-from sys import intern
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_type_hints
 
-from harvest_lib.audit.history.events import KINDS, Event, Poll, PolledRecord, Position, Remake, Write, WrittenRecord
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict  # comes with pydantic, which wants this one before Python 3.12
 
-_Read = Callable[[Any], Any]
-"""Takes a value of JSON, returns that of the field, raises ValueError."""
+from harvest_lib.audit.history.events import KINDS, Event, Poll, Write
+
+_NULLABLE = frozenset({"epoch"})
+"""Fields that are written down as null; others are left out where they are None."""
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+"""What releases of pydantic call a field that a NamedTuple does not have."""
 
 
 def to_line(event: Event) -> str:
@@ -35,183 +39,63 @@ def to_document(event: Event) -> dict[str, Any]:
 def from_line(line: str | bytes) -> Event:
     """Return the event of a line. Raises ValueError with what is wrong with it."""
     try:
-        document = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
-    if type(document) is not dict:
-        raise ValueError("not an object")
-    name = document.get("kind")
-    if type(name) is not str or name not in _READERS:
-        raise ValueError(f"unknown kind {name!r}")
-    kind, readers = _READERS[name]
-    values: dict[str, Any] = {}
-    for name, required, read in readers:
-        if name in document:
-            try:
-                values[name] = read(document[name])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"field `{name}`: {error}") from error
-        elif required:
-            raise ValueError(f"field `{name}` is missing")
-    return kind(**values)
+        values = _LINE.validate_json(line, strict=True)
+    except ValidationError as error:
+        values = _without_unknown(line, error.errors(include_url=False))
+    return KINDS[values.pop("kind")](**values)
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"not a string: {value!r}")
-    return value
+def _without_unknown(line: str | bytes, errors: list[ErrorDetails]) -> dict[str, Any]:
+    """Return the values of a line but for fields of its records that are not known, if nothing else is wrong."""
+    for error in errors:
+        if error["type"] not in _UNKNOWN:
+            raise ValueError(_complaint(error))
+    document = json.loads(line)
+    for error in errors:
+        _, *path, name = error["loc"]
+        record = document
+        for step in path:
+            record = record[step]
+        record.pop(name, None)
+    try:
+        return _LINE.validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        raise ValueError(_complaint(error.errors(include_url=False)[0])) from error
 
 
-def _name(value: Any) -> str:
-    """Return a text of which there are few: each is kept once."""
-    return intern(_text(value))
+def _complaint(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "union_tag_invalid" | "union_tag_not_found":
+            kind = error["input"].get("kind") if isinstance(error["input"], dict) else None
+            return f"unknown kind {kind!r}"
+        case "json_invalid":
+            return error["msg"]
+        case "missing" if len(error["loc"]) == 2:  # noqa: PLR2004 - the kind, and a field of its own
+            return f"field `{error['loc'][1]}` is missing"
+    _, *path = error["loc"] or ("",)
+    if not path:
+        return "not an object"
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
+    return f"field `{path[0]}`{place and f' at {place}'}: {error['msg']}, not {error['input']!r}"
 
 
-def _maybe_name(value: Any) -> str | None:
-    return None if value is None else intern(_text(value))
+def _line_of(kind: type[Event]) -> Any:
+    """Return the type of a kind's lines: the fields of the event, of which those with a default may be missing.
+
+    The times have a default for who makes an event only: a line must have them.
+    """
+    hints = get_type_hints(kind)
+    types: dict[str, Any] = {"kind": Literal[kind.kind]}
+    for each in fields(kind):
+        hint = Annotated[float, Field(allow_inf_nan=False)] if hints[each.name] is float else hints[each.name]
+        optional = each.default is not MISSING and not (kind.kind == "checkpoint" and each.name == "number")
+        types[each.name] = NotRequired[hint] if optional else Required[hint]
+    return TypedDict(kind.__name__, types)  # type: ignore[operator]  # one for each kind
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"not a whole number: {value!r}")
-    return value
+def _any_of(lines: Iterable[Any]) -> Any:
+    return Annotated[Union[tuple(lines)], Field(discriminator="kind")]  # noqa: UP007 - how many is not known here
 
 
-def _maybe_whole(value: Any) -> int | None:
-    return None if value is None else _whole(value)
-
-
-def _seconds(value: Any) -> float:
-    if (type(value) is not float and type(value) is not int) or not isfinite(value):
-        raise ValueError(f"not a time: {value!r}")
-    return float(value)
-
-
-def _mapping(value: Any) -> Mapping[str, object]:
-    if type(value) is not dict:
-        raise ValueError(f"not an object: {value!r}")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise ValueError(f"not a list: {value!r}")
-    return value
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    return tuple(map(_whole, _list(value)))
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(_text, _list(value)))
-
-
-def _one_of(*words: str) -> _Read:
-    known = {word: word for word in words}
-
-    def read(value: Any) -> str:
-        word = known.get(value) if type(value) is str else None
-        if word is None:
-            raise ValueError(f"{value!r} is none of {', '.join(words)}")
-        return word
-
-    return read
-
-
-def _written(value: Any) -> tuple[WrittenRecord, ...]:
-    return tuple(
-        WrittenRecord(
-            _text(record["event"]),
-            _name(record["topic"]),
-            _maybe_name(record["key"]),
-            _whole(record["seq"]),
-            _text(record["hash"]),
-        )
-        for record in _list(value)
-    )
-
-
-def _polled(value: Any) -> tuple[PolledRecord, ...]:
-    return tuple(
-        PolledRecord(
-            _name(record["topic"]),
-            _whole(record["partition"]),
-            _whole(record["offset"]),
-            _text(record["event"]),
-            _maybe_whole(record["id"]),
-            _maybe_name(record["key"]),
-            _whole(record["seq"]),
-            _text(record["hash"]),
-            _maybe_name(record["leader_id"]),
-        )
-        for record in _list(value)
-    )
-
-
-def _positions(value: Any) -> tuple[Position, ...]:
-    return tuple(
-        Position(_name(topic), _whole(partition), _whole(offset))
-        for topic, partition, offset in map(_list, _list(value))
-    )
-
-
-class _Field(NamedTuple):
-    name: str
-    required: bool
-    read: _Read
-
-
-_READ: Mapping[str, _Read] = {
-    "type": _one_of("invoke", "ok", "fail", "info"),
-    "process": _name,
-    "time": _seconds,
-    "wall": _seconds,
-    "number": _maybe_whole,
-    "transaction": _text,
-    "leader_id": _name,
-    "shard": _whole,
-    "epoch": _maybe_whole,
-    "ids": _ids,
-    "id": _whole,
-    "event": _text,
-    "events": _texts,
-    "since": _seconds,
-    "topic": _maybe_name,
-    "partition": _maybe_whole,
-    "offset": _maybe_whole,
-    "reason": _maybe_name,
-    "transactional_id": _name,
-    "step": _one_of("begin", "commit", "abort", "end", "park", "retry", "drop"),
-    "count": _whole,
-    "subscription": _name,
-    "generation": _whole,
-    "position": _mapping,
-    "isolation": _one_of("committed", "uncommitted"),
-    "partitions": _positions,
-    "consumer": _name,
-    "fault": _name,
-}
-_OWN: Mapping[tuple[type[Event], str], _Read] = {
-    (Write, "records"): _written,
-    (Poll, "records"): _polled,
-    (Remake, "topic"): _name,
-}
-"""Fields that other kinds have too, and otherwise."""
-_STAMPS = ("time", "wall")
-"""They have a default for who makes an event; of one that was written down they must be known."""
-_NULLABLE = frozenset({"epoch"})
-
-
-def _fields(kind: type[Event]) -> tuple[_Field, ...]:
-    def required(name: str, default: object) -> bool:
-        return name in _STAMPS or default is MISSING or (kind.kind == "checkpoint" and name == "number")
-
-    return tuple(
-        _Field(field.name, required(field.name, field.default), _OWN.get((kind, field.name)) or _READ[field.name])
-        for field in fields(kind)
-    )
-
-
-_READERS = {name: (kind, _fields(kind)) for name, kind in KINDS.items()}
-_NAMES = {kind: tuple(field.name for field in fields(kind)) for kind in KINDS.values()}
+_NAMES = {kind: tuple(each.name for each in fields(kind)) for kind in KINDS.values()}
+_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(_any_of(map(_line_of, KINDS.values())))

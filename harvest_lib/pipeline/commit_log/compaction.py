@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from harvest_lib.pipeline.commit_log.entry import Entry, Packed, pack
-from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 
 
@@ -16,11 +16,11 @@ class Compacted:
     """What a compaction did."""
 
     segments: int
-    """How many segments it wrote anew, or removed."""
+    """How many segments it rewrote or removed."""
     freed_bytes: int
 
 
-class Stopped(Exception):
+class CompactionStopped(Exception):
     """It is not to go on."""
 
 
@@ -28,14 +28,15 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callabl
     """Write what is left of a segment without the entries below `up_to` that are not among those kept, ascending.
 
     Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
-    nothing to leave out. Raises LogDamaged, OSError, and Stopped once `going_on` says no; then nothing is left behind.
+    nothing to leave out. Raises LogDamaged, OSError, and CompactionStopped once `going_on` says no; then nothing is
+    left behind.
     """
     with ExitStack() as held:
         left: list[list[Entry]] = []
         less, handle = False, -1
         below = [block for block in segment.blocks if block.first < up_to]
         for block in _while(going_on, below):
-            if block.kind == Kind.PASSED_OVER or (block.next <= up_to and not _has_any(kept, block)):
+            if block.kind == IndexRecordKind.PASSED_OVER or (block.next <= up_to and not _has_any(kept, block)):
                 less = True
                 continue
             if handle < 0:
@@ -49,7 +50,7 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callabl
         if not less:
             return None
         compacted = Segment(segment.folder, segment.base, segment.generation + 1, end=segment.end)
-        above = [block for block in segment.blocks[len(below) :] if block.kind != Kind.PASSED_OVER]
+        above = [block for block in segment.blocks[len(below) :] if block.kind != IndexRecordKind.PASSED_OVER]
         if left or above:
             if handle < 0:
                 handle = segment.open()
@@ -67,7 +68,7 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callabl
 def _while(going_on: Callable[[], bool], blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         if not going_on():
-            raise Stopped
+            raise CompactionStopped
         yield block
 
 

@@ -33,7 +33,7 @@ _KEY = Struct(">QI")
 _CHECKSUM = Struct(">I")
 
 
-class Kind(IntEnum):
+class IndexRecordKind(IntEnum):
     """What a record says of its block."""
 
     ENTRIES = 0
@@ -56,7 +56,7 @@ class Block(NamedTuple):
     next: int
     """The offset after the last entry."""
     checksum: int
-    kind: Kind = Kind.ENTRIES
+    kind: IndexRecordKind = IndexRecordKind.ENTRIES
 
     @property
     def end(self) -> int:
@@ -64,7 +64,7 @@ class Block(NamedTuple):
         return self.position + self.length
 
 
-class Record(NamedTuple):
+class IndexRecord(NamedTuple):
     """A record, and where the index has it."""
 
     block: Block
@@ -86,10 +86,10 @@ def encode(block: Block, newest: Mapping[bytes, int]) -> bytes:
 
 def mark(length: int, offset: int) -> bytes:
     """Return a mark: so many bytes of the segment, up to this offset, are on the disk."""
-    return encode(Block(0, length, offset, offset, 0, Kind.MARK), {})
+    return encode(Block(0, length, offset, offset, 0, IndexRecordKind.MARK), {})
 
 
-def decode(data: bytes) -> list[Record]:
+def decode(data: bytes) -> list[IndexRecord]:
     """Return the records that are whole. What is between them is left out: `blocks_of` finds what it was for."""
     records = []
     at = data.find(_MAGIC)
@@ -105,7 +105,7 @@ def decode(data: bytes) -> list[Record]:
     return records
 
 
-def _record(data: bytes, at: int) -> Record | None:
+def _record(data: bytes, at: int) -> IndexRecord | None:
     if at + _HEAD.size > len(data):
         return None
     _, size, kind, position, length, first, after, checksum, keys = _HEAD.unpack_from(data, at)
@@ -120,10 +120,10 @@ def _record(data: bytes, at: int) -> Record | None:
         offset, key_bytes = _KEY.unpack_from(data, at)
         at += _KEY.size + key_bytes
         newest[data[at - key_bytes : at]] = offset
-    return Record(Block(position, length, first, after, checksum, Kind(kind)), newest, begin, end)
+    return IndexRecord(Block(position, length, first, after, checksum, IndexRecordKind(kind)), newest, begin, end)
 
 
-class Described(NamedTuple):
+class SegmentBlocks(NamedTuple):
     """What an index says of a segment."""
 
     blocks: list[Block]
@@ -134,13 +134,13 @@ class Described(NamedTuple):
     """Up to which byte of the segment all was on the disk for sure."""
 
 
-def describe(records: Sequence[Record], base: int) -> Described:
+def describe(records: Sequence[IndexRecord], base: int) -> SegmentBlocks:
     """Put records together. `base` is the offset that the segment began with."""
     blocks: list[Block] = []
     newest: dict[bytes, int] = {}
     synced, end, after = 0, 0, base
     for block, keys, _, _ in records:
-        if block.kind == Kind.MARK:
+        if block.kind == IndexRecordKind.MARK:
             synced, begins, begins_with = block.length, block.length, block.next
         else:
             begins, begins_with = block.position, block.first
@@ -148,11 +148,11 @@ def describe(records: Sequence[Record], base: int) -> Described:
                 del blocks[-1]
                 end = begins
         if begins > end:  # a record between them is gone
-            blocks.append(Block(end, begins - end, after, begins_with, 0, Kind.LOST))
+            blocks.append(Block(end, begins - end, after, begins_with, 0, IndexRecordKind.LOST))
             end = begins
-        if block.kind != Kind.MARK:
+        if block.kind != IndexRecordKind.MARK:
             blocks.append(block)
             newest.update(keys)
             end = block.end
         after = block.next
-    return Described(blocks, newest, synced)
+    return SegmentBlocks(blocks, newest, synced)

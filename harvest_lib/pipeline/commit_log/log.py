@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.errors import LogDamaged, LogError, LogUnwritable, OffsetBeyondLog
+from harvest_lib.errors import LogError, LogUnwritable, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
 from harvest_lib.pipeline.commit_log.compaction import Compacted
 from harvest_lib.pipeline.commit_log.entry import Packing, Unnumbered
-from harvest_lib.pipeline.commit_log.files import make_folder, segment_files, sync_folder, writing
-from harvest_lib.pipeline.commit_log.manifest import Closed, Lock, Manifest
+from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder, writing
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView, look, newest_of
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
@@ -50,7 +50,7 @@ class CommitLog(LogView):
             make_folder(folder)
             self._held = Lock(folder)
             try:
-                self._manifest, segments, self._writer, self.repaired = _opened(folder)
+                self._manifest, segments, self._writer, self.repaired = opening.open_segments(folder)
             except BaseException:
                 self._held.release()
                 raise
@@ -135,11 +135,9 @@ class CommitLog(LogView):
             active = self._writer.segment
             if not active.blocks:
                 return
-            closed = Closed(
-                base=active.base, generation=active.generation, end=active.end, size_bytes=active.size_bytes
-            )
+            closed = ClosedSegment.of(active)
             with writing(self.folder, "begin a segment of the log"):
-                writer = _begun(self.folder, active.end)
+                writer = opening.start_segment(self.folder, active.end)
                 try:
                     self._declare(Manifest(closed=(*self._manifest.closed, closed), active=active.end))
                 except BaseException:
@@ -230,7 +228,7 @@ class CommitLog(LogView):
                 with writing(self.folder, "compact the log"):
                     try:
                         compacted = compaction.smaller(segment, up_to, kept, going_on)
-                    except compaction.Stopped:
+                    except compaction.CompactionStopped:
                         break
                     if compacted is not None:
                         self._exchange(segment, compacted)
@@ -252,7 +250,7 @@ class CommitLog(LogView):
                     next_step="give the offset that the error named",
                 )
             segment = found[0]
-            with writing(self.folder, "write the index anew"):
+            with writing(self.folder, "rewrite the index"):
                 after, index_bytes, skipped = skipping.skip(segment, offset)
                 if segment is self._writer.segment:
                     self._writer.close()
@@ -262,17 +260,10 @@ class CommitLog(LogView):
 
     def _exchange(self, segment: Segment, compacted: Segment) -> None:
         with self._lock:
-            instead = [
-                Closed(
-                    base=compacted.base,
-                    generation=compacted.generation,
-                    end=compacted.end,
-                    size_bytes=compacted.size_bytes,
-                )
-            ]
-            closed: list[Closed] = []
+            instead = [ClosedSegment.of(compacted)] if compacted.blocks else []
+            closed: list[ClosedSegment] = []
             for each in self._manifest.closed:
-                closed += [each] if each.base != segment.base else instead if compacted.blocks else []
+                closed += [each] if each.base != segment.base else instead
             try:
                 sync_folder(self.folder)  # the new files have to be there before they are named
                 self._declare(Manifest(closed=tuple(closed), active=self._manifest.active))
@@ -289,47 +280,3 @@ class CommitLog(LogView):
 
     def _has(self, segment: Segment) -> bool:
         return any(each is segment for each in self._segments)
-
-
-def _opened(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
-    found = manifest.read(folder)
-    if found is None:
-        return _created(folder)
-    opening.remove_leftovers(folder, found)
-    sync_folder(folder)  # who was killed may have named the segments, and not have come to this
-    closed = [opening.closed_segment(folder, each) for each in found.closed]
-    writer, cuts = opening.repair(opening.active_segment(folder, found.active))
-    return found, (*closed, writer.segment), writer, cuts
-
-
-def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
-    for path in segment_files(folder):
-        if path.suffix == ".log" and path.stat().st_size:
-            raise LogDamaged(
-                "the file that names the log's segments is missing, and there are segments",
-                path=path,
-                byte=0,
-                next_step="bring `log.json` back from a copy of the folder; or move the log's folder away, and all is "
-                "copied anew",
-            )
-    writer = _begun(folder, 0)
-    begun = Manifest(closed=(), active=0)
-    manifest.write(folder, begun)
-    return begun, (writer.segment,), writer, ()
-
-
-def _begun(folder: Path, base: int) -> SegmentWriter:
-    """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
-    segment = Segment(folder, base, 0, end=base)
-    try:
-        writer = SegmentWriter(segment)
-        try:
-            writer.sync()
-            sync_folder(folder)
-        except BaseException:
-            writer.close()
-            raise
-    except BaseException:
-        compaction.remove(segment)
-        raise
-    return writer

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
 from harvest_lib.pipeline.commit_log.files import replace, unreadable
+from harvest_lib.pipeline.commit_log.segment import Segment
 
 VERSION = 1
 _NAME = "log.json"
@@ -21,7 +22,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class ClosedSegment:
     """A segment that nothing is added to any more."""
 
     base: int
@@ -32,12 +33,17 @@ class Closed:
     """The offset after its last."""
     size_bytes: int
 
+    @classmethod
+    def of(cls, segment: Segment) -> "ClosedSegment":
+        """Describe a segment that is complete."""
+        return cls(base=segment.base, generation=segment.generation, end=segment.end, size_bytes=segment.size_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What the file says."""
 
-    closed: tuple[Closed, ...]
+    closed: tuple[ClosedSegment, ...]
     """In order of offsets."""
     active: int
     """The offset that the segment began with which is added to."""
@@ -66,7 +72,7 @@ def read(folder: Path) -> Manifest | None:
     checksum = found.pop("checksum", None)
     if checksum != _checksum(found):
         raise _damaged(path, f"its checksum is {checksum}, that of what it says {_checksum(found)}")
-    return Manifest(closed=tuple(Closed(**each) for each in found["closed"]), active=found["active"])
+    return Manifest(closed=tuple(ClosedSegment(**each) for each in found["closed"]), active=found["active"])
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -87,7 +93,7 @@ def _damaged(path: Path, why: str) -> LogDamaged:
         path=path,
         byte=0,
         evidence=why,
-        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied anew",
+        next_step="bring the file back from a copy of the folder; or move the folder away, and all is copied again",
     )
 
 

@@ -1,4 +1,4 @@
-"""How a log is found again: what its folder holds is taken for what it is, and what is torn is cut off.
+"""How a log is opened: its segments are read from the folder, and what is torn is cut off.
 
 What was written after the last mark of the active segment may not all have come to the disk. It is checked block by
 block, and the log ends before the first that is not whole. What is before the mark is checked when it is read: what is
@@ -12,16 +12,18 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
+from harvest_lib.pipeline.commit_log.compaction import remove
 from harvest_lib.pipeline.commit_log.files import (
     log_path,
     read_at,
     segment_files,
+    sync_folder,
     unfinished_files,
     unreadable,
     write_all,
 )
-from harvest_lib.pipeline.commit_log.index import Block, Kind, Record
-from harvest_lib.pipeline.commit_log.manifest import Closed, Manifest
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecord, IndexRecordKind
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Manifest, read, write
 from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 
 _AT_ONCE_BYTES = 1 << 24
@@ -40,19 +42,19 @@ class Cut:
     """The log goes on with this one."""
 
 
-def closed_segment(folder: Path, closed: Closed) -> Segment:
+def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
     """Return a segment that nothing is added to. What is damaged of it shows when it is read. Raises LogError."""
     segment = Segment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
     if (known := segment.size_bytes) < closed.size_bytes:
         after = segment.blocks[-1].next if segment.blocks else closed.base
-        segment.blocks.append(Block(known, closed.size_bytes - known, after, closed.end, 0, Kind.LOST))
+        segment.blocks.append(Block(known, closed.size_bytes - known, after, closed.end, 0, IndexRecordKind.LOST))
     return segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ActiveSegment:
     """An active segment as it was left."""
 
     segment: Segment
@@ -64,17 +66,17 @@ class Found:
     """Up to where its index was."""
 
 
-def active_segment(folder: Path, base: int) -> Found:
+def active_segment(folder: Path, base: int) -> ActiveSegment:
     """Return the segment that is added to, without what is torn of it. Raises LogError."""
     segment = Segment(folder, base, 0, end=base)
     records = _records_of(segment)
-    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == Kind.MARK), None)
+    marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
     if marked is None:
         raise LogDamaged(
             "nobody can tell where the log ends: the index of the segment that is added to is lost",
             path=segment.index,
             byte=0,
-            next_step="bring the file back from a copy; or move the log's folder away, and all is copied anew",
+            next_step="bring the file back from a copy; or move the log's folder away, and all is copied again",
         )
     handle = segment.open()
     try:
@@ -84,7 +86,7 @@ def active_segment(folder: Path, base: int) -> Found:
     described = index.describe(records[:whole], base)
     segment.blocks, segment.newest = described.blocks, described.newest
     segment.end = records[whole - 1].block.next
-    return Found(
+    return ActiveSegment(
         segment=segment,
         index_bytes=records[whole - 1].end,
         synced_bytes=described.synced,
@@ -92,7 +94,7 @@ def active_segment(folder: Path, base: int) -> Found:
     )
 
 
-def _records_of(segment: Segment) -> list[Record]:
+def _records_of(segment: Segment) -> list[IndexRecord]:
     """Return what its index says, nothing where that is missing. Raises LogError where it may not be read."""
     try:
         return index.decode(segment.index.read_bytes())
@@ -102,7 +104,7 @@ def _records_of(segment: Segment) -> list[Record]:
         raise unreadable(segment.index, error) from error
 
 
-def _whole(handle: int, records: list[Record], marked: int) -> int:
+def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
     """Return how many of the records hold: all to the last mark, and those after it whose entries are there."""
     last = records[marked]
     begin = end = last.block.length
@@ -133,14 +135,14 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
                 path=log,
                 byte=0,
                 next_step="bring back the `log.json` that belongs to these files; or move the log's folder away, and "
-                "all is copied anew",
+                "all is copied again",
             )
         replaced = generation != named.get(base, -1)
         if replaced and (base not in named or log_path(folder, base, named[base]).exists()):
             path.unlink()
 
 
-def repair(found: Found) -> tuple[SegmentWriter, tuple[Cut, ...]]:
+def repair(found: ActiveSegment) -> tuple[SegmentWriter, tuple[Cut, ...]]:
     """Cut off what is torn, have the rest on the disk, and return what adds to it. Raises OSError.
 
     What lies past the last mark is written once more: where a sync failed, what is read back may be in memory only, and
@@ -171,3 +173,51 @@ def _write_again(path: Path, begin: int, end: int) -> None:
             write_all(handle, read_at(handle, min(_AT_ONCE_BYTES, end - at), at), at)
     finally:
         os.close(handle)
+
+
+def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    """Return what a log consists of, with a writer of its active segment and what was cut off.
+
+    A log that is missing is created. Raises LogTooNew, LogDamaged, OSError.
+    """
+    found = read(folder)
+    if found is None:
+        return _created(folder)
+    remove_leftovers(folder, found)
+    sync_folder(folder)  # who was killed may have named the segments, and not have come to this
+    closed = [closed_segment(folder, each) for each in found.closed]
+    writer, cuts = repair(active_segment(folder, found.active))
+    return found, (*closed, writer.segment), writer, cuts
+
+
+def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+    for path in segment_files(folder):
+        if path.suffix == ".log" and path.stat().st_size:
+            raise LogDamaged(
+                "the file that names the log's segments is missing, and there are segments",
+                path=path,
+                byte=0,
+                next_step="bring `log.json` back from a copy of the folder; or move the log's folder away, and all is "
+                "copied again",
+            )
+    writer = start_segment(folder, 0)
+    begun = Manifest(closed=(), active=0)
+    write(folder, begun)
+    return begun, (writer.segment,), writer, ()
+
+
+def start_segment(folder: Path, base: int) -> SegmentWriter:
+    """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
+    segment = Segment(folder, base, 0, end=base)
+    try:
+        writer = SegmentWriter(segment)
+        try:
+            writer.sync()
+            sync_folder(folder)
+        except BaseException:
+            writer.close()
+            raise
+    except BaseException:
+        remove(segment)
+        raise
+    return writer

@@ -11,7 +11,7 @@ from harvest_lib.errors import LogDamaged, LogError, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import manifest
 from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.commit_log.files import unreadable
-from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 from harvest_lib.pipeline.commit_log.opening import active_segment, closed_segment
 from harvest_lib.pipeline.commit_log.segment import Segment
 
@@ -32,7 +32,7 @@ class LogView:
         """Return the first offset that is there, `end` without any."""
         for segment in self._segments:
             for block in segment.blocks:
-                if block.kind != Kind.PASSED_OVER:
+                if block.kind != IndexRecordKind.PASSED_OVER:
                     return block.first
         return self.end
 
@@ -58,7 +58,7 @@ class LogView:
                 f"the log ends at offset {ends}: there is no offset {begin} to go on from",
                 evidence=str(self.folder),
                 next_step="the log was cut, or is another one: bring back the log that belongs to these offsets; or "
-                "have the writer begin anew, by moving its offsets away",
+                "have the writer start over, by moving its offsets away",
             )
         return self._read(begin, ends if end is None else min(end, ends))
 
@@ -77,7 +77,7 @@ class LogView:
         try:
             while at < end and (found := self._find(at)):
                 segment, block = found
-                if block.kind != Kind.PASSED_OVER:
+                if block.kind != IndexRecordKind.PASSED_OVER:
                     if segment is not opened:
                         if opened is not None:
                             os.close(handle)
@@ -115,7 +115,7 @@ def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
     offsets: dict[bytes, int] = {}
     for segment in segments:
         for block in segment.blocks:
-            if block.kind == Kind.LOST:
+            if block.kind == IndexRecordKind.LOST:
                 raise segment.lost(block)
         offsets.update(segment.newest)
     return offsets
@@ -152,4 +152,4 @@ def _look(folder: Path) -> tuple[Segment, ...]:
 
 
 def _too_fast(folder: Path) -> LogError:
-    return LogError("the log changes too fast to be looked at", evidence=str(folder), next_step="look again")
+    return LogError("the log changes too fast to be read", evidence=str(folder), next_step="try again")

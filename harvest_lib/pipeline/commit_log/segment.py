@@ -18,7 +18,7 @@ from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
 from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, Packed, unpack
 from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at, unreadable, write_all
-from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
 BLOCK_BYTES = 1 << 17
 """What is read and checked at once: large enough for an index of a thousandth of the log, small enough to read one
@@ -67,7 +67,7 @@ class Segment:
 
     def read(self, handle: int, block: Block, begin: int = 0) -> list[Entry]:
         """Return a block's entries, from that offset on. Raises LogDamaged."""
-        if block.kind == Kind.PASSED_OVER:
+        if block.kind == IndexRecordKind.PASSED_OVER:
             return []
         try:
             return unpack(self.read_bytes(handle, block), begin, block.next)
@@ -76,7 +76,7 @@ class Segment:
 
     def read_bytes(self, handle: int, block: Block) -> bytes:
         """Return a block as it was written. Raises LogDamaged."""
-        if block.kind == Kind.LOST:
+        if block.kind == IndexRecordKind.LOST:
             raise self.lost(block)
         offsets = range(block.first, block.next)
         try:

@@ -9,7 +9,7 @@ from harvest_lib.errors import LogDamaged, LogError
 from harvest_lib.pipeline.commit_log import index
 from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, unpack, whole_entries
 from harvest_lib.pipeline.commit_log.files import read_at, replace
-from harvest_lib.pipeline.commit_log.index import Block, Kind
+from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment
 
 
@@ -55,8 +55,8 @@ def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
     finally:
         os.close(handle)
     replace(segment.index, data)
-    taken = [block for block in fresh if block.kind == Kind.ENTRIES]
-    passed = [block for block in fresh if block.kind == Kind.PASSED_OVER]
+    taken = [block for block in fresh if block.kind == IndexRecordKind.ENTRIES]
+    passed = [block for block in fresh if block.kind == IndexRecordKind.PASSED_OVER]
     return after, len(data), Skipped(given_up=_span(passed, offset), unchecked=_span(taken, offset))
 
 
@@ -69,7 +69,7 @@ def _records(before: Segment, after: Segment, handle: int) -> Iterator[bytes]:
         else:
             newest = {entry.key: entry.offset for entry in entries}
         after.newest.update(newest)
-        if block.kind != Kind.LOST:
+        if block.kind != IndexRecordKind.LOST:
             yield index.encode(block, newest)
     yield index.mark(after.size_bytes, after.end)
 
@@ -84,12 +84,12 @@ def _entries(segment: Segment, handle: int, block: Block) -> list[Entry] | None:
 def _instead(handle: int, block: Block) -> Iterator[Block]:
     """Yield what there is from now on in place of a damaged block."""
     at, offset = block.position, block.first
-    if block.kind == Kind.LOST:
+    if block.kind == IndexRecordKind.LOST:
         while at < block.end and (taken := _unchecked(handle, block, at, offset)):
             yield taken
             at, offset = taken.end, taken.next
     if at < block.end:
-        yield Block(at, block.end - at, offset, block.next, 0, Kind.PASSED_OVER)
+        yield Block(at, block.end - at, offset, block.next, 0, IndexRecordKind.PASSED_OVER)
 
 
 def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import psycopg
 
-from harvest_lib.audit.history import Regress, Write, read_history
+from harvest_lib.audit.history import FailoverLoss, Write, read_history
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.postgres import PostgresServer
@@ -99,7 +99,7 @@ def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
     with psycopg.connect(new.dsn, autocommit=True) as connection:
         there = {str(event) for (event,) in connection.execute("SELECT event FROM chaos_written")}
     lacks = tuple(sorted(asked - there))
-    system.happened.append(Regress(type="ok", process="postgres", time=at, events=lacks, since=since))
+    system.happened.append(FailoverLoss(type="ok", process="postgres", time=at, events=lacks, since=since))
 
 
 def _asked_for(system: System) -> set[str]:

@@ -13,7 +13,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.audit.history import Acknowledge, Event, Produce, Remake, from_line
+from harvest_lib.audit.history import Acknowledge, Event, Produce, RecreatedTopic, from_line
 from harvest_lib.clock import Deadline
 from infra.chaos.faults.fault import Fault
 from infra.chaos.parked import count, has_stopped, is_stopping, retry_all, sets_aside
@@ -43,7 +43,9 @@ def _topic_made_anew(system: System, _draw: random.Random, _write: Callable[[], 
         system.following.reader.begin()
         _go_on(system)
         gone = system.following.unread(acknowledged(system.history, made_at, at))
-        system.happened.append(Remake(type="ok", process="chaos", time=at, topic=TOPIC, events=gone, since=since))
+        system.happened.append(
+            RecreatedTopic(type="ok", process="chaos", time=at, topic=TOPIC, events=gone, since=since)
+        )
 
 
 def _delete(system: System) -> None:
@@ -78,7 +80,7 @@ def _go_on(system: System) -> None:
                 return False
             return is_over and not any(is_stopping(member) for member in system.members)
 
-        _await(goes_on, "nobody goes on with the topic that was made anew", _RETRY_SECONDS)
+        _await(goes_on, "nobody goes on with the topic that was recreated", _RETRY_SECONDS)
 
 
 def acknowledged(history: Path, since: float, by: float) -> set[str]:

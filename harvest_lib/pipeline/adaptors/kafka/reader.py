@@ -7,7 +7,7 @@ Promises
 - Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
   after it. Partitions that are added while it reads are found.
 - What retention took away before it was read is an error, never a gap that nobody sees; so is a topic made again, and
-  a record that is damaged (checksums are looked at).
+  a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
 """
 

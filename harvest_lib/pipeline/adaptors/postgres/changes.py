@@ -108,9 +108,9 @@ class Changes:
             if table.namespace == name:
                 raise PositionLost(
                     f"{name} is not the table that it was",
-                    evidence=f"changes come of relation {relation.oid}, the table is {table.oid}: it was made anew, or "
+                    evidence=f"changes come of relation {relation.oid}, the table is {table.oid}: it was recreated, or "
                     "another took its name",
-                    next_step="drop the slot, move the pipeline's folder away, and start again: all is copied anew",
+                    next_step="drop the slot, move the pipeline's folder away, and start again: all is copied again",
                 )
 
     def _of(self, oid: int) -> _Layout | None:

@@ -1,7 +1,7 @@
 """Whether a slot, its tables and its server still follow on what a pipeline's log has. Each gap is an error.
 
 A gap is what was changed and will never be sent: the slot is gone or was moved on; a table was left out for a while, or
-made anew; the server was restored to an earlier time, or promoted before it had everything.
+recreated; the server was restored to an earlier time, or promoted before it had everything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,14 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
     """
     with catalog.refusals("to look at slots", "check the user's grants"):
         row = connection.execute(_SLOT, (slot,)).fetchone()
-    anew = f"what changed since is gone: {_anew(slot)}; all tables are copied anew then"
+    copy_again = f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
     if row is None:
         if before is None:
             return None
         raise PositionLost(
             f"the slot {slot!r} is not there any more",
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
-            next_step=anew,
+            next_step=copy_again,
         )
     plugin, database, confirmed, is_lost = row
     if plugin != "pgoutput" or database != connection.info.dbname:
@@ -53,15 +53,17 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
             next_step="give `slot` a name of its own",
         )
     if is_lost:
-        raise PositionLost(f"the server has given up the slot {slot!r}", evidence="wal_status lost", next_step=anew)
+        raise PositionLost(
+            f"the server has given up the slot {slot!r}", evidence="wal_status lost", next_step=copy_again
+        )
     if before is None:
         return str(confirmed)
-    _require_server(connection, before, anew)
+    _require_server(connection, before, copy_again)
     if lsn_number(confirmed) > lsn_number(before["lsn"]):
         raise PositionLost(
             f"somebody else has moved the slot {slot!r} on",
             evidence=f"it is at {confirmed}, the pipeline's log has come to {before['lsn']}",
-            next_step=f"find who reads it, and give each a `slot` of its own; {anew}",
+            next_step=f"find who reads it, and give each a `slot` of its own; {copy_again}",
         )
     return str(before["lsn"])
 
@@ -78,7 +80,7 @@ def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> Non
         if before is None:
             raise _gap(table.namespace, slot, "the pipeline ran without it")
         if before[0] != table.oid:
-            raise _gap(table.namespace, slot, f"it was relation {before[0]}, and is {table.oid}: it was made anew")
+            raise _gap(table.namespace, slot, f"it was relation {before[0]}, and is {table.oid}: it was recreated")
         if before[1] != table.membership:
             raise _gap(table.namespace, slot, "it was taken out of the publication; it is back by now")
 
@@ -92,19 +94,19 @@ def require_members(
             raise _gap(table.namespace, slot, f"somebody took it out of the publication {publication!r}")
 
 
-def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, Any], anew: str) -> None:
+def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, Any], copy_again: str) -> None:
     system, end = _server(connection)
     if before["system"] != system:
         raise PositionLost(
             "this is not the server that the pipeline's log came from",
             evidence=f"its system identifier is {system}, the log's {before['system']}",
-            next_step=f"correct `data_source`, or: {anew}",
+            next_step=f"correct `data_source`, or: {copy_again}",
         )
     if lsn_number(end) < lsn_number(before["lsn"]):
         raise PositionLost(
             "the server lacks what was read from it: it was restored, or promoted before it had everything",
             evidence=f"its log ends at {end}, the pipeline's log has come to {before['lsn']}",
-            next_step=f"compare the destinations with the source; {anew}",
+            next_step=f"compare the destinations with the source; {copy_again}",
         )
 
 
@@ -119,11 +121,11 @@ def _gap(namespace: str, slot: str, evidence: str) -> PositionLost:
         f"{namespace} was not followed for a while, and what changed in it meanwhile is gone",
         evidence=evidence,
         next_step="leave it out here, and give it a pipeline of its own, which copies it (another `folder`, `slot` and "
-        f"`publication`); or have all copied anew: {_anew(slot)}",
+        f"`publication`); or have all copied again: {_how_to_copy_again(slot)}",
     )
 
 
-def _anew(slot: str) -> str:
+def _how_to_copy_again(slot: str) -> str:
     return (
         f"drop the slot if it is there (SELECT pg_drop_replication_slot('{slot}')), move the pipeline's folder away, "
         "and start again"

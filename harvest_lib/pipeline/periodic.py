@@ -1,0 +1,101 @@
+"""The two threads of a pipeline that do something at an interval: one flushes, one compacts.
+
+Promises
+- Appended messages and acknowledged offsets are on the disk at their intervals, whatever readers and writers wait for
+  meanwhile. A bulk may take a writer minutes; what it acknowledged before is flushed in time.
+- Compaction keeps in the log what any writer with offsets in the folder has not acknowledged. That includes a
+  writer that is not declared now: it may be again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from harvest_lib.errors import HarvestError
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.declaration import Declaration
+from harvest_lib.pipeline.folder import undeclared_positions
+from harvest_lib.pipeline.stop_reason import one_line, stop_error
+from harvest_lib.pipeline.writer_progress import WriterProgress
+
+_log = logging.getLogger(__name__)
+
+_TICKS_PER_INTERVAL = 5
+"""A flush is late by at most one tick."""
+_LONGEST_TICK_SECONDS = 0.2
+_SHORTEST_TICK_SECONDS = 0.02
+
+
+class PeriodicThread:
+    """Calls `act` every `interval_seconds` until it is stopped; never for an interval of 0."""
+
+    def __init__(self, name: str, *, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def act(self) -> None:
+        """Do what is due."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait until it has finished what it does just now."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._interval_seconds and not self._stopping.wait(self._interval_seconds):
+            self.act()
+
+
+class Flusher(PeriodicThread):
+    """Flushes until it is stopped, or until it fails; it then notifies `changed`."""
+
+    def __init__(
+        self, log: CommitLog, writers: Sequence[WriterProgress], *, flush_seconds: float, changed: threading.Condition
+    ) -> None:
+        tick_seconds = min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, flush_seconds / _TICKS_PER_INTERVAL))
+        super().__init__("flusher", interval_seconds=tick_seconds)
+        self.failure: HarvestError | None = None
+        self._log = log
+        self._writers = writers
+        self._changed = changed
+
+    def act(self) -> None:
+        """Flush what is due."""
+        self._log.sync_if_due()
+        for writer in self._writers:
+            writer.flush_if_due()
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except BaseException as error:  # noqa: BLE001 - reported by the pipeline
+            _log.error("flush_failed", extra={"reason": one_line(error)})
+            with self._changed:
+                self.failure = stop_error(error, "the pipeline's folder failed")
+                self._changed.notify_all()
+
+
+class Compactor(PeriodicThread):
+    """Compacts the commit log. A failed compaction does not stop the pipeline; stopping ends one early."""
+
+    def __init__(self, declaration: Declaration, log: CommitLog, *, flushed: Callable[[], int]) -> None:
+        """`flushed` returns up to where the offsets of all declared writers are on the disk."""
+        super().__init__("compactor", interval_seconds=declaration.settings.commit_log.compact_seconds)
+        self._declaration = declaration
+        self._log = log
+        self._flushed = flushed
+
+    def act(self) -> None:
+        """Compact up to the earliest offset that a writer has yet to acknowledge."""
+        try:
+            up_to = min([self._flushed(), *undeclared_positions(self._declaration).values()])
+            compacted = self._log.compact(up_to, going_on=lambda: not self._stopping.is_set())
+        except (HarvestError, OSError) as error:
+            _log.warning("commit_log_not_compacted", extra={"reason": one_line(error)})
+        else:
+            _log.debug("commit_log_compacted", extra={"what": str(compacted)})

@@ -1,0 +1,133 @@
+"""The road of packets between a harvester and its servers."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from support.machine import require
+from support.waiting import eventually
+
+from infra.chaos.faults import FAULTS
+from infra.chaos.link import Way
+from infra.chaos.namespaces import networks_lacking, run
+from infra.chaos.network_path import FAR, NEAR, roads
+
+SHORT = 0.3
+LONG = 10  # what was lost is sent again, at intervals that double
+
+
+@pytest.fixture(autouse=True)
+def possible():
+    require(networks_lacking(), "ip")
+
+
+@pytest.fixture
+def road():
+    with roads(1) as (made,):
+        yield made
+
+
+@pytest.fixture
+def ends(road):
+    """The two ends of a connection: the harvester's, and the servers'."""
+    with ExitStack() as opened:
+        with road.at_servers():
+            listener = opened.enter_context(socket.create_server((NEAR, 0)))
+        with road.at_harvester():
+            far = opened.enter_context(socket.create_connection(listener.getsockname(), timeout=5))
+        near = opened.enter_context(listener.accept()[0])
+        yield far, near
+
+
+def arrives(sender, receiver, text, *, seconds):
+    sender.sendall(text)
+    receiver.settimeout(seconds)
+    try:
+        return receiver.recv(100) == text
+    except TimeoutError:
+        return False
+
+
+def test_it_leads_there_and_nowhere_else(road, ends):
+    far, near = ends
+    assert far.getsockname()[0] == FAR
+    assert arrives(far, near, b"a", seconds=LONG)
+    assert arrives(near, far, b"b", seconds=LONG)
+    with socket.create_server(("127.0.0.1", 0)) as ours, road.at_harvester(), pytest.raises(OSError, match="refused"):
+        socket.create_connection(ours.getsockname(), timeout=5)
+
+
+@pytest.mark.parametrize("way", [Way.TO_SERVER, Way.TO_CLIENT, Way.BOTH])
+def test_packets_are_lost_and_come_again_once_it_is_healed(road, ends, way):
+    far, near = ends
+    road.lose(way)
+    lost = [(far, near)] if Way.TO_SERVER in way else []
+    lost += [(near, far)] if Way.TO_CLIENT in way else []
+    for sender, receiver in lost:
+        assert not arrives(sender, receiver, b"lost", seconds=SHORT)
+    if way is Way.TO_SERVER:
+        assert arrives(near, far, b"not lost", seconds=LONG)
+    road.heal()
+    for _, receiver in lost:
+        receiver.settimeout(LONG)
+        assert receiver.recv(100) == b"lost"
+
+
+def test_where_it_is_narrow_much_queues(road, ends):
+    require(FAULTS["network-narrow"].needs(), "tc")
+    far, near = ends
+    road.narrow()
+    large, found = bytes(64_000), 0
+    sender = threading.Thread(target=far.sendall, args=(large,))
+    sender.start()
+    near.settimeout(LONG)
+    while found < len(large):
+        found += len(near.recv(100_000))
+    sender.join()
+    (queue,) = shaping(road)
+    assert (queue["kind"], queue["overlimits"] > 0) == ("tbf", True)
+    road.heal()
+    (queue,) = shaping(road)
+    assert queue["kind"] == "pfifo"
+
+
+def shaping(road):
+    """Return what shapes the packets that leave the far end, as `tc` counts it."""
+    with road.at_harvester():
+        said = run("tc", "-s", "-j", "qdisc", "show", "dev", "road")
+    return json.loads(said)
+
+
+HOLDER = """
+import os, time
+from infra.chaos.network_path import Road
+road = Road()
+with road.at_harvester():
+    print(os.readlink("/proc/thread-self/ns/net"), flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_is_left_of_it_when_we_are_killed():
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
+        namespace = holder.stdout.readline().strip()
+        assert namespace.startswith("net:[")
+        assert namespace in listed(), "it is there as long as it is held"
+        holder.send_signal(signal.SIGKILL)
+    eventually(lambda: namespace not in listed(), 10, "the kernel has taken it down")
+
+
+def listed():
+    """Return the network namespaces that somebody is in or holds."""
+    found = set()
+    for pattern in ("[0-9]*/ns/net", "[0-9]*/fd/*"):
+        for place in Path("/proc").glob(pattern):
+            with suppress(OSError):
+                found.add(str(place.readlink()))
+    return found

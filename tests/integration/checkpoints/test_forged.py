@@ -1,0 +1,362 @@
+"""What stands in the checkpoint topic that no leader of ours has written, and a topic that is not the one it was."""
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+from support.outbox import read_topic
+from support.servers import await_replicated, standby_of
+from support.subscribed import Subscribed
+from support.waiting import eventually
+
+from harvest_lib.errors import CheckpointError
+from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+
+EXACTLY_ONCE = {"delivery": "transactional"}
+
+
+@pytest.fixture
+def outbox(dsn, make_topic, bootstrap_servers, group_id):
+    made = Subscribed(dsn, make_topic(), bootstrap_servers, group_id)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def producer(bootstrap_servers):
+    return Producer({"bootstrap.servers": bootstrap_servers})
+
+
+def write(outbox, *keys):
+    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key=key, value="v") for key in keys])
+
+
+def drain(outbox, **settings):
+    outbox.harvest(**EXACTLY_ONCE, **settings).drain(60)
+
+
+def committed(outbox):
+    return sorted(outbox.arrived(isolation="read_committed"))
+
+
+def checkpoint_topic(outbox):
+    return f"{outbox.group}.default.checkpoint"
+
+
+def last(outbox):
+    records = read_topic(outbox.servers, checkpoint_topic(outbox), isolation="read_committed")
+    return records[-1].offset, json.loads(records[-1].value)
+
+
+def put(outbox, producer, value):
+    """Write to the checkpoint topic as anybody may who has the right to; return the offset."""
+    offsets = []
+    producer.produce(
+        checkpoint_topic(outbox), value, "default/0", 0, lambda _error, message: offsets.append(message.offset())
+    )
+    assert producer.flush(10) == 0
+    return offsets[0]
+
+
+GARBAGE = {
+    "no JSON": b"\x00\xffnonsense",
+    "cut off": b'{"generation": 0, "num',
+    "another shape": b'"checkpoint"',
+    "a list": b"[1, 2]",
+    "without a number": b'{"generation": 0, "position": null, "kept_in": "kafka"}',
+    "a number that is none": b'{"generation": 0, "number": "7", "position": null, "kept_in": "kafka"}',
+    "true for a number": b'{"generation": 0, "number": true, "position": null, "kept_in": "kafka"}',
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_what_is_no_checkpoint_is_named_and_rewinding_mends_it(outbox, producer, kind):
+    write(outbox, "1", "2")
+    drain(outbox)
+    offset = put(outbox, producer, GARBAGE[kind])
+    write(outbox, "3")
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            drain(outbox)
+        assert f"topic {checkpoint_topic(outbox)}, partition 0, offset {offset}" in error.value.evidence
+        assert "harvest subscriptions rewind default --to mirror" in error.value.next_step
+    outbox.subscriptions.rewind("default", to="mirror")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+    write(outbox, "4")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3, 4], "and it stays mended"
+
+
+def forged(record, **changes):
+    position = {**record["position"], "prev": "900000:900000:"}
+    return json.dumps({**record, "number": record["number"] + 1, "position": position, **changes}).encode()
+
+
+FORGED = {
+    "an epoch that was never given": ({"epoch": 99}, "epoch 99"),
+    "a leader that was never recorded": ({"leader_id": "0b5c1b4e-0000-4000-8000-000000000000"}, "0b5c1b4e-0000-4000"),
+    "another subscription's": ({"subscription": "other"}, "'other'"),
+    "another shard's": ({"shard": 1}, "shard 1"),
+    "a generation to come": ({"generation": 2**62}, "generation"),
+    "nobody's": ({"identity": None, "epoch": None, "leader_id": None}, "does not say who wrote it"),
+    "a position that is none": ({"position": {"source": "snapshot", "prev": "x"}}, "position"),
+    "a position of another source": ({"position": {"source": "transaction_id"}}, "position"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_checkpoint_that_no_leader_has_written_is_refused_and_rewinding_mends_it(outbox, producer, kind):
+    write(outbox, "1", "2")
+    drain(outbox)
+    _, record = last(outbox)
+    changes, why = FORGED[kind]
+    changed = {name: value for name, value in changes.items() if value is not None}
+    record = {name: value for name, value in record.items() if name not in changes or name in changed}
+    offset = put(outbox, producer, forged(record, **changed))
+    write(outbox, "3")
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox)
+    assert f"topic {checkpoint_topic(outbox)}, partition 0, offset {offset}" in error.value.evidence
+    assert why in error.value.evidence
+    outbox.subscriptions.rewind("default", to="mirror")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+    drain(outbox)
+
+
+def test_a_checkpoint_of_another_outbox_is_not_read_as_forged(outbox, producer):
+    write(outbox, "1")
+    drain(outbox)
+    _, record = last(outbox)
+    put(outbox, producer, forged(record, identity="7/7/7", epoch=99))
+    with pytest.raises(CheckpointError, match="another outbox"):
+        drain(outbox)
+
+
+def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, monkeypatch):
+    """The last in Kafka may be of a leader some epochs ago."""
+    write(outbox, "1")
+    drain(outbox)
+    _, before = last(outbox)
+    monkeypatch.setattr("harvest_lib.batching.loop.TailLoop._save", lambda _self: True)
+    write(outbox, "2")
+    drain(outbox)
+    monkeypatch.undo()
+    _, record = last(outbox)
+    assert record["epoch"] > before["epoch"]
+    monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
+    for _ in range(3):  # these lead and die
+        with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
+            harvest.await_stopped(30)
+    monkeypatch.undo()
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+
+
+# -- what a leader of ours has written
+
+
+def row(outbox):
+    statement = "SELECT epoch, leader_id, checkpoint FROM outbox_subscriptions"
+    return dict(zip(("epoch", "leader_id", "checkpoint"), outbox.connection.execute(statement).fetchone(), strict=True))
+
+
+def change(outbox, expression, **values):
+    statement = "UPDATE outbox_subscriptions SET checkpoint = checkpoint "
+    outbox.connection.execute(statement + expression, values)
+
+
+def lead_and_die(outbox, monkeypatch, times=1):
+    with monkeypatch.context() as patch:
+        patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
+        for _ in range(times):
+            with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
+                harvest.await_stopped(30)
+
+
+@pytest.mark.parametrize("is_of_an_older_version", [False, True])
+def test_a_position_of_another_source_and_an_older_generation_does_not_count(outbox, is_of_an_older_version):
+    write(outbox, "1", "2")
+    drain(outbox, source="transaction_id")
+    outbox.subscriptions.rewind("default", to="mirror", source="snapshot")  # which repeats what it cannot express
+    if is_of_an_older_version:  # which said nothing of who placed it
+        change(outbox, "- '{identity,was,leaders,placed}'::text[]")
+    else:
+        outbox.harvest(delivery="barrier").drain(60)
+    write(outbox, "3")
+    drain(outbox)
+    assert set(committed(outbox)) == {1, 2, 3}
+
+
+def test_one_from_before_a_delivery_without_transactions_does_not_count(outbox):
+    """Who wrote it is not listed any more, and need not be."""
+    write(outbox, "1")
+    drain(outbox)
+    write(outbox, "2")
+    outbox.harvest(delivery="barrier").drain(60)
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+
+
+def test_an_older_version_that_led_some_leaders_ago_is_remembered(outbox, monkeypatch):
+    write(outbox, "1")
+    drain(outbox)
+    saved = row(outbox)["checkpoint"]
+    write(outbox, "2")
+    at = outbox.snapshot()
+    # It leads, commits, and dies before it saves.
+    outbox.connection.execute("UPDATE outbox_subscriptions SET epoch = epoch + 1, leader_id = gen_random_uuid()")
+    record = {name: saved[name] for name in ("generation", "delivered", "kept_in")}
+    record |= {"number": saved["number"] + 1, "position": {**saved["position"], "prev": at}}
+    record["outbox"] = f"{outbox.connection.info.dbname}/{outbox.name}"
+    old = Producer({"bootstrap.servers": outbox.servers, "transactional.id": "old"})
+    old.init_transactions(10)
+    old.begin_transaction()
+    old.produce(checkpoint_topic(outbox), json.dumps(record), "default/0", 0)
+    old.commit_transaction(10)
+    lead_and_die(outbox, monkeypatch, times=2)
+    assert row(outbox)["checkpoint"]["older"]
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 3], "it goes on from there, and 2 was the old one's to send"
+    assert "older" not in row(outbox)["checkpoint"]
+
+
+def test_the_list_of_leaders_stays_short(outbox, monkeypatch):
+    write(outbox, "1")
+    drain(outbox)
+    saved = row(outbox)
+    author = str(saved["epoch"])
+    many = {str(each): str(saved["leader_id"]) for each in range(1 - 3000, saved["epoch"] + 1)}
+    change(outbox, "|| jsonb_build_object('leaders', %(many)s::jsonb)", many=json.dumps(many))
+    lead_and_die(outbox, monkeypatch)
+    assert len(row(outbox)["checkpoint"]["leaders"]) == 256
+    drain(outbox)
+    assert list(row(outbox)["checkpoint"]["leaders"]) == [author, str(saved["epoch"] + 1), str(saved["epoch"] + 2)]
+    for _ in range(3):
+        drain(outbox)
+    monkeypatch.setattr("harvest_lib.checkpoints.table._RECENT_LEADERS", 2)
+    drain(outbox)
+    last_two = [str(row(outbox)["epoch"] - 1), str(row(outbox)["epoch"])]
+    assert sorted(row(outbox)["checkpoint"]["leaders"], key=int) == [author, *last_two]
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+def save_without_a_commit(outbox, **settings):
+    """Have a leader with nothing to deliver save, as it is told where to stop."""
+    before = row(outbox)["checkpoint"]["leader_id"]
+    with outbox.running(**EXACTLY_ONCE, **settings) as harvest:
+        eventually(lambda: harvest._loops and harvest._loops[0].idle, 30, "it leads")
+        outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
+        eventually(lambda: row(outbox)["checkpoint"]["leader_id"] != before, 30, "it saves")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET until = NULL")
+
+
+def test_a_save_without_a_commit_keeps_who_wrote_what_is_in_kafka(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    author = row(outbox)
+    save_without_a_commit(outbox)
+    assert row(outbox)["checkpoint"]["leaders"][str(author["epoch"])] == str(author["leader_id"])
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+@pytest.fixture
+def primary(tmp_path):
+    made = PostgresServer(tmp_path / "primary", durable=False)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_promoted_standby_that_lacks_the_last_epoch_does_not_make_it_forged(
+    primary, tmp_path, make_topic, bootstrap_servers, group_id, is_saved
+):
+    outbox = Subscribed(primary.dsn, make_topic(), bootstrap_servers, group_id)
+    write(outbox, "1", "2", "3")
+    drain(outbox, source="mark")
+    write(outbox, "4")
+    standby = standby_of(primary, tmp_path / "standby")
+    try:
+        await_replicated(primary, standby)
+        standby.stop()
+        drain(outbox, source="mark")
+        epoch, record = row(outbox)["epoch"], last(outbox)[1]
+        outbox.close()
+        primary.kill()
+        standby.start()
+        standby.promote()
+        outbox = Subscribed(standby.dsn, outbox.topic, bootstrap_servers, group_id)
+        assert row(outbox)["epoch"] == epoch - 1 == record["epoch"] - 1
+        if is_saved:  # the next one is given the same epoch, and says under which timeline it saved
+            save_without_a_commit(outbox, source="mark")
+        write(outbox, "5")
+        drain(outbox, source="mark")
+        found = committed(outbox)
+        assert found[:4] == [1, 2, 3, 4]
+        assert len(set(found)) == 5, "4 may come again: that it was marked is lost too"
+        assert row(outbox)["checkpoint"]["timeline"] == "00000002"
+    finally:
+        outbox.close()
+        standby.kill()
+
+
+# -- a group or a topic that is another
+
+
+def test_another_group_is_said_to_be_what_changed(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    group = outbox.group
+    outbox.group = f"{group}2"
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox)
+    assert "the configuration names another" in error.value.cause
+    assert "made anew" not in str(error.value)
+    assert f"`leaderGroupID` was '{group}' and is '{group}2'" in error.value.evidence
+    outbox.group = group
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2], "set back, it goes on"
+
+
+def test_another_group_is_taken_on_purpose(outbox):
+    write(outbox, "1")
+    drain(outbox)
+    outbox.group = f"{outbox.group}2"
+    outbox.subscriptions.rewind("default", to="mirror")
+    write(outbox, "2")
+    drain(outbox)
+    assert committed(outbox) == [1, 2]
+
+
+def test_another_name_of_the_topic_is_said_to_be_what_changed(outbox):
+    write(outbox, "1")
+    drain(outbox, checkpoint_topic=f"{outbox.group}.one")
+    with pytest.raises(CheckpointError) as error:
+        drain(outbox, checkpoint_topic=f"{outbox.group}.two")
+    assert f"`checkpointTopic` was '{outbox.group}.one' and is '{outbox.group}.two'" in error.value.evidence
+    assert "leaderGroupID" not in error.value.evidence
+
+
+def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
+    write(outbox, "1")
+    drain(outbox)
+    topic = checkpoint_topic(outbox)
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    with pytest.raises(CheckpointError, match="behind its mirror") as error:
+        drain(outbox)
+    assert "deleted and made anew" in error.value.cause
+    assert "the topic's id was" in error.value.evidence

@@ -1,0 +1,445 @@
+"""Delivery by acknowledgements, over real servers: what a reader of committed messages finds."""
+
+import copy
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from support.native_outbox import NativeOutbox
+from support.outbox import harvest_config, read_topic, steps
+from support.sequenced import check_ids, read_acknowledged, read_ids
+from support.waiting import eventually
+
+from harvest_lib.audit import read_topics
+from harvest_lib.checkpoints.stores import IntentStore
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
+from harvest_lib.consume import Intent, Sequencer, unpack
+from harvest_lib.delivery import (
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    Sequenced,
+    Topics,
+    acknowledge_again,
+)
+from harvest_lib.errors import KafkaUnavailable, TopicCompacted
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import Selection
+from harvest_lib.source.filters import Subscription
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.resharding import Resharding
+
+
+def always():
+    return True
+
+
+@pytest.fixture
+def outbox(dsn, make_topic):
+    made = NativeOutbox(dsn, make_topic(4))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(dsn, bootstrap_servers, group_id):
+    def make(**settings):
+        return harvest_config(
+            dsn, bootstrap_servers, group_id, **{"leadership": "solo", "delivery": "sequenced", **settings}
+        )
+
+    return make
+
+
+def check(outbox, delivered):
+    """Every record is there once, and every key's in order."""
+    assert sorted(record.outbox_id for record in delivered) == outbox.ids()
+    assert steps(delivered) == []
+
+
+@pytest.mark.parametrize("source", ["snapshot", "transaction_id"])
+def test_each_record_is_read_once_and_in_order(outbox, config, bootstrap_servers, source):
+    for records in (3_000, 1, 500):
+        outbox.fill(records, keys=50)
+        assert Harvest(config(source=source)).drain(60).records == records
+        check(outbox, read_acknowledged(bootstrap_servers, outbox.topic))
+    check(outbox, read_acknowledged(bootstrap_servers, outbox.topic, ring=10))
+
+
+def test_each_record_of_a_marked_table_is_read_once(outbox, config, bootstrap_servers):
+    outbox.fill(2_000, keys=50)
+    ids = outbox.ids()
+    assert Harvest(config(source="mark")).drain(60).records == 2_000
+    found = read_acknowledged(bootstrap_servers, outbox.topic)
+    assert sorted(record.outbox_id for record in found) == ids
+    assert steps(found) == []
+    assert outbox.count() == 0
+
+
+@pytest.fixture
+def subscriptions(outbox):
+    return Subscriptions(outbox.connection, outbox.name, Selection(table=outbox.name.identifier))
+
+
+# -- leaders, step by step
+
+
+class Leader:
+    """The parts of a leader; a lap is the rows of some ids."""
+
+    def __init__(self, dsn, servers, topic):
+        kafka = {"bootstrap.servers": servers}
+        self.topic = topic
+        self.checkpoints = CheckpointTable(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
+        self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
+        self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5), Topics(kafka))
+        self.at = Checkpoint(generation=0)
+
+    def lead(self):
+        self.store.lead(uuid4())
+        self.begin()
+        return self
+
+    def begin(self):
+        assert self.delivery.begin(uuid4()) == BatchCommitted()
+        self.at = self.store.load()
+
+    def send(self, *ids, names=(), contents=()):
+        rows = [(number, self.topic, f"k{number % 7}", str(number), names, contents) for number in ids]
+        assert self.delivery.send(rows, always) == {}
+
+    def following(self):
+        position = {"lap": self.at.number + 1}
+        return Checkpoint(generation=self.at.generation, number=self.at.number + 1, position=position)
+
+    def commit(self, offer=None):
+        """Commit what was sent, with the checkpoint that follows."""
+        following = self.following()
+        outcome = self.delivery.commit(offer or self.store.offer(following), always)
+        self.at = following if isinstance(outcome, BatchCommitted) else self.at
+        return outcome
+
+    def lap(self, *ids):
+        self.send(*ids)
+        assert self.commit() == BatchCommitted()
+
+    def crash_once_kept(self, *ids):
+        """Deliver a lap up to where its checkpoint is kept, and do nothing more."""
+
+        def keep(intents):
+            assert self.store.offer(self.following())(intents)
+            raise Crashed
+
+        self.send(*ids)
+        with pytest.raises(Crashed):
+            self.commit(keep)
+        self.delivery.abandon()
+
+
+class Crashed(Exception):
+    """A leader that is no more."""
+
+
+@pytest.fixture
+def leader(dsn, bootstrap_servers, outbox):
+    made = []
+
+    def make():
+        made.append(Leader(dsn, bootstrap_servers, outbox.topic))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.delivery.close()
+        each.store.close()
+
+
+@pytest.fixture
+def read(bootstrap_servers, outbox):
+    """Return the values that a reader of committed messages finds, ascending."""
+    return lambda: sorted(int(record.value) for record in read_acknowledged(bootstrap_servers, outbox.topic))
+
+
+def settled(leader):
+    assert leader.delivery.settle(always) == BatchCommitted()
+
+
+def test_what_a_leader_had_pending_when_it_was_fenced_is_never_read(leader, read, outbox):
+    old = leader().lead()
+    old.lap(*range(20))
+    old.send(*range(20, 40))
+    new = leader().lead()
+    assert new.at.position == {"lap": 1}
+    kept = outbox.subscription()
+    assert isinstance(old.commit(), BatchFailed)
+    assert old.store.leadership_status() is LeadershipStatus.FENCED
+    assert outbox.subscription() == kept
+    old.delivery.abandon()
+    assert read() == list(range(20))
+    new.lap(*range(20, 45))
+    settled(new)
+    assert read() == list(range(45))
+
+
+def test_what_was_kept_and_not_acknowledged_is_acknowledged_by_who_leads_next(leader, read):
+    old = leader().lead()
+    old.lap(*range(10))
+    old.crash_once_kept(*range(10, 30))
+    assert read() == list(range(10))
+    new = leader().lead()
+    assert new.at.position == {"lap": 2}
+    assert read() == list(range(30)), "before it sends anything"
+
+
+def test_each_id_ticks_and_acknowledgements_that_are_written_again_have_the_same(leader, bootstrap_servers, outbox):
+    old = leader().lead()
+    for lap in range(3):
+        old.lap(*range(lap * 100, lap * 100 + 100))
+    settled(old)
+    by_partition = read_ids(bootstrap_servers, outbox.topic)
+    check_ids(by_partition)
+    old.crash_once_kept(*range(300, 400))
+    kept = [Intent.of_json(each) for each in outbox.subscription()["checkpoint"]["intents"]]
+    assert len({each.id for each in kept}) == 4
+    leader().lead()
+    again = read_ids(bootstrap_servers, outbox.topic)
+    check_ids(again)
+    assert {number: ids[-1] for number, ids in again.items()} == {each.partition: unpack(each.id) for each in kept}
+
+
+def test_a_lap_that_failed_is_never_read(leader, read):
+    """Sent again under the same producer id, it would be acknowledged with what comes after it."""
+    only = leader().lead()
+    for _ in range(2):  # the first time there is nothing to write again, which would give up what is pending
+        first = only.at.number * 10
+        only.send(*range(first, first + 20))
+        only.delivery._producer.flush(10)
+        only.delivery.abandon()
+        only.begin()
+        only.lap(*range(first, first + 10))
+        settled(only)
+    assert read() == list(range(20))
+
+
+def test_a_header_of_the_same_name_that_a_record_has_of_its_own_does_not_count(leader, read):
+    only = leader().lead()
+    only.send(*range(10), names=["message-id"], contents=["own"])
+    only.delivery._producer.flush(10)
+    assert read() == []
+    assert only.commit() == BatchCommitted()
+    settled(only)
+    assert read() == list(range(10))
+
+
+def test_acknowledgements_that_were_kept_may_be_written_again_and_again(leader, read, bootstrap_servers, outbox):
+    old = leader().lead()
+    for lap in range(3):
+        old.lap(*range(lap * 10, lap * 10 + 10))
+    intents = [Intent.of_json(each) for each in outbox.subscription()["checkpoint"]["intents"]]
+    assert len(intents) == 4
+    settled(old)
+    assert "intents" not in outbox.subscription()["checkpoint"], "they were written"
+    for _ in range(2):
+        acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
+    new = leader().lead()
+    acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
+    new.lap(*range(30, 40))
+    acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
+    settled(new)
+    assert read() == list(range(40))
+
+
+def test_a_checkpoint_whose_answer_was_lost_counts_at_once_or_never(leader, read):
+    """It arrives when the leader has begun anew, and has acknowledged what was kept before: that gave the lap up."""
+    only = leader().lead()
+    only.lap(*range(10))
+    only.send(*range(10, 20))
+    late = copy.copy(only.checkpoints)
+    following = only.following()
+    only.delivery.abandon()
+    only.begin()
+    assert not late.save(following)
+    only.lap(*range(10, 20))
+    settled(only)
+    assert read() == list(range(20))
+
+
+def test_a_checkpoint_whose_answer_was_lost_is_gone_on_from(leader, read):
+    only = leader().lead()
+    only.lap(*range(10))
+    heard = only.store._mirror
+    only.crash_once_kept(*range(10, 20))
+    only.store._mirror = heard
+    only.begin()
+    assert only.at.position == {"lap": 2}
+    only.lap(*range(20, 30))
+    settled(only)
+    assert read() == list(range(30))
+
+
+def test_a_leader_that_ends_in_order_leaves_nothing_unread(leader, read):
+    only = leader().lead()
+    only.lap(*range(1_000))
+    only.delivery.abandon()
+    assert read() == list(range(1_000))
+
+
+def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, admin, outbox):
+    only = leader().lead()
+    only.lap(*range(10))
+    settled(only)
+    admin.delete_topics([outbox.topic])[outbox.topic].result(10)
+    only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
+    assert isinstance(only.delivery.settle(always), BatchFailed)
+
+
+@pytest.mark.parametrize("ring", [10, 8_192])
+def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers, monkeypatch, ring):
+    monkeypatch.setattr("harvest_lib.audit.acknowledged.Sequencer", partial(Sequencer, ring=ring))
+    only = leader().lead()
+    only.lap(*range(1, 500))
+    only.send(*range(500, 600))
+    only.delivery._producer.flush(10)
+    only.delivery.abandon()
+    only.begin()
+    only.lap(*range(500, 700))
+    settled(only)
+    batches = list(read_topics({"bootstrap.servers": bootstrap_servers}, [outbox.topic]))
+    assert sorted(record.id for batch in batches for record in batch) == list(range(1, 700))
+
+
+# -- what else happens to a subscription
+
+
+def crashed_once_kept(config, leader):
+    """Have a lap delivered and kept, by a leader that died before it acknowledged it."""
+    Harvest(config()).drain(60)  # so that there is a position to go on from
+    old = leader().lead()
+    position = old.at.position
+    old.following = lambda: Checkpoint(generation=old.at.generation, number=old.at.number + 1, position=position)
+    old.crash_once_kept(*range(20))
+    old.store.close()
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
+def test_another_delivery_acknowledges_what_was_kept(outbox, config, leader, read, delivery):
+    """Else a lap that its position has passed would be read by nobody."""
+    crashed_once_kept(config, leader)
+    Harvest(config(delivery=delivery)).drain(60)
+    assert read() == list(range(20))
+
+
+def test_what_was_kept_stays_so_when_the_subscription_is_moved(config, leader, read, subscriptions):
+    crashed_once_kept(config, leader)
+    subscriptions.rewind("default", to="now")
+    Harvest(config()).drain(60)
+    assert read() == list(range(20))
+
+
+def test_what_was_kept_stays_so_when_the_subscription_is_divided(config, leader, read, subscriptions):
+    crashed_once_kept(config, leader)
+    eventually(lambda: not subscriptions.get("default")[0].is_led, 10, "the server has noticed that it is gone")
+    assert Resharding(subscriptions, "default", 2).run(20).after == 2
+    Harvest(config(shards=2)).drain(60)
+    assert read() == list(range(20))
+
+
+def test_a_topic_that_is_not_there_holds_up_nobody_and_is_acknowledged_once_it_is(leader, read, outbox, monkeypatch):
+    """A broker that has just come back may know less than there is."""
+    old = leader().lead()
+    old.crash_once_kept(*range(10))
+    with monkeypatch.context() as patched:
+        patched.setattr("harvest_lib.delivery.sequenced.topic_partitions", lambda _: {})
+        new = leader().lead()
+        new.lap(*range(10, 20))
+        settled(new)
+        assert read() == list(range(10, 20))
+        kept = outbox.subscription()["checkpoint"]["intents"]
+        assert [topic for topic, *_ in kept] == [outbox.topic] * 4, "of the first lap only: the second's were written"
+    leader().lead()
+    assert read() == list(range(20))
+
+
+def test_a_leader_acknowledges_what_it_owed_once_the_topic_is_there(leader, read, monkeypatch):
+    monkeypatch.setattr("harvest_lib.checkpoints.stores._ASK_SECONDS", 0.0)
+    old = leader().lead()
+    old.crash_once_kept(*range(10))
+    with monkeypatch.context() as patched:
+        patched.setattr("harvest_lib.delivery.sequenced.topic_partitions", lambda _: {})
+        new = leader().lead()
+    new.lap(*range(10, 20))
+    settled(new)
+    assert sorted(read()) == list(range(20))
+
+
+def test_kafka_that_takes_no_acknowledgement_says_so(leader, monkeypatch):
+    monkeypatch.setattr("harvest_lib.delivery.sequenced._AGAIN_SECONDS", 1.0)
+    old, new = leader().lead(), leader()
+    old.crash_once_kept(*range(10))
+    new.store._acknowledge = partial(acknowledge_again, {"bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(KafkaUnavailable, match="could not be acknowledged") as caught:
+        new.lead()
+    assert old.topic in caught.value.evidence
+
+
+# -- compacted topics
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_that_a_subscription_is_limited_to_is_refused_at_the_start(
+    subscriptions, make_topic, config, policy
+):
+    topic = make_topic(1, **{"cleanup.policy": policy})
+    subscriptions.add("narrow", topics=[topic])
+    with pytest.raises(TopicCompacted, match=f"{topic}.*compacted") as caught:
+        Harvest(config(subscription="narrow")).start()
+    assert "cleanup.policy" in caught.value.evidence
+    assert f"--alter --topic {topic}" in caught.value.next_step
+
+
+def test_no_command_is_printed_for_topics_that_are_compacted_by_right(subscriptions, make_topic, config, group_id):
+    """Kafka's own and ours: a subscription that is limited to them starts, and parks what is for them."""
+    own = make_topic(1, f"{group_id}.default.checkpoint", **{"cleanup.policy": "compact"})
+    subscriptions.add("narrow", topics=["__consumer_offsets", own])
+    assert Harvest(config(subscription="narrow")).drain(60).records == 0
+
+
+@pytest.mark.parametrize("named", ["compacted", "__consumer_offsets"])
+def test_a_waiting_record_for_a_compacted_topic_keeps_nobody_from_starting(
+    outbox, make_topic, config, bootstrap_servers, named
+):
+    """Any writer can name one. What follows of its key is held in its topic, and delivered to another."""
+    topic = outbox.topic
+    outbox.topic = make_topic(1, **{"cleanup.policy": "compact"}) if named == "compacted" else named
+    outbox.fill(2, keys=1)
+    outbox.topic = topic
+    outbox.fill(9, keys=1)
+    assert Harvest(config()).drain(60).records == 9, "all that is for another topic"
+    (first, second) = outbox.connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    assert first[:2] == (1, False)
+    assert "cleanup.policy=compact" in first[2] or first[2] == "the topic is Kafka's own"
+    assert second == (2, True, "held behind 1")
+    assert [record.outbox_id for record in read_acknowledged(bootstrap_servers, topic)] == list(range(3, 12))
+
+
+def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, make_topic, config, bootstrap_servers):
+    """One writer's mistake stops nobody else, and no later start."""
+    compacted, topic = make_topic(1, **{"cleanup.policy": "compact"}), outbox.topic
+    outbox.fill(10)
+    with Harvest(config()) as harvest:
+        eventually(lambda: harvest.delivered_records == 10, 30)
+        outbox.topic = compacted
+        outbox.fill(1, keys=1)
+        entries = "SELECT id, held, reason FROM outbox_set_aside ORDER BY id"
+        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), 30, "it was set aside")
+    assert [each[:2] for each in found] == [(11, False)]
+    assert "the topic is compacted (cleanup.policy=compact)" in found[0][2]
+    outbox.fill(1, keys=1)
+    outbox.topic = topic
+    outbox.fill(9, keys=1)
+    Harvest(config()).drain(60)
+    assert outbox.connection.execute(entries).fetchall() == [*found, (12, True, "held behind 11")]
+    assert read_topic(bootstrap_servers, compacted) == []
+    ids = sorted(record.outbox_id for record in read_acknowledged(bootstrap_servers, topic))
+    assert ids == [*range(1, 11), *range(13, 22)], "its key goes on in another topic"

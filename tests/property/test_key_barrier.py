@@ -1,0 +1,75 @@
+"""The key barrier by laps: nothing lost, nothing of a key twice between two checkpoints, order kept."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvest_lib.batching.key_barrier import KeyBarrier
+from harvest_lib.record import row_bytes
+
+PLENTY = 100_000
+ROUNDS = st.lists(st.tuples(st.lists(st.sampled_from("abcd"), max_size=8), st.booleans()), max_size=12)
+
+
+def row(record_id, key, value="v"):
+    return (record_id, "t", key, value, [], [])
+
+
+@given(ROUNDS)
+def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(rounds):
+    barrier, gone, lap, offered = KeyBarrier(), [], [], []
+    for keys, saved in rounds:
+        rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
+        offered += rows
+        lap += barrier.admit(rows, PLENTY, first=True)
+        assert len({each[2] for each in lap}) == len(lap), "a key went twice before its checkpoint was on disk"
+        if saved:
+            gone, lap = gone + lap, []
+            barrier.checkpoint_saved()
+        assert sorted([*barrier.deferred_ids, *(each[0] for each in gone + lap)]) == [each[0] for each in offered]
+    while barrier.deferred_ids:
+        gone, lap = gone + lap, []
+        barrier.checkpoint_saved()
+        lap = barrier.admit([], PLENTY, first=True)
+        assert lap, "what was put off goes on once the checkpoint is on disk"
+    gone += lap
+    for key in "abcd":
+        ours = [each[0] for each in gone if each[2] == key]
+        assert ours == [each[0] for each in offered if each[2] == key]
+
+
+def test_what_was_put_off_comes_from_the_source_again():
+    barrier = KeyBarrier()
+    barrier.admit([row(1, "a"), row(2, "a")], PLENTY, first=True)
+    assert barrier.is_blocked
+    assert barrier.deferred_ids == [2]
+    barrier.begin()
+    assert barrier.deferred_ids == []
+    assert barrier.admit([row(2, "a")], PLENTY, first=True) == [row(2, "a")]
+
+
+def test_reading_stops_when_much_was_put_off():
+    barrier = KeyBarrier()
+    barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
+    assert barrier.is_full
+    assert not barrier.is_waiting
+    barrier.checkpoint_saved()
+    assert barrier.is_waiting
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=8), max_size=20), st.integers(1, 6))
+def test_the_bytes_of_what_is_put_off_are_known(pages, room):
+    barrier, number = KeyBarrier(), 0
+    for page in pages:
+        rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
+        number += len(page)
+        barrier.admit(rows, room, first=True)
+        assert barrier._sizes == {each[0]: row_bytes(each) for each in (*barrier._waiting, *barrier._behind)}
+        barrier.checkpoint_saved()
+
+
+def test_what_is_put_off_is_bounded_by_bytes():
+    barrier = KeyBarrier()
+    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
+    assert not barrier.is_full
+    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16, 18)], 100, first=False)
+    assert barrier.is_full

@@ -1,0 +1,212 @@
+"""The loop in batches on fakes: a table read by pages, Kafka as a list, checkpoints and what is parked in memory."""
+
+import threading
+import uuid
+from collections import Counter
+
+from support.paged import FakePagedTable
+
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
+from harvest_lib.config import Limits
+from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.leadership import Term
+
+
+class FakeKafka:
+    """What is in Kafka, in `log`, and the checkpoint beside it. It refuses batches with one of `poison` in them;
+    `broken` says how many of the next commits fail, after their effect if `lost`."""
+
+    def __init__(self):
+        self.log = []
+        self.checkpoint = None
+        self.poison = {}
+        self.batches = []  # how many records were tried at a time, and whether they went
+        self.most_of_a_key = 0  # in one of them
+        self.broken, self.lost = 0, False
+
+    @property
+    def ids(self):
+        return [row[0] for row in self.log]
+
+
+class FakeBatchDelivery:
+    """`BatchDelivery`: transactional. The client refuses those of `refused`."""
+
+    def __init__(self, kafka):
+        self.kafka = kafka
+        self.refused = {}
+        self.leaves_behind = False
+        self._batch = []
+
+    def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
+        self._batch = []
+        return BatchCommitted()
+
+    def send(self, rows, may_send):  # noqa: ARG002 - takes no time
+        for row in rows:
+            if row[0] in self.refused:
+                return {row[0]: self.refused[row[0]]}
+            self._batch.append(row)
+        return {}
+
+    def commit(self, checkpoint, may_send, /):  # noqa: ARG002 - as above
+        batch, self._batch = self._batch, []
+        bad = [row[0] for row in batch if row[0] in self.kafka.poison]
+        fails = self.kafka.broken > 0
+        most = max(Counter(row[2] for row in batch).values(), default=0)
+        self.kafka.most_of_a_key = max(most, self.kafka.most_of_a_key)
+        self.kafka.batches.append((len(batch), not bad and not fails))
+        if bad:
+            return BatchFailed(reason=self.kafka.poison[bad[0]], refused=True)
+        if fails:
+            self.kafka.broken -= 1
+        if not fails or self.kafka.lost:
+            self.kafka.log += batch
+            self.kafka.checkpoint = checkpoint
+        return BatchFailed(reason="injected") if fails else BatchCommitted()
+
+    def abandon(self):
+        self._batch = []
+        return self.leaves_behind
+
+    def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
+        return BatchCommitted()
+
+
+class FakeStore:
+    """`Store`: the checkpoint in Kafka, and a mirror."""
+
+    kept_in = "kafka"
+
+    def __init__(self, kafka):
+        self.kafka = kafka
+        self.mirror = Checkpoint(generation=0)
+
+    def lead(self, leader_id):
+        pass
+
+    def leadership_status(self):
+        return LeadershipStatus.LEADS
+
+    def load(self):
+        return self.kafka.checkpoint or self.mirror
+
+    def offer(self, checkpoint):
+        return checkpoint
+
+    def save(self, checkpoint):
+        self.mirror = checkpoint
+        return True
+
+    def close(self):
+        pass
+
+
+class FakePlaces:
+    """`ParkedIds`: id -> [(topic, key), reason, held, retry]. `fenced` says that another leads."""
+
+    def __init__(self):
+        self.rows = {}
+        self.fenced = False
+        self.before_release = None
+
+    def load(self, *, each):
+        lowest = {}
+        for record_id, (key, *_) in sorted(self.rows.items()):
+            lowest.setdefault((key, record_id if each else 0), record_id)
+        return [(key, record_id) for (key, _), record_id in lowest.items()]
+
+    def add(self, entries):
+        for entry in () if self.fenced else entries:
+            if not (entry.held and entry.id in self.rows):
+                self.rows[entry.id] = [(entry.topic, entry.key), entry.reason, entry.held, False]
+        return not self.fenced
+
+    def matching(self, ids):
+        return {each for each in ids if each in self.rows}
+
+    def moved(self, known):
+        rows = self.rows
+        return [key for key, each in known if each not in rows or rows[each][2] or rows[each][3]]
+
+    def due(self, keys, limit, *, keep_order):
+        due = []
+        for record_id, (key, _, _, retry) in sorted(self.rows.items()):
+            stays = [i for i, (k, _, held, again) in self.rows.items() if k == key and not held and not again]
+            if key in keys and (record_id < min(stays, default=record_id + 1) or (retry and not keep_order)):
+                due.append(record_id)
+        return due[:limit]
+
+    def release(self, ids):
+        if self.before_release is not None:
+            self.before_release(ids)
+        for each in () if self.fenced else ids:
+            self.rows.pop(each, None)
+        return not self.fenced
+
+    def retry(self, *ids):
+        for each in ids:
+            self.rows[each][3] = True
+
+    @property
+    def states(self):
+        return {record_id: "held" if held else reason for record_id, (_, reason, held, _) in sorted(self.rows.items())}
+
+
+class FakeTopics:
+    """`Knowledge`: refuses those of `bad`, suspects those of `large`; topics that were blamed are in `blamed`."""
+
+    def __init__(self):
+        self.bad, self.large = {}, set()
+        self.blamed = {}
+
+    def blame(self, topic, reason):
+        self.blamed[topic] = reason
+
+    def refused(self, rows, largest=None):  # noqa: ARG002 - it is told which
+        return {row[0]: self.bad[row[0]] for row in rows if row[0] in self.bad}
+
+    def oversized(self, rows, largest):  # noqa: ARG002 - it is told which
+        return {row[0] for row in rows if row[0] in self.large}
+
+    def forget(self):
+        pass
+
+
+class BatchRuns:
+    """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
+
+    def __init__(self, *, policy="hold_key", one_per_key=False):
+        self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
+        self.delivery, self.store = FakeBatchDelivery(self.kafka), FakeStore(self.kafka)
+        self.policy, self.one_per_key, self.exactly_once = policy, one_per_key, True
+        self.delivered = 0
+
+    def loop(self):
+        ports = BatchPorts(
+            source=self.table.source(),
+            delivery=self.delivery,
+            store=self.store,
+            parking=BatchParking(self.policy, self.topics, self.places),
+            limits=Limits(io_error_backoff_seconds=0.0),
+            one_per_key=self.one_per_key,
+            exactly_once=self.exactly_once,
+            emit=lambda _: None,
+            delivered=self._count,
+        )
+        return BatchLoop(Term(uuid.uuid4()), ports, threading.Event())
+
+    def run(self, *, turns=2_000):
+        """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""
+        loop = self.loop()
+        for _ in range(turns):
+            loop.turn()
+            if loop.idle:
+                return loop
+        raise AssertionError(f"still busy after {turns} turns")
+
+    def _count(self, records):
+        self.delivered += records

@@ -1,0 +1,46 @@
+"""A list of what is public, in JSON, and how code that differs from it is told."""
+
+import difflib
+import json
+import os
+from pathlib import Path
+
+VARIABLE = "UPDATE_PUBLIC_NAMES"
+"""Set to 1, the lists are written anew instead of compared."""
+
+
+def check(file: Path, section: str, found: object) -> None:
+    """Compare one section of a list with what was found: both have to say the same. Or write it, if so told."""
+    listed = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if os.environ.get(VARIABLE) == "1":
+        listed[section] = found
+        file.write_text(_text(listed), encoding="utf-8")
+        return
+    before, now = (_text(each).splitlines() for each in (listed.get(section), found))
+    diff = list(difflib.unified_diff(before, now, "listed", "found", lineterm="", n=2))
+    assert not diff, "\n".join(
+        [
+            f"what is public has changed: section `{section}` of {file.name}",
+            *diff,
+            "Users rely on these names. If the change is meant, say so in CHANGELOG.md and write the list anew:",
+            f"  {VARIABLE}=1 python -m pytest tests/contract/{_test_of(file)}",
+        ]
+    )
+
+
+def shape(value: object) -> object:
+    """Return which keys JSON has and of which type each value is, without the values."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        kinds = {json.dumps(shape(each), sort_keys=True) for each in value}
+        return [json.loads(kind) for kind in sorted(kinds)]
+    return {type(None): "null", bool: "bool", int: "number", float: "number", str: "text"}[type(value)]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _test_of(file: Path) -> str:
+    return f"test_{file.stem}.py"

@@ -1,0 +1,81 @@
+"""What a loop says of itself when its term ends."""
+
+import threading
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from support.batches import BatchRuns
+from support.rows import row
+
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.leadership import Term, TermEnd
+
+
+def loop_of(term):
+    def nothing(*_):
+        return
+
+    ports = SimpleNamespace(
+        source=SimpleNamespace(close=nothing),
+        delivery=SimpleNamespace(abandon=nothing, settle=lambda _: BatchCommitted()),
+        store=SimpleNamespace(close=nothing, kept_in="postgres"),
+        limits=SimpleNamespace(io_error_backoff_seconds=0),
+        parking=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
+        one_per_key=True,
+        exactly_once=False,
+        emit=nothing,
+        delivered=nothing,
+    )
+    return BatchLoop(term, ports, threading.Event())
+
+
+def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
+    term = Term(uuid4())
+    loop = loop_of(term)
+    loop.in_flight.records = 500
+    term.end(TermEnd.FENCED)
+    loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._size)
+    loop._end()
+    assert loop.holds_off
+    assert term.abandoned
+
+
+def test_it_is_not_idle_for_a_look_that_was_not_made():
+    term = Term(uuid4())
+    loop = loop_of(term)
+    loop._is_open, loop._look_at, loop._save_at = True, float("inf"), float("inf")
+    term.end(TermEnd.FENCED)
+    loop.turn()
+    assert not loop.idle
+
+
+@pytest.mark.parametrize(("one_per_key", "sent"), [(True, 1), (False, 3)])
+def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sent):
+    """I4: behind a record and its successor the old one of the two would be a step back; without the barrier a run
+    would be repeated that nothing completes."""
+    laps = BatchRuns(one_per_key=one_per_key)
+    laps.table.insert(*[row(number, "k") for number in range(1, 4)])
+    laps.kafka.broken, laps.delivery.leaves_behind = 1, True
+    loop = laps.loop()
+    for _ in range(20):
+        if loop._may_go_on():
+            loop.turn()
+    assert loop._term.ended is TermEnd.FENCED
+    assert laps.kafka.ids == []
+    loop._end()
+    assert loop.abandoned == sent
+
+
+def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
+    """Else the next term begins at once, and sends the same again while it is on the wire."""
+    laps = BatchRuns(one_per_key=True)
+    laps.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
+    laps.exactly_once, laps.delivery.refused, laps.delivery.leaves_behind = False, {3: "never"}, True
+    loop = laps.loop()
+    loop.turn()
+    loop._end()
+    assert loop._term.ended is TermEnd.FENCED
+    assert loop.holds_off
+    assert loop._term.abandoned

@@ -1,0 +1,24 @@
+"""What a delivery without transactions has done since counts more than what Kafka's last checkpoint says."""
+
+from uuid import uuid4
+
+from harvest_lib.checkpoints.choice import Belonging, newest
+from harvest_lib.checkpoints.stores import PostgresStore
+from harvest_lib.checkpoints.table import Checkpoint
+
+
+class Mirror:
+    """`Checkpoints` of a leader that died before it had mirrored its last ones."""
+
+    def lead(self, _leader_id):
+        return Checkpoint(generation=0, number=7, position={"at": 7}, kept_in="kafka")
+
+
+def test_kafka_s_last_checkpoint_is_passed_by_the_first_lap_without_transactions():
+    store = PostgresStore(Mirror(), None)
+    store.lead(uuid4())
+    begun = store.load()
+    assert begun.position == {"at": 7}
+    lap = Checkpoint(generation=0, number=begun.number + 1, position={"at": 500})
+    in_kafka = {**Checkpoint(generation=0, number=10, position={"at": 10}, kept_in="kafka").as_json(), "outbox": "o"}
+    assert newest(lap, in_kafka, ours=Belonging(outbox="o"), place="here") == lap

@@ -1,0 +1,95 @@
+"""Two deliveries that take turns, over fakes that share one Kafka."""
+
+import uuid
+
+import pytest
+from support.batches import FakeBatchDelivery, FakeKafka
+from support.rows import row
+
+from harvest_lib.delivery import AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
+
+
+class Part(FakeBatchDelivery):
+    """Counts what it is asked for."""
+
+    def __init__(self, kafka):
+        super().__init__(kafka)
+        self.begun = self.committed = self.abandoned = 0
+        self.begins = BatchCommitted()
+
+    def begin(self, leader_id):
+        super().begin(leader_id)
+        self.begun += 1
+        return self.begins
+
+    def commit(self, checkpoint, may_send, /):
+        self.committed += 1
+        return super().commit(checkpoint, may_send)
+
+    def abandon(self):
+        self.abandoned += 1
+        return super().abandon()
+
+
+@pytest.fixture
+def kafka():
+    return FakeKafka()
+
+
+@pytest.fixture
+def parts(kafka):
+    return [Part(kafka), Part(kafka)]
+
+
+@pytest.fixture
+def delivery(parts):
+    made = AlternatingProducers(parts)
+    assert made.begin(uuid.uuid4()) == BatchCommitted()
+    return made
+
+
+def always():
+    return True
+
+
+def lap(delivery, *ids):
+    assert delivery.send([row(each, "k") for each in ids], always) == {}
+    return delivery.commit(b"", always)
+
+
+def test_each_lap_is_the_others(delivery, parts, kafka):
+    for number in range(5):
+        assert lap(delivery, number) == BatchCommitted()
+    assert [part.committed for part in parts] == [3, 2]
+    assert kafka.ids == [0, 1, 2, 3, 4]
+
+
+def test_to_begin_is_to_begin_both(delivery, parts):
+    """Else one who led before could commit under the other's id what the checkpoint read now does not know."""
+    assert [part.begun for part in parts] == [1, 1]
+    lap(delivery, 1)
+    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
+    assert [part.begun for part in parts] == [2, 2]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("outcome", [BatchFenced(reason="r"), BatchFailed(reason="r")])
+def test_it_has_not_begun_unless_both_have(parts, failing, outcome):
+    parts[failing].begins = outcome
+    assert AlternatingProducers(parts).begin(uuid.uuid4()) == outcome
+
+
+def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):
+    kafka.broken = 1
+    assert isinstance(lap(delivery, 1), BatchFailed)
+    assert lap(delivery, 1) == BatchCommitted()
+    assert [part.committed for part in parts] == [2, 0]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_both_are_abandoned(delivery, parts, behind):
+    assert delivery.abandon() is False
+    parts[behind].leaves_behind = True
+    assert delivery.abandon() is True
+    delivery.close()
+    assert [part.abandoned for part in parts] == [3, 3]

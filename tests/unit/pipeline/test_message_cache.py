@@ -1,0 +1,74 @@
+"""Messages that are still in memory: as they would be read from the log, nobody's to change, and not for ever there."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from support.pipelines import Script, Taking, declared, message
+
+from harvest_lib.pipeline.extended_json import Encoded, dumps
+from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.pipeline import Pipeline
+
+DATA = {"at": datetime(2013, 1, 1, tzinfo=UTC), "price": Decimal("1.10"), "raw": b"\0", "$odd": {"$x": [1, None]}}
+
+
+def test_a_message_in_memory_is_the_one_that_is_in_the_log(tmp_path):
+    writers, given = {"kept": Taking(), "resumed": Taking()}, [message("A", number, **DATA) for number in range(9)]
+    writers["resumed"].refuses = lambda batch: True
+    declaration = declared(tmp_path, Script(given), writers, settings={"resumed": {"on_error": "stop_writer"}})
+    with pytest.raises(Exception, match="resumed"):
+        Pipeline(declaration).run()
+    writers["resumed"].refuses = lambda batch: False
+    Pipeline(declared(tmp_path, Script(), writers)).run()
+    kept, resumed = ([each for write in taking.writes for each in write] for taking in writers.values())
+    assert kept == resumed == [each._replace(offset=number) for number, each in enumerate(given)]
+    assert [dumps(each.data) for each in kept] == [dumps(each.data) for each in given]
+
+
+def test_data_is_not_changed_in_place(tmp_path):
+    data = Encoded({"a": 1}, b'{"a":1}')
+    for change in (
+        lambda: data.update(b=2),
+        lambda: data.pop("a"),
+        lambda: data.__setitem__("a", 2),
+        lambda: data.__delitem__("a"),
+        lambda: data.setdefault("b", 1),
+        data.clear,
+        data.popitem,
+    ):
+        with pytest.raises(TypeError, match="return a message with other data"):
+            change()
+    assert {**data, "b": 2} == data | {"b": 2} == {"a": 1, "b": 2}
+    assert dumps(data | {"b": 2}) == b'{"a":1,"b":2}'
+    assert dumps(data.copy()) == dumps(data) == b'{"a":1}'
+
+
+def test_what_a_function_does_inside_of_data_concerns_no_other_writer(tmp_path):
+    def spoils(each):
+        each.data["inner"].append("spoilt")
+        return each
+
+    one, other = Taking(), Taking()
+    reader = Script([message("A", number, inner=["whole"]) for number in range(40)])
+    settings = {"one": {"transforms": [("spoils", spoils)]}}
+    Pipeline(declared(tmp_path, reader, {"one": one, "other": other}, settings=settings)).run()
+    assert {tuple(each.data["inner"]) for write in other.writes for each in write} == {("whole",)}
+    assert {len(each.data["inner"]) for write in one.writes for each in write} == {2}
+
+
+def test_the_oldest_are_forgotten():
+    recent, given = MessageCache(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
+    for first in range(0, 30, 3):
+        batch = given[first : first + 3]
+        recent.add(range(first, first + 3), batch, packed(batch))
+    assert recent.get(29) == given[29]._replace(offset=29)
+    assert recent.get(0) is None
+    left = [offset for offset in range(30) if recent.get(offset) is not None]
+    assert left == list(range(left[0], 30))
+    assert 6 <= len(left) <= 12
+    huge = [message("A", 30, text="x" * 2_000)]
+    recent.add(range(30, 31), huge, packed(huge))
+    assert recent.get(30) is None
+    assert recent.get(29) is not None, "one that is too large costs no other its place"

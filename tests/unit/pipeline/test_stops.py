@@ -1,0 +1,353 @@
+"""How a pipeline ends: told to, by a failure, by policy; and what it leaves to go on from."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.pipelines import Running, Script, Taking, declared, message, messages
+from support.waiting import eventually
+
+from harvest_lib.errors import LogUnwritable, PipelineError
+from harvest_lib.pipeline import operations
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.folder import open_folder
+from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.offset_log import OffsetLog
+from harvest_lib.pipeline.periodic import Flusher
+from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
+
+
+def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
+    slow, fast = Taking(), Taking()
+    slow.gate.clear()
+    declaration = declared(tmp_path, Script(messages("A" * 100), ends=False), {"slow": slow, "fast": fast})
+    running = Running(declaration)
+    eventually(lambda: len(fast.offsets) == 100)
+    running.pipeline.stop()
+    eventually(lambda: running.pipeline.state is PipelineState.STOPPING)
+    slow.gate.set()
+    running.wait()
+    assert running.failure is None
+    assert slow.offsets == fast.offsets == list(range(100))
+    assert all(each.behind == 0 for each in operations.pipeline_status(declaration).writers)
+
+
+def test_asking_to_stop_takes_no_lock():
+    """A signal's handler asks, and what it interrupts may hold any."""
+    pipeline = Pipeline(declared(Path("unused"), Script(), {}))
+    asking = threading.Thread(target=pipeline.stop, daemon=True)
+    with pipeline._stopping._cond, pipeline._changed:
+        asking.start()
+        asking.join(5)
+        assert not asking.is_alive()
+
+
+class AtSecond(Taking):
+    """Takes a bulk, and waits at the second."""
+
+    def write(self, batch):
+        super().write(batch)
+        self.gate.clear()
+
+
+def test_what_was_acknowledged_is_flushed_in_time_while_a_bulk_takes_long(tmp_path):
+    slow = Taking()
+    slow.refuses = lambda batch: slow.gate.wait(30) and False if batch[0].offset else slow.gate.clear()
+    settings = {"slow": {"batch_messages": 10}}
+    declaration = declared(
+        tmp_path, Script(messages("A" * 20), batch=20, ends=False), {"slow": slow}, settings=settings
+    )
+    running = Running(declaration)
+    eventually(lambda: operations.pipeline_status(declaration).writers[0].position == 10)
+    assert slow.offsets == list(range(10)), "it is at the second bulk"
+    slow.gate.set()
+    running.stop()
+    assert running.failure is None
+
+
+def test_offsets_that_cannot_be_flushed_stop_the_pipeline_while_a_bulk_takes_long(tmp_path, monkeypatch):
+    slow, reader = AtSecond(), Script(messages("A" * 20), batch=20, ends=False)
+    settings = {"slow": {"batch_messages": 10, "on_error": "stop_writer"}}
+    running = Running(declared(tmp_path, reader, {"slow": slow}, settings=settings, flush=0.5))
+    eventually(lambda: len(slow.offsets) == 10)
+
+    def full(self):
+        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
+
+    monkeypatch.setattr(OffsetLog, "flush", full)
+    eventually(lambda: running.pipeline.state is PipelineState.STOPPING)
+    slow.gate.set()
+    running.wait()
+    assert isinstance(running.failure, LogUnwritable)
+
+
+def test_what_was_appended_is_synced_in_time_while_a_source_says_nothing(tmp_path):
+    with CommitLog.open(tmp_path / "log", sync_seconds=0.05) as log:
+        flusher = Flusher(log, [], flush_seconds=0.05, changed=threading.Condition())
+        flusher.start()
+        log.append([(1, 1, b"A", b"{}")])
+        assert log.synced == 0
+        eventually(lambda: log.synced == 1)
+        flusher.stop()
+
+
+def test_a_reader_that_cannot_be_closed_hides_no_failure(tmp_path):
+    class Unclosable(Script):
+        def close(self):
+            raise ConnectionError("the source is gone")
+
+    c0 = Taking()
+    Pipeline(declared(tmp_path, Unclosable(messages("AA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Unclosable(messages("AAAA")), {"c0": c0})).run()
+
+
+def test_logs_that_cannot_be_closed_hide_no_failure(tmp_path, monkeypatch):
+    def fails(self):
+        close(self)
+        raise LogUnwritable("cannot have the log on the disk", evidence="EIO", next_step="look after the disk")
+
+    close = OffsetLog.close
+    monkeypatch.setattr(OffsetLog, "close", fails)
+    c0 = Taking()
+    with pytest.raises(LogUnwritable):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
+
+
+def test_offsets_that_cannot_be_flushed_hide_no_failure(tmp_path, monkeypatch):
+    def full(self):
+        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
+
+    c0 = Taking()
+    c0.refuses = lambda batch: monkeypatch.setattr(OffsetLog, "flush", full) or True
+    with pytest.raises(PipelineError, match="writer `c0` did not take"):
+        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+
+
+def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(tmp_path):
+    class Looking(Script):
+        def read(self, last):
+            self.found = operations.pipeline_status(declaration).writers[0].position
+            return super().read(last)
+
+    c0, reader = Taking(), Looking()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
+    c0.refuses = lambda batch: False
+    declaration = declared(tmp_path, reader, {"c0": c0}, flush=30.0)
+    Pipeline(declaration).run()
+    assert reader.found == 4
+
+
+def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
+    """So it can be told to stop between any two of the log's messages."""
+    declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
+    Pipeline(declaration).run()
+    new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})
+    with open_folder(new) as logs:
+        steps = list(logs.writer_progress(new.writers[0]).resume(Taking(), logs.log.end))
+    assert [each and each.offset for each in steps] == [None, None, 2, None]
+
+
+def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):
+    slow = Taking()
+    slow.gate.clear()
+    reader = Script(messages("AA"), ends=False)
+    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.3))
+    eventually(lambda: operations.pipeline_status(declared(tmp_path, reader, {"slow": slow})).end == 2)
+    began = time.monotonic()
+    running.stop()
+    assert time.monotonic() - began < 5
+    assert "writer `slow`" in str(running.failure)
+    assert "in time" in str(running.failure)
+    slow.gate.set()
+    eventually(lambda: not any(each.name == "writer slow" for each in threading.enumerate()))
+
+
+def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_path):
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.05)
+            super().write(batch)
+
+    slow, reader = Slow(), Script(messages("A" * 200), batch=200, ends=False)
+    settings = {"slow": {"batch_messages": 1}}
+    running = Running(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=1.0, settings=settings))
+    eventually(lambda: slow.writes)
+    running.stop()
+    assert running.failure is None
+    assert len(slow.offsets) < 200
+    again = Taking()
+    Pipeline(declared(tmp_path, Script(), {"slow": again})).run()
+    assert slow.offsets + again.offsets == list(range(200))
+    assert all(len(write) == 1 for write in again.writes), "resumed one at a time"
+
+
+def test_a_resume_ends_between_two_messages(tmp_path):
+    c0 = Taking()
+    c0.refuses = lambda batch: True
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("A" * 300), batch=300), {"c0": c0})).run()
+
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.01)
+            super().write(batch)
+
+    slow, reader = Slow(), Script()
+    running = Running(declared(tmp_path, reader, {"c0": slow}))
+    eventually(lambda: len(slow.offsets) > 3)
+    running.stop()
+    assert running.failure is None
+    assert len(slow.offsets) < 300
+    assert not reader.last
+    c0.refuses = lambda batch: False
+    Pipeline(declared(tmp_path, Script(), {"c0": c0})).run()
+    assert slow.offsets + c0.offsets == list(range(300)), "all it sent is acknowledged"
+
+
+def test_where_a_reader_ends_by_itself_nobody_is_in_a_hurry(tmp_path):
+    class Slow(Taking):
+        def write(self, batch):
+            time.sleep(0.03)
+            super().write(batch)
+
+    slow, settings = Slow(), {"slow": {"batch_messages": 1}}
+    reader = Script(messages("A" * 30), batch=30)
+    Pipeline(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.2, settings=settings)).run()
+    assert slow.offsets == list(range(30))
+
+
+def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tmp_path):
+    bad, good = Taking(), Taking()
+    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
+    reader = Script(messages("A" * 100), ends=False)
+    running = Running(declared(tmp_path, reader, {"bad": bad, "good": good}))
+    running.wait()
+    assert "writer `bad` did not take" in str(running.failure)
+    assert "hung up" in str(running.failure)
+    end = operations.pipeline_status(declared(tmp_path, reader, {"bad": bad, "good": good})).end
+    assert good.offsets == list(range(end))
+    assert reader.closed == bad.closed == good.closed == 1
+
+
+def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_at_any_stop(tmp_path, caplog):
+    bad, hanging = Taking(), Taking()
+    bad.refuses = lambda batch: True
+    hanging.gate.clear()
+    declaration = declared(tmp_path, Script(messages("AA")), {"bad": bad, "hanging": hanging}, shutdown_seconds=0.5)
+    running = Running(declaration)
+    running.wait(10)
+    assert "writer `bad` did not take offset" in str(running.failure)
+    assert [each.who for each in caplog.records if each.message == "did_not_end_in_time"] == ["writer `hanging`"]
+    hanging.gate.set()
+    eventually(lambda: not any(each.name == "writer hanging" for each in threading.enumerate()))
+    assert [each.position for each in operations.pipeline_status(declaration).writers] == [0, 0], "it is sent again"
+
+
+def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
+    bad, good, reader = Taking(), Taking(), Script(messages("A" * 100), ends=False)
+    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
+    settings = {"bad": {"on_error": "stop_writer"}}
+    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings, most_ahead=20)
+    running = Running(declaration)
+    eventually(lambda: len(good.offsets) == 100)
+    eventually(lambda: bad.closed)
+    assert running.pipeline.state is PipelineState.RUNNING
+    running.stop()
+    assert "writer `bad`" in str(running.failure), "its failure is told in the end"
+    assert max((each["A"].data["n"] for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
+    bad.refuses = lambda batch: False
+    Pipeline(declared(tmp_path, Script(), {"bad": bad, "good": good})).run()
+    assert bad.offsets == list(range(100))
+
+
+def test_where_each_writer_was_to_stop_alone_and_all_have_the_pipeline_ends(tmp_path):
+    one, other = Taking(), Taking()
+    one.refuses = other.refuses = lambda batch: any(each.data["n"] == 7 for each in batch)
+    settings = {"one": {"on_error": "stop_writer"}, "other": {"on_error": "stop_writer"}}
+    reader = Script(messages("A" * 10), ends=False)
+    running = Running(declared(tmp_path, reader, {"one": one, "other": other}, settings=settings))
+    running.wait()
+    assert "writer `one` did not take" in str(running.failure)
+
+
+def test_the_reader_hears_of_nothing_that_a_kill_would_have_sent_again(tmp_path):
+    """A writer has acknowledged it, and its offsets are not on the disk."""
+    c0, reader = Taking(), Script(messages("A" * 20), ends=False)
+    running = Running(declared(tmp_path, reader, {"c0": c0}, flush=30.0))
+    eventually(lambda: len(c0.offsets) == 20)
+    asked = reader.asked
+    eventually(lambda: reader.asked > asked + 10)
+    assert not any(reader.kept_at)
+    running.stop()
+    assert reader.kept_at[-1]["A"].data["n"] == 19
+
+
+def test_no_reader_starts_while_one_writer_cannot_resume_whatever_the_policy(tmp_path):
+    bad, good = Taking(), Taking()
+    bad.refuses = lambda batch: True
+    settings = {"bad": {"on_error": "stop_writer"}}
+    with pytest.raises(PipelineError):
+        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"bad": bad, "good": good}, settings=settings)).run()
+    reader = Script(messages("AAAAAA"))
+    with pytest.raises(PipelineError, match="offset 0"):
+        Pipeline(declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings)).run()
+    assert not reader.last
+
+
+def test_a_reader_that_fails_stops_the_pipeline_and_what_it_sent_is_written(tmp_path):
+    class Failing(Script):
+        def read(self, _last):
+            yield messages("AAA")
+            raise ConnectionError("the source is gone")
+
+    writer = Taking()
+    with pytest.raises(PipelineError, match="ConnectionError: the source is gone"):
+        Pipeline(declared(tmp_path, Failing(), {"c0": writer})).run()
+    assert writer.offsets == [0, 1, 2]
+
+
+def test_the_reader_is_never_far_ahead_of_the_slowest_writer(tmp_path):
+    slow, fast, reader = Taking(), Taking(), Script(messages("A" * 500), batch=10, ends=False)
+    slow.gate.clear()
+    declaration = declared(tmp_path, reader, {"slow": slow, "fast": fast}, most_ahead=50)
+    running = Running(declaration)
+    eventually(lambda: len(fast.offsets) > 50)
+    assert len(fast.offsets) <= 60
+    assert not any(reader.kept_at), "nothing reached every writer"
+    slow.gate.set()
+    eventually(lambda: len(slow.offsets) == 500)
+    eventually(lambda: reader.kept_at and reader.kept_at[-1].get("A", message("A", 0)).data["n"] == 499)
+    running.stop()
+    assert running.failure is None
+
+
+def test_messages_that_say_where_a_reader_stands_go_to_no_writer_and_come_back_to_it(tmp_path):
+    noop = Message(Op.NOOP, 1, "where", {"n": 2, "lsn": "0/16B3748"}, Mode.COMPLETE)
+    writer, reader = Taking(), Script([*messages("AA"), noop])
+    Pipeline(declared(tmp_path, reader, {"c0": writer})).run()
+    assert writer.offsets == [0, 1]
+    again = Script()
+    Pipeline(declared(tmp_path, again, {"c0": writer})).run()
+    assert again.last[0]["where"] == noop._replace(offset=2)
+    assert again.kept_at[0]["where"] == noop._replace(offset=2), "all writers are past it"
+
+
+def test_an_error_while_a_writer_connects_stops_the_pipeline_before_anything_is_read(tmp_path):
+    def refuse():
+        raise ConnectionError("refused")
+
+    reader = Script(messages("AA"))
+    declaration = declared(tmp_path, reader, {"c0": Taking()})
+    broken = replace(declaration, writers=[replace(declaration.writers[0], open=refuse)])
+    with pytest.raises(PipelineError, match="ConnectionError: refused"):
+        Pipeline(broken).run()
+    assert not reader.last

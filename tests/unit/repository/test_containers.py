@@ -1,0 +1,311 @@
+"""The compose file and the Helm values, held against what their tools document: no engine is needed for that."""
+
+import json
+import re
+import tomllib
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+from psycopg.conninfo import conninfo_to_dict
+
+from harvest_lib.local_stack import kafka, postgres
+
+INFRA = Path(__file__).parents[3] / "infra"
+NAME = "^[a-zA-Z0-9._-]+$"
+WORDS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+MAPPING = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def closed(required=(), **properties):
+    return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
+
+
+def named(content):
+    return {"type": "object", "additionalProperties": False, "patternProperties": {NAME: content}}
+
+
+# The part of the Compose Specification's own schema that the file makes use of; stricter where we can be: lists and not
+# strings for what would be split, mappings and not lists for the environment, health checks whole.
+COMPOSE = {
+    **closed(
+        ["name", "services"],
+        name={"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        services=named(
+            closed(
+                ["image"],
+                image={"type": "string", "pattern": "^[a-z0-9/._-]+:[a-zA-Z0-9._-]+$"},
+                build=closed(["context", "dockerfile"], context={"type": "string"}, dockerfile={"type": "string"}),
+                command=WORDS,
+                environment=MAPPING,
+                configs={
+                    "type": "array",
+                    "items": closed(
+                        ["source", "target"],
+                        source={"type": "string"},
+                        target={"type": "string", "pattern": "^/"},
+                    ),
+                },
+                ports=WORDS,
+                volumes=WORDS,
+                init={"type": "boolean"},
+                restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                depends_on=named(
+                    closed(
+                        ["condition"],
+                        condition={"enum": ["service_started", "service_healthy", "service_completed_successfully"]},
+                    )
+                ),
+                healthcheck=closed(
+                    ["test", "interval", "timeout", "retries"],
+                    test=WORDS,
+                    interval={"type": "string", "pattern": "^[0-9]+s$"},
+                    timeout={"type": "string", "pattern": "^[0-9]+s$"},
+                    retries={"type": "integer"},
+                ),
+            )
+        ),
+        configs=named(closed(["content"], content={"type": "string"})),
+        volumes=named(closed()),
+    ),
+    "patternProperties": {"^x-": {}},
+}
+
+# The keys of the charts that we set, as their documented values have them.
+IMAGE = closed(
+    ["repository", "tag"], repository={"type": "string"}, tag={"type": "string"}, pullPolicy={"type": "string"}
+)
+QUANTITY = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi)?$"}
+ROOM = closed(["cpu", "memory"], cpu=QUANTITY, memory=QUANTITY)
+RESOURCES = closed(["requests", "limits"], requests=ROOM, limits=ROOM)
+NOT_ROOT = {"runAsNonRoot": {"const": True}, "runAsUser": {"const": 10001}}
+SECCOMP = closed(["type"], type={"const": "RuntimeDefault"})
+POD = closed(
+    ["runAsNonRoot", "runAsUser", "seccompProfile"], **NOT_ROOT, fsGroup={"const": 10001}, seccompProfile=SECCOMP
+)
+BARRED = {
+    "allowPrivilegeEscalation": {"const": False},
+    "capabilities": closed(["drop"], drop={"const": ["ALL"]}),
+}
+CONTAINER = closed(list(BARRED), **BARRED)
+LIMITED = {"podSecurityContext": POD, "securityContext": CONTAINER, "resources": RESOURCES}
+SECRETS = {"type": "array", "items": closed(["name"], name={"type": "string"})}
+DAGSTER_CHART = closed(
+    **{
+        "global": closed(postgresqlSecretName={"type": "string"}),
+        "dagsterWebserver": closed(list(LIMITED), replicaCount={"type": "integer"}, **LIMITED),
+        "dagsterDaemon": closed(list(LIMITED), enabled={"type": "boolean"}, **LIMITED),
+        "runLauncher": closed(
+            ["type", "config"],
+            type={"enum": ["K8sRunLauncher"]},
+            config=closed(
+                k8sRunLauncher=closed(
+                    ["securityContext", "resources"],
+                    envSecrets=SECRETS,
+                    securityContext=closed([*NOT_ROOT, *BARRED], **NOT_ROOT, **BARRED, seccompProfile=SECCOMP),
+                    resources=RESOURCES,
+                )
+            ),
+        ),
+        "dagster-user-deployments": closed(
+            enabled={"type": "boolean"},
+            deployments={
+                "type": "array",
+                "items": closed(
+                    ["name", "image", "dagsterApiGrpcArgs", "port", *LIMITED],
+                    name={"type": "string"},
+                    image=IMAGE,
+                    dagsterApiGrpcArgs=WORDS,
+                    port={"type": "integer"},
+                    envSecrets=SECRETS,
+                    **LIMITED,
+                ),
+            },
+        ),
+        "generatePostgresqlPasswordSecret": {"type": "boolean"},
+        "postgresql": closed(
+            enabled={"type": "boolean"},
+            postgresqlHost={"type": "string"},
+            postgresqlUsername={"type": "string"},
+            postgresqlDatabase={"type": "string"},
+        ),
+        "telemetry": closed(enabled={"type": "boolean"}),
+    }
+)
+SWITCH = closed(["enabled"], enabled={"type": "boolean"})
+SIZED = closed(["resources"], resources=RESOURCES)
+AIRFLOW_CHART = closed(
+    ["securityContexts", "scheduler", "apiServer", "dagProcessor", "migrateDatabaseJob", "triggerer"],
+    securityContexts=closed(["pod", "containers"], pod=POD, containers=CONTAINER),
+    scheduler=SIZED,
+    apiServer=SIZED,
+    dagProcessor=SIZED,
+    migrateDatabaseJob=SIZED,
+    airflowVersion={"type": "string"},
+    executor={"enum": ["LocalExecutor"]},
+    uid={"type": "integer"},
+    images=closed(airflow=IMAGE),
+    config=closed(core=MAPPING),
+    extraEnvFrom={"type": "string"},
+    data=closed(metadataSecretName={"type": "string"}),
+    fernetKeySecretName={"type": "string"},
+    apiSecretKeySecretName={"type": "string"},
+    jwtSecretName={"type": "string"},
+    postgresql=SWITCH,
+    redis=SWITCH,
+    statsd=SWITCH,
+    triggerer=closed(["resources"], enabled={"type": "boolean"}, replicas={"type": "integer"}, resources=RESOURCES),
+)
+
+
+def content(name):
+    return yaml.safe_load((INFRA / name).read_text())
+
+
+def complaints(schema, document):
+    return [f"{error.json_path}: {error.message}" for error in Draft7Validator(schema).iter_errors(document)]
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return content("compose.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("compose.yaml", COMPOSE),
+        ("helm/values-dagster.yaml", DAGSTER_CHART),
+        ("helm/values-airflow.yaml", AIRFLOW_CHART),
+    ],
+)
+def test_the_files_hold_only_what_their_tools_know(name, schema):
+    assert complaints(schema, content(name)) == []
+
+
+def test_a_misspelt_key_is_found(compose):
+    wrong = json.loads(json.dumps(compose))
+    wrong["services"]["kafka"]["enviroment"] = {}
+    assert complaints(COMPOSE, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("helm/values-dagster.yaml", DAGSTER_CHART), ("helm/values-airflow.yaml", AIRFLOW_CHART)]
+)
+@pytest.mark.parametrize(
+    "left_out", ["resources", "limits", "runAsNonRoot", "capabilities", "allowPrivilegeEscalation"]
+)
+def test_values_without_limits_or_a_security_context_are_found(name, schema, left_out):
+    def without(value):
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key != left_out}
+        return [without(each) for each in value] if isinstance(value, list) else value
+
+    assert complaints(schema, without(content(name)))
+
+
+def test_what_is_named_is_there(compose):
+    services = compose["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert {each["source"] for each in service.get("configs", ())} <= set(compose["configs"])
+        assert {volume.split(":")[0] for volume in service.get("volumes", ())} <= set(compose["volumes"])
+        for name, condition in service.get("depends_on", {}).items():
+            if condition["condition"] == "service_healthy":
+                assert "healthcheck" in services[name]
+    built = [service["build"] for service in services.values() if "build" in service]
+    assert [(INFRA / build["context"] / build["dockerfile"]).exists() for build in built] == [True]
+
+
+def test_nothing_is_open_to_the_network_and_no_password_stands_there(compose):
+    text = (INFRA / "compose.yaml").read_text()
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    asked = set(re.findall(r"\$\{(\w+):\?\}", text))
+    example = (INFRA / "compose.env.example").read_text()
+    assert asked == set(re.findall(r"^(\w+)=$", example, re.MULTILINE))
+    for service in compose["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|SECRET|KEY|CONN(_ASYNC)?$", name):
+                assert "${" in value or name.startswith("AIRFLOW_CONN"), name
+
+
+def test_everything_of_harvest_up_all_is_there(compose):
+    assert set(compose["services"]) == {
+        *(
+            "postgres",
+            "kafka",
+            "harvest-init",
+            "dagster-code",
+            "dagster-webserver",
+            "dagster-daemon",
+            "airflow-migrate",
+        ),
+        *("airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
+    }
+
+
+def test_the_servers_are_of_the_versions_that_are_tested(compose):
+    assert compose["services"]["kafka"]["image"] == f"apache/kafka:{kafka.VERSIONS[0]}"
+    assert compose["services"]["postgres"]["image"] == f"postgres:{max(postgres.VERSIONS)}"
+
+
+def test_nothing_of_ours_is_the_superuser(compose):
+    for name, service in compose["services"].items():
+        dsn = service.get("environment", {}).get("HARVEST_DSN")
+        assert dsn is None or conninfo_to_dict(dsn)["user"] == "outbox_owner", name
+        held = [key for key, value in service.get("environment", {}).items() if "POSTGRES_PASSWORD:" in value]
+        assert held == (["POSTGRES_PASSWORD"] if name == "postgres" else []), name
+
+
+def test_airflow_is_told_by_options_it_has(compose):
+    known = yaml.safe_load((Path(find_spec("airflow").origin).parent / "config_templates" / "config.yml").read_text())
+    options = compose["services"]["airflow-scheduler"]["environment"]
+    for name in options:
+        if name.startswith("AIRFLOW__"):
+            _, section, option = name.lower().split("__")
+            assert option in known[section]["options"], name
+    values = content("helm/values-airflow.yaml")
+    assert set(values["config"]["core"]) <= set(known["core"]["options"])
+
+
+def test_the_versions_are_those_of_the_environment():
+    assert content("helm/values-airflow.yaml")["airflowVersion"] == version("apache-airflow-core")
+    assert f"--version {version('dagster')} " in (INFRA / "helm" / "values-dagster.yaml").read_text()
+
+
+def test_what_containers_are_told_is_yaml(compose):
+    for name in ("dagster", "workspace"):
+        assert yaml.safe_load(compose["configs"][name]["content"])
+    for name, value in compose["services"]["airflow-triggerer"]["environment"].items():
+        if name.startswith("AIRFLOW_CONN"):
+            assert json.loads(value)["conn_type"] == "kafka"
+
+
+def test_the_image_installs_what_the_lock_names_and_nothing_else():
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    commands = [each.strip(" \\\n") for each in re.split(r"&&|\nRUN |\n[A-Z]+ ", dockerfile.replace("\\\n", " "))]
+    installs = [
+        each for each in commands if re.match(r"(?:python -m )?(?:uv )?pip |uv (?!sync)|pipx |curl |wget ", each)
+    ]
+    assert installs == ["pip install --no-cache-dir --require-hashes --no-deps -r /tmp/image-uv.txt"]
+    synced = [each for each in commands if each.startswith("uv sync")]
+    assert len(synced) == 2
+    assert all("--frozen" in each for each in synced)
+    extras = set(re.findall(r"--extra (\w+)", dockerfile))
+    project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
+    assert extras <= set(project["optional-dependencies"])
+    assert "image" in extras
+
+
+def test_the_uv_of_the_image_is_that_of_the_lock():
+    lock = tomllib.loads((INFRA.parent / "uv.lock").read_text())
+    (locked,) = [package for package in lock["package"] if package["name"] == "uv"]
+    text = (INFRA / "image-uv.txt").read_text()
+    assert re.findall(r"^uv==(\S+)", text, re.MULTILINE) == [locked["version"]]
+    known = {each["hash"] for each in [*locked["wheels"], locked["sdist"]]}
+    assert set(re.findall(r"--hash=(\S+)", text)) == known

@@ -1,0 +1,83 @@
+"""The documentation: generated pages are up to date, links lead somewhere, every setting is described."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harvest_lib.config import HarvestConfig, Limits
+from harvest_lib.config.spelling import goharvest_name
+from infra import docs
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page, and those that the page sets itself."""
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return anchors | set(re.findall(r'<a id="([^"]+)"></a>', text))
+
+
+def test_the_page_of_the_command_line_is_up_to_date():
+    assert docs.FILE.read_text(encoding="utf-8") == docs.render(), "run `make docs`"
+
+
+def test_the_page_of_the_command_line_does_not_depend_on_the_terminal(monkeypatch):
+    before = docs.render()
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert docs.render() == before
+    assert "\x1b" not in before
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page):
+    for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in headings(target), link
+
+
+@pytest.mark.parametrize("name", [*HarvestConfig.model_fields, *Limits.model_fields])
+def test_every_setting_is_described(name):
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| `{goharvest_name(name)}`.*\| `{name}` \|", page, re.MULTILINE)
+
+
+SECRET_ON_A_COMMAND_LINE = re.compile(
+    r"""^[^#]*(?:--dsn[ =]["']?(?:\$\{?HARVEST_DSN|[^"'\n]*password=[^*\s])|psql\s(?:[^\n]*password=[^*\s]|"?\$))""",
+    re.MULTILINE,
+)
+
+
+SHOWN = [*PAGES, ROOT / "harvest_lib" / "local_stack" / "secure.py"]
+"""Pages, and what `harvest up --secure` prints."""
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_puts_a_password_on_a_command_line(page):
+    """Everybody on the machine can read it there; the shell puts what a variable holds there too."""
+    assert SECRET_ON_A_COMMAND_LINE.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'python -m spark_jobs.audit --dsn "$HARVEST_DSN" --topic flights',
+        "    python -m spark_jobs.audit --dsn ${HARVEST_DSN}",
+        "job --dsn 'host=db user=app password=x'",
+        'psql "host=db password=x" -c',
+        'harvest grants postgres | psql "$OWNER_DSN"',
+    ],
+)
+def test_a_password_on_a_command_line_is_found(line):
+    assert SECRET_ON_A_COMMAND_LINE.search(line)
