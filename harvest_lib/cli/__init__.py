@@ -7,7 +7,7 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 
 # Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
 # and the standard library at their top. What a command needs to run, it imports in its function: often the module of
-# the same name in `actions`. tests/unit/test_cli_imports.py checks this for every command.
+# the same name in `actions`. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
 
