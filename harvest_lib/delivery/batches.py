@@ -42,7 +42,7 @@ _WHY_SECONDS = 0.5
 
 
 class PipelinedBatches:
-    """`BatchDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+    """Batches without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
     """How long what is on the wire is waited for when it is given up."""

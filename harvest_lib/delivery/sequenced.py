@@ -46,7 +46,7 @@ _SLICE_SECONDS = 0.1
 
 
 class Sequenced(PipelinedBatches):
-    """`BatchDelivery` whose records are pending until their batch's checkpoint is kept."""
+    """Batches whose records are pending until their batch's checkpoint is kept."""
 
     _wire_seconds = 0.0
 
