@@ -7,6 +7,7 @@ far as that can be known without asking either.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from harvest_lib import record_header
 from harvest_lib.errors import RecordError
@@ -46,6 +47,14 @@ Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
 """One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
 an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
 is."""
+
+ID: Final = 0
+TOPIC: Final = 1
+KEY: Final = 2
+VALUE: Final = 3
+HEADER_NAMES: Final = 4
+HEADER_VALUES: Final = 5
+"""Indices of a row. Loops over every record spell the numbers out, which is faster."""
 
 
 class Unreadable(str):

@@ -145,7 +145,7 @@ class KeyBarrier:
 
 
 class NoBarrier:
-    """`Barrier` that stands open."""
+    """`Barrier` that lets every key pass."""
 
     is_blocked = False
 

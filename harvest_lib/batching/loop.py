@@ -160,7 +160,7 @@ class BatchLoop:
     # -- beginning
 
     def _open(self) -> bool:
-        """Fence whoever led before, and go on from where the subscription stands; False if we were fenced."""
+        """Fence whoever led before, and go on from the subscription's checkpoint; False if we were fenced."""
         ports = self._ports
         if not self._state.has_led:
             ports.guarantee.store.lead(self.leader_id)

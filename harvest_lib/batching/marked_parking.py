@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
 from harvest_lib.outbox.parking_rules import HeldKey, ParkingRules
-from harvest_lib.record import Row
+from harvest_lib.record import TOPIC, Row
 from harvest_lib.source import MarkPages, Position
 
 
@@ -60,7 +60,7 @@ class MarkedParking:
         return self._topics.oversized(rows, largest)
 
     def blame(self, row: Row, reason: str) -> None:
-        self._topics.blame(row[1], reason)
+        self._topics.blame(row[TOPIC], reason)
 
     def park(self, row: Row, reason: str) -> bool:
         self._parking.refuse(row, reason)

@@ -17,7 +17,7 @@ from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
 from harvest_lib.errors import RecordError
 from harvest_lib.outbox.parking_rules import HeldKey
-from harvest_lib.record import Row
+from harvest_lib.record import ID, KEY, TOPIC, Row
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class BatchParking:
             if record_id in parked:
                 continue
             if self._holds and first is not None and record_id > first:
-                self._found.append(Entry(record_id, row[1], row[2], f"held behind {first}", held=True))
+                self._found.append(Entry(record_id, row[TOPIC], row[KEY], f"held behind {first}", held=True))
             elif record_id in refusals:
                 self._refuse(row, refusals[record_id])
             else:
@@ -96,7 +96,7 @@ class BatchParking:
 
     def blame(self, row: Row, reason: str) -> None:
         """Note that a record that was sent alone was not taken, for a reason that may pass."""
-        self._topics.blame(row[1], reason)
+        self._topics.blame(row[TOPIC], reason)
 
     def park(self, row: Row, reason: str) -> bool:
         """Park a record at once that was refused when it was sent; False if we were fenced. Raises RecordError
@@ -149,11 +149,12 @@ class BatchParking:
         good: list[Row] = []
         held: set[HeldKey] = set()
         for row in rows:
-            if row[1:3] in held:
+            topic_and_key = row[1:3]
+            if topic_and_key in held:
                 continue
-            if row[0] in refusals:
-                self._refuse(row, refusals[row[0]])
-                held.update([row[1:3]] if self._holds else [])
+            if row[ID] in refusals:
+                self._refuse(row, refusals[row[ID]])
+                held.update([topic_and_key] if self._holds else [])
             else:
                 good.append(row)
         return good
@@ -187,12 +188,12 @@ class BatchParking:
     def _refuse(self, row: Row, reason: str) -> None:
         if self._policy == "stop":
             raise RecordError(
-                f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
+                f"record {row[ID]} for topic {row[TOPIC][:80]!r} can never be sent",
                 evidence=reason,
                 next_step=f"correct it in the outbox or delete it there; {self._otherwise}",
             )
-        self._found.append(Entry(row[0], row[1], row[2], reason, held=False))
-        self._note(row[1:3], row[0])
+        self._found.append(Entry(row[ID], row[TOPIC], row[KEY], reason, held=False))
+        self._note((row[TOPIC], row[KEY]), row[ID])
 
     def _note(self, key: HeldKey, record_id: int) -> None:
         self._first[key] = min(record_id, self._first.get(key, record_id))

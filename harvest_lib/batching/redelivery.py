@@ -12,7 +12,7 @@ from harvest_lib.batching.key_barrier import Barrier
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.clock import boot_seconds
-from harvest_lib.record import Row
+from harvest_lib.record import ID, Row
 from harvest_lib.source import BatchSource
 
 _log = logging.getLogger(__name__)
@@ -56,19 +56,19 @@ class Redelivery:
             self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
             return None
         rows = self._source.load(due)
-        looked_for = due if not rows else due[: due.index(rows[-1][0]) + 1]
+        looked_for = due if not rows else due[: due.index(rows[-1][ID]) + 1]
         self.size.measured(rows, len(due))
         if now >= self._ask_at:
             self._parking.forget_topics()
             self._ask_at = now + _LOOK_SECONDS
         sendable = self._parking.sendable(rows)
         isolated = self._parking.oversized(sendable, self.size.largest)
-        place = next((place for place, row in enumerate(sendable) if row[0] in isolated), len(sendable))
+        place = next((place for place, row in enumerate(sendable) if row[ID] in isolated), len(sendable))
         picked = list(barrier.pick(sendable[: place or 1]))
-        gone = sorted(set(looked_for).difference(row[0] for row in rows))
+        gone = sorted(set(looked_for).difference(row[ID] for row in rows))
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
         elif not picked and len(sendable) == len(rows):
             self._look_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
             return None
-        return RedeliveryBatch(picked, [*gone, *(row[0] for row in picked)])
+        return RedeliveryBatch(picked, [*gone, *(row[ID] for row in picked)])

@@ -103,7 +103,7 @@ def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> 
 
 
 def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belonging, place: str) -> Checkpoint:
-    """Return where a subscription stands, from its mirror in Postgres and what Kafka has.
+    """Return the checkpoint of a subscription, from its mirror in Postgres and what Kafka has.
 
     Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile. Raises
     CheckpointError when Kafka has lost what the mirror knows it had, or has the checkpoint of another outbox.

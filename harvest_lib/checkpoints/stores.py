@@ -34,7 +34,7 @@ there. Raises KafkaUnavailable."""
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
-"""Whether a topic is there again, to which acknowledgements are owed, is asked this often."""
+"""Whether a topic is there again, for which acknowledgements are pending, is asked this often."""
 _LEAP = 1_000_000_000
 
 

@@ -97,7 +97,7 @@ class LeadershipStatus(enum.Enum):
 
     LEADS = "leads"
     MOVED = "moved"
-    """It leads, but the subscription was rewound, or told where to stop: go on from where it stands now."""
+    """It leads, but the subscription was rewound, or told where to stop: go on from its checkpoint."""
     FENCED = "fenced"
 
 
@@ -128,10 +128,10 @@ class CheckpointTable:
         self._table = table
         self._subscription = subscription
         self._rivals = rivals
-        stands = _STATUS if rivals is None else _STATUS.replace(" FROM", f"{_RIVAL} FROM", 1)
+        status = _STATUS if rivals is None else _STATUS.replace(" FROM", f"{_RIVAL} FROM", 1)
         names = {"table": in_statement(table)}
         self._first, self._lead, self._renew, self._save, self._status = (
-            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, stands)
+            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, status)
         )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
@@ -140,7 +140,7 @@ class CheckpointTable:
         self._until: str | None = None
 
     def lead(self, leader_id: UUID) -> Checkpoint:
-        """Raise the epoch, fencing whoever led before, and return where the subscription stands.
+        """Raise the epoch, fencing whoever led before, and return the subscription's checkpoint.
 
         Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a leader of
         another pool has it.
@@ -185,7 +185,7 @@ class CheckpointTable:
         return saved or {}
 
     def look(self) -> Checkpoint:
-        """Return where the subscription stands, without leading. Raises CheckpointError if it is another outbox's."""
+        """Return the subscription's checkpoint, without leading. Raises CheckpointError if it is another outbox's."""
         statement = sql.SQL(_LAST).format(table=in_statement(self._table))
         connection = self._connected()
         self.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
@@ -268,7 +268,7 @@ class CheckpointTable:
         return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, _checkpoint(self._generation, saved)
 
     def renew(self) -> Checkpoint | None:
-        """Raise the epoch once more and return where the subscription stands; None if we were fenced.
+        """Raise the epoch once more and return the subscription's checkpoint; None if we were fenced.
 
         What was saved before and had no answer counts now, or never will.
         """

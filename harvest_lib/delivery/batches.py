@@ -26,7 +26,7 @@ from harvest_lib.delivery.headers import Headers, header_maker
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
-from harvest_lib.record import Row
+from harvest_lib.record import KEY, TOPIC, VALUE, Row
 
 _LINGER = {"linger.ms": 20}
 """Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
@@ -42,7 +42,7 @@ _WHY_SECONDS = 0.5
 
 
 class PipelinedBatches:
-    """`BatchDelivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+    """Batches without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
     """How long what is on the wire is waited for when it is given up."""
@@ -109,7 +109,7 @@ class PipelinedBatches:
         while may_send() and not deadline.passed and self._failure is None:
             self._serve(functools.partial(self._producer.poll, _FULL_SECONDS))
             try:
-                self._producer.produce(row[1], row[3], row[2], _ANY_PARTITION, None, None, _NOW, headers)
+                self._producer.produce(row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, _NOW, headers)
             except BufferError:
                 continue
             return True

@@ -79,23 +79,37 @@ RAISED = (KafkaException, SystemError, AttributeError)
 
 
 def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
-    """Return what a call of the client's raised while it served callbacks; raises anything that is not the client's.
+    """Return the Kafka error behind what a call of the client's raised while it served callbacks. Raises the exception
+    again if it is not the client's.
 
-    What is fatal it raises amid them, always; during a flush the reports that follow then fail on that exception, and
-    the call ends in a SystemError of which it is the cause. Purging what is on the wire does so: there would be a gap.
-    Now and then the client loses the cause on the way. So does Python, where a report asks for a method of a base class
-    that no cache has: it then says that there is no such attribute, which is not so.
+    The client raises a fatal error from within `poll` and `flush`, between the callbacks. Purging what is on the wire
+    makes one, as it leaves a gap. Python then sees one of these:
+    - KafkaException: the fatal error itself.
+    - SystemError with a KafkaException as its cause: a callback ran while the exception was already set. Sometimes the
+      client loses the cause on the way, and only the message is left.
+    - AttributeError: Python looked up a method for a callback while the exception was set, and took the failed lookup
+      for a missing attribute. The object does have the attribute, which tells this case from a bug of ours.
     """
+    if isinstance(error, KafkaException):
+        return _kafka_error(error)
     if isinstance(error, AttributeError):
-        if error.name is None or not hasattr(error.obj, error.name):
+        if _is_missing(error):
             raise error
         return _fatal(error)
-    cause = error if isinstance(error, KafkaException) else error.__cause__
-    if cause is None and _LOST in str(error):
+    if isinstance(error.__cause__, KafkaException):
+        return _kafka_error(error.__cause__)
+    if error.__cause__ is None and _LOST in str(error):
         return _fatal(error)
-    if not isinstance(cause, KafkaException):
-        raise error
-    found: KafkaError = cause.args[0]
+    raise error
+
+
+def _is_missing(error: AttributeError) -> bool:
+    """Tell whether the attribute is missing indeed."""
+    return error.name is None or not hasattr(error.obj, error.name)
+
+
+def _kafka_error(error: KafkaException) -> KafkaError:
+    found: KafkaError = error.args[0]
     return found
 
 

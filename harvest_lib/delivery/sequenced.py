@@ -46,7 +46,7 @@ _SLICE_SECONDS = 0.1
 
 
 class Sequenced(PipelinedBatches):
-    """`BatchDelivery` whose records are pending until their batch's checkpoint is kept."""
+    """Batches whose records are pending until their batch's checkpoint is kept."""
 
     _wire_seconds = 0.0
 
@@ -131,16 +131,16 @@ def acknowledge_again(
     """
     try:
         partitions = topic_partitions(settings)
-        owed = [each for each in intents if each.partition >= partitions.get(each.topic, 0)]
-        if len(owed) < len(intents):
-            _write(settings, [each for each in intents if each not in owed], provider)
+        pending = [each for each in intents if each.partition >= partitions.get(each.topic, 0)]
+        if len(pending) < len(intents):
+            _write(settings, [each for each in intents if each not in pending], provider)
     except errors.KafkaError as error:
         raise errors.KafkaUnavailable(
             f"what was delivered last could not be acknowledged: {error.cause}",
             evidence=f"{error.evidence}; topics {', '.join(sorted({each.topic for each in intents}))}",
             next_step=f"readers of committed messages wait for that: {error.next_step}",
         ) from error
-    return owed
+    return pending
 
 
 def _write(settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider) -> None:

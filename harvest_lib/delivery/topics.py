@@ -21,7 +21,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.errors import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.record import HEADERS, INTERNAL_TOPICS, Row, Unreadable, is_legal_topic, misleading_header
+from harvest_lib.record import HEADERS, INTERNAL_TOPICS, TOPIC, Row, Unreadable, is_legal_topic, misleading_header
 
 _log = logging.getLogger(__name__)
 
@@ -200,15 +200,15 @@ class Topics:
         """Tell whether a record is too large as it stands; how large it may be is asked again if that is old."""
         if not self._size_reason(row):
             return False
-        if boot_seconds() - self._asked_at.get(row[1], 0.0) > _RECHECK_SECONDS:
-            self._limits.pop(row[1], None)
+        if boot_seconds() - self._asked_at.get(row[TOPIC], 0.0) > _RECHECK_SECONDS:
+            self._limits.pop(row[TOPIC], None)
         return True
 
     def _size_reason(self, row: Row) -> str:
         size = _size(row)
         if size > self._most_bytes:
             return f"its size, {size} bytes, is above the client's message.max.bytes, {self._most_bytes}"
-        limit = self._limits.get(row[1])
+        limit = self._limits.get(row[TOPIC])
         if limit is not None and not self._compresses and size + _LEAST_OVERHEAD_BYTES > limit:
             return f"its size, {size} bytes, is above the topic's max.message.bytes, {limit}"
         return ""

@@ -1,7 +1,7 @@
 """What leading a shard consists of, by the source: the parts that stay from term to term, and the loop of each term.
 
 mark                              `MarkLoop`: mark, send, purge; asks its source on a thread of its own
-snapshot, transaction_id          `BatchLoop`: laps; parts for each shard
+snapshot, transaction_id          `BatchLoop`: batches; parts for each shard
 mark, if delivered exactly once   `BatchLoop` likewise
 """
 
@@ -166,7 +166,7 @@ class MarkEngine:
 
     def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
-        wiring = MarkPorts(
+        ports = MarkPorts(
             source=self._thread,
             delivery=self._delivery,
             parking=ParkingRules(self._config.parking, self._refusals),
@@ -176,7 +176,7 @@ class MarkEngine:
             delivered=ears.delivered,
         )
         self._watch.begin(term, stopping)
-        return MarkLoop(term, wiring, stopping)
+        return MarkLoop(term, ports, stopping)
 
     def close(self, deadline: Deadline) -> None:
         try:
@@ -199,7 +199,7 @@ def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
 
 
 class BatchEngine:
-    """`Engine` by laps, with parts of its own for each shard. `kind` names the source."""
+    """`Engine` in batches, with parts of its own for each shard. `kind` names the source."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class BatchEngine:
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
-        wiring = BatchPorts(
+        ports = BatchPorts(
             source=source,
             guarantee=make_guarantee(
                 config,
@@ -330,7 +330,7 @@ class BatchEngine:
         PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             self._housekeeping.begin(term, stopping)
-        return BatchLoop(term, wiring, stopping)
+        return BatchLoop(term, ports, stopping)
 
     def close(self, deadline: Deadline) -> None:
         """See `Engine`. Nothing outlives a term."""
