@@ -192,7 +192,7 @@ class Ear:
         for name, replacement in {
             "_send_heartbeat": self._send("heartbeats", member._send_heartbeat),
             "_commit": self._send("commits", member._commit),
-            "_hear": self._receive(member._hear),
+            "_receive": self._receive(member._receive),
             "_on_commit_accepted": self._accept(member._on_commit_accepted),
         }.items():
             monkeypatch.setattr(member, name, replacement)
