@@ -116,7 +116,7 @@ def make_batch_source(
 
 
 def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
-    """Return the records of the outbox, or of one shard, wherever `columns` says that their parts stand."""
+    """Return the records of the outbox, or of one shard, with the column mapping of `columns`."""
     columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
     conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
     return Selection(table=table.identifier, columns=columns, conditions=conditions)

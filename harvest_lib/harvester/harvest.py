@@ -117,7 +117,7 @@ class Harvest:
     def start(self) -> None:
         """Check that Postgres, the outbox table and Kafka can be used, then begin.
 
-        Raises HarvestError when one of them cannot: starting is the moment to hear of it. Later, the same troubles are
+        Raises HarvestError when one of them cannot: a fault has to show when it starts. Later, the same troubles are
         waited out.
         """
         with self._state_lock:
@@ -229,7 +229,7 @@ class Harvest:
 
     @property
     def in_flight_record_keys(self) -> list[str]:
-        """Return the keys that have a record in flight; laps do not follow them, and have none."""
+        """Return the keys that have a record in flight; batches do not track keys, and have none."""
         return [key for loop in self._loops.copy().values() for key in loop.in_flight.keys]
 
     @property

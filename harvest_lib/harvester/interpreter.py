@@ -5,7 +5,7 @@ import sys
 
 _SWITCH_SECONDS = 0.0001
 _COLLECT_AFTER_OBJECTS = 200_000
-"""More than wait in memory at a time: these are gone before the collector has looked at them once."""
+"""More than wait in memory at a time: these are gone before the collector has checked them once."""
 
 
 def tune_interpreter() -> None:

@@ -1,4 +1,4 @@
-"""Keeping house beside harvesting: segments are made ahead of need, and dropped once nobody needs them.
+"""Maintenance beside harvesting: segments are created ahead of need, and dropped once nobody needs them.
 
 Whoever leads shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and what
 goes wrong with it is logged and tried again. It takes the table's owner; where the harvester is not that, run

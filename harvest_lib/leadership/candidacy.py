@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.leadership.term_registry import TermRegistry
 
 NEVER = float("-inf")
 
@@ -28,20 +28,20 @@ class Candidacy:
         self.leader_id = uuid.uuid4()
         """The id of its term, if it is to have one."""
         self.position: int | None = None
-        """In the partition, once anything was heard."""
-        self.next_beat = NEVER
+        """In the partition, once anything was received."""
+        self.next_heartbeat = NEVER
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._since = NEVER
         self._heard_at = NEVER
         self._is_told = False
 
-    def stand(self) -> None:
+    def begin(self) -> None:
         """Become a candidate under a new id; proofs count from here."""
         self.leader_id = uuid.uuid4()
         self._since = self._clock()
         self._heard_at = NEVER
-        self.next_beat = NEVER
+        self.next_heartbeat = NEVER
         self._is_told = False
 
     @property
@@ -49,39 +49,39 @@ class Candidacy:
         """When the newest of its heartbeats that came back was sent."""
         return self._heard_at
 
-    def stalls(self, seats: TermRegistry) -> bool:
+    def stalls(self, registry: TermRegistry) -> bool:
         """Tell, once, that it has been assigned its shard for long and has not been able to prove that it leads."""
-        waits = self.assigned and self.shard not in seats.terms
+        waits = self.assigned and self.shard not in registry.terms
         if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
             return False
         self._is_told = True
         return True
 
-    def beat(self, now: float) -> str:
+    def heartbeat(self, now: float) -> str:
         """Return a heartbeat that is sent now."""
         return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})
 
-    def hear(self, heartbeat: bytes | str | None, offset: int) -> None:
+    def receive(self, heartbeat: bytes | str | None, offset: int) -> None:
         """Take what came through the partition; only heartbeats of this very candidacy prove anything."""
         if self.position is None:
-            self.next_beat = NEVER  # now there is something to commit
+            self.next_heartbeat = NEVER  # now there is something to commit
         self.position = offset + 1
         try:
-            beat = json.loads(heartbeat or b"")
-            if beat["leader_id"] == str(self.leader_id):
-                self._heard_at = max(self._heard_at, float(beat["boot_seconds"]))
+            received = json.loads(heartbeat or b"")
+            if received["leader_id"] == str(self.leader_id):
+                self._heard_at = max(self._heard_at, float(received["boot_seconds"]))
         except (ValueError, TypeError, KeyError):
             return  # someone else's heartbeat, in someone else's format
 
-    def judge(self, seats: TermRegistry, accepted_at: float) -> None:
+    def judge(self, registry: TermRegistry, accepted_at: float) -> None:
         """Begin a term, extend or end it. `accepted_at` is when the newest of the accepted commits was sent."""
         proved_until = min(self._heard_at, accepted_at) + self._timeout_seconds
-        term = seats.terms.get(self.shard)
+        term = registry.terms.get(self.shard)
         if term is not None:
             term.extend(proved_until)
             if not term.is_live():
-                seats.vacate(TermEnd.FENCED, [self.shard])
+                registry.vacate(TermEnd.FENCED, [self.shard])
                 if self.assigned:
-                    self.stand()
+                    self.begin()
         elif self.assigned and accepted_at >= self._since and proved_until > self._clock():
-            seats.take(Term(self.leader_id, shard=self.shard, lease_until=proved_until, clock=self._clock))
+            registry.take(Term(self.leader_id, shard=self.shard, lease_until=proved_until, clock=self._clock))

@@ -17,7 +17,7 @@ an earlier term. A fenced process leads again under a new id once both proofs ar
 A rebalance revokes all partitions of all members before it assigns them anew, and waits while what is in flight lands:
 a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
 
-The leader topic is polled every `min_poll_interval_seconds`, and each time until what is there has been heard.
+The leader topic is polled every `min_poll_interval_seconds`, and each time until everything there has been received.
 
 With its commits a member tells who it is, and what keeps it from leading (`election`). Whoever cannot prove
 itself asks Kafka what is the matter with the leader topic, on a thread of its own; so does whoever has to wait, about
@@ -63,7 +63,7 @@ from harvest_lib.leadership.election import spoken
 from harvest_lib.leadership.other_pools import Notices, other_pool, tell
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.leadership.term_registry import TermRegistry
 from harvest_lib.leadership.trouble import Trouble, topic_trouble
 
 _log = logging.getLogger(__name__)
@@ -123,12 +123,12 @@ class Neli:
         self._clock = clock
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
-        self._beat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
+        self._heartbeat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
         self._candidacies = [
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._seats = TermRegistry()
+        self._registry = TermRegistry()
         self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -146,10 +146,10 @@ class Neli:
         if self._pool is not None and (theirs := other_pool(self._client, self._pool)) is not None:
             raise tell(self._client, self._pool, theirs, self._producer_provider)
         with refused_settings():
-            consumer, beats = self._clients()
+            consumer, producer = self._clients()
         ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
         self._thread = threading.Thread(
-            target=lambda: self._seats.stand(lambda: self._run(consumer, beats), self._stopping, ended),
+            target=lambda: self._registry.run_election(lambda: self._run(consumer, producer), self._stopping, ended),
             name="harvest-neli",
             daemon=True,
         )
@@ -160,7 +160,7 @@ class Neli:
         return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        return self._seats.wait(timeout_seconds, known)
+        return self._registry.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
@@ -226,7 +226,7 @@ class Neli:
                 },
             )
         )
-        beats = self._producer_provider(
+        producer = self._producer_provider(
             client_settings(
                 self._client,
                 **{
@@ -235,13 +235,13 @@ class Neli:
                     "allow.auto.create.topics": False,
                     "error_cb": self._on_error,
                     "throttle_cb": self._on_throttle,
-                    "on_delivery": self._on_beat,
+                    "on_delivery": self._on_heartbeat,
                 },
             )
         )
-        return consumer, beats
+        return consumer, producer
 
-    def _run(self, consumer: KafkaConsumer, beats: KafkaProducer) -> None:
+    def _run(self, consumer: KafkaConsumer, producer: KafkaProducer) -> None:
         settings = self._settings
         consumer.subscribe(
             [settings.topic],
@@ -254,20 +254,20 @@ class Neli:
             while not self._stopping.is_set():
                 next_poll = self._clock() + settings.min_poll_interval_seconds
                 self._listen(consumer, next_poll)
-                self._prove(consumer, beats)
-                beats.poll(0)
+                self._prove(consumer, producer)
+                producer.poll(0)
                 self._judge()
                 self._learn()
                 self._stopping.wait(max(0.0, next_poll - self._clock()))
         finally:
-            beats.purge()
+            producer.purge()
             consumer.close()
 
     def _listen(self, consumer: KafkaConsumer, until: float) -> None:
-        """Hear what is there. Others who write to the topic without end do not keep us from judging ourselves."""
+        """Receive what is there. Others who write to the topic without end do not keep us from judging ourselves."""
         message = consumer.poll(self._settings.poll_duration_seconds)
         while message is not None:
-            self._hear(message)
+            self._receive(message)
             message = consumer.poll(0) if self._clock() < until else None
 
     def _on_assign(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
@@ -276,7 +276,7 @@ class Neli:
         consumer.assign(partitions)
         for candidacy in self._among(partitions):
             candidacy.assigned = True
-            candidacy.stand()
+            candidacy.begin()
 
     def _on_revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
         candidacies, now = self._among(partitions), self._clock()
@@ -304,9 +304,9 @@ class Neli:
     def _unseat(self, candidacies: list[Candidacy], how: TermEnd) -> list[Term]:
         for candidacy in candidacies:
             candidacy.assigned = False
-        return self._seats.vacate(how, [candidacy.shard for candidacy in candidacies])
+        return self._registry.vacate(how, [candidacy.shard for candidacy in candidacies])
 
-    def _on_beat(self, error: KafkaError | None, _message: Message) -> None:
+    def _on_heartbeat(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             self._trouble.note("heartbeat", error, self._last_error.text)
             self._ask.set()
@@ -317,7 +317,7 @@ class Neli:
             self._trouble.note("connection", error)
 
     def _on_throttle(self, event: ThrottleEvent) -> None:
-        if event.throttle_time >= self._beat_interval:
+        if event.throttle_time >= self._heartbeat_interval:
             reason = f"a quota: broker {event.broker_name} delays us by {event.throttle_time:.1f} s"
             self._trouble.say("throttled", reason)
 
@@ -341,16 +341,18 @@ class Neli:
     def _on_commit_accepted(self, sent_at: float) -> None:
         self._accepted_at = max(self._accepted_at, sent_at)
 
-    def _prove(self, consumer: KafkaConsumer, beats: KafkaProducer) -> None:
+    def _prove(self, consumer: KafkaConsumer, producer: KafkaProducer) -> None:
         now = self._clock()
         standing = [candidacy for candidacy in self._candidacies if candidacy.assigned]
-        due = [candidacy for candidacy in standing if now >= candidacy.next_beat]
+        due = [candidacy for candidacy in standing if now >= candidacy.next_heartbeat]
         for candidacy in due:
-            leads = candidacy.shard in self._seats.terms
-            candidacy.next_beat = now + (self._beat_interval if leads else self._settings.min_poll_interval_seconds)
+            leads = candidacy.shard in self._registry.terms
+            candidacy.next_heartbeat = now + (
+                self._heartbeat_interval if leads else self._settings.min_poll_interval_seconds
+            )
         try:
             for candidacy in due:
-                self._beat(beats, candidacy, now)
+                self._send_heartbeat(producer, candidacy, now)
             if due and not self._commits:
                 self._commit(consumer, standing, now)
         except (BufferError, KafkaException) as error:
@@ -360,8 +362,8 @@ class Neli:
                 self._trouble.say("heartbeat:full", "heartbeat: the queue of the producer is full")
             self._ask.set()
 
-    def _beat(self, beats: KafkaProducer, candidacy: Candidacy, now: float) -> None:
-        beats.produce(self._settings.topic, candidacy.beat(now), partition=candidacy.shard)
+    def _send_heartbeat(self, producer: KafkaProducer, candidacy: Candidacy, now: float) -> None:
+        producer.produce(self._settings.topic, candidacy.heartbeat(now), partition=candidacy.shard)
 
     def _commit(self, consumer: KafkaConsumer, standing: list[Candidacy], now: float) -> None:
         # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
@@ -375,7 +377,7 @@ class Neli:
             consumer.commit(offsets=offsets, asynchronous=True)
             self._commits.append(now)
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         error = message.error()
         if error is not None:
             self._trouble.note("leader topic", error)
@@ -386,19 +388,19 @@ class Neli:
             return
         shard = message.partition() or 0
         if shard < len(self._candidacies):
-            self._candidacies[shard].hear(message.value(), message.offset() or 0)
+            self._candidacies[shard].receive(message.value(), message.offset() or 0)
 
     def _judge(self) -> None:
         now = self._clock()
         self._fenced = [(until, term) for until, term in self._fenced if until > now]
-        before = dict(self._seats.terms)
+        before = dict(self._registry.terms)
         for candidacy in self._candidacies:
-            candidacy.judge(self._seats, self._accepted_at)
-            if candidacy.stalls(self._seats):
+            candidacy.judge(self._registry, self._accepted_at)
+            if candidacy.stalls(self._registry):
                 self._complain_of(candidacy, now)
-        if self._seats.terms.keys() - before.keys():
+        if self._registry.terms.keys() - before.keys():
             self._trouble.clear()
-        over = [term for shard, term in before.items() if shard not in self._seats.terms]
+        over = [term for shard, term in before.items() if shard not in self._registry.terms]
         self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]
 
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:

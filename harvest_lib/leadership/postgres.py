@@ -40,7 +40,7 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.leadership.term_registry import TermRegistry
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class PostgresLeadership:
         self._clock = clock
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._seats = TermRegistry()
+        self._registry = TermRegistry()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaint = ""
@@ -89,7 +89,7 @@ class PostgresLeadership:
         session = self._connect()
         ended = LifecycleError("the election ended by itself", next_step="see the log above")
         self._thread = threading.Thread(
-            target=lambda: self._seats.stand(lambda: self._run(session), self._stopping, ended),
+            target=lambda: self._registry.run_election(lambda: self._run(session), self._stopping, ended),
             name="harvest-lock",
             daemon=True,
         )
@@ -99,7 +99,7 @@ class PostgresLeadership:
         return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        return self._seats.wait(timeout_seconds, known)
+        return self._registry.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
@@ -127,7 +127,7 @@ class PostgresLeadership:
                 self._complaint = ""
                 self._stand(session)
             except (DatabaseUnavailable, DatabaseAccessDenied) as error:
-                self._seats.vacate(TermEnd.FENCED)
+                self._registry.vacate(TermEnd.FENCED)
                 if error.evidence != self._complaint:
                     self._complaint = error.evidence
                     _log.warning("election_troubled", extra={"reason": error.evidence})
@@ -156,22 +156,24 @@ class PostgresLeadership:
             sent_at = self._clock()
             sight = session.look()
             if not sight.held:
-                self._seats.vacate(TermEnd.FENCED)
+                self._registry.vacate(TermEnd.FENCED)
                 return
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
-            for term in self._seats.terms.values():
+            for term in self._registry.terms.values():
                 term.extend(lease_until)
-            if over := [shard for shard, term in self._seats.terms.items() if not term.is_live()]:
-                self._seats.vacate(TermEnd.FENCED, over)  # one alone, if the harvester ended it
+            if over := [shard for shard, term in self._registry.terms.items() if not term.is_live()]:
+                self._registry.vacate(TermEnd.FENCED, over)  # one alone, if the harvester ended it
                 in_doubt_until = self._clock() + self._settings.session_timeout_seconds
-            elif len(self._seats.terms) == self._settings.shards:
+            elif len(self._registry.terms) == self._settings.shards:
                 pass
             elif sight.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
             elif sent_at >= waits_until and self._clock() < lease_until:
-                self._seats.take(*self._terms(lease_until))
-                last = tuple(self._seats.terms.values())
-            self._stopping.wait(self._proof_seconds if self._seats.terms else self._settings.min_poll_interval_seconds)
+                self._registry.take(*self._terms(lease_until))
+                last = tuple(self._registry.terms.values())
+            self._stopping.wait(
+                self._proof_seconds if self._registry.terms else self._settings.min_poll_interval_seconds
+            )
         self._leave(session, last, in_doubt_until)
 
     def _terms(self, lease_until: float) -> tuple[Term, ...]:
@@ -179,12 +181,12 @@ class PostgresLeadership:
         return tuple(
             Term(uuid.uuid4(), shard=shard, lease_until=lease_until, clock=self._clock)
             for shard in range(self._settings.shards)
-            if shard not in self._seats.terms
+            if shard not in self._registry.terms
         )
 
     def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:
         """Let go of the lock; in order, if terms were ours and nothing of ours can arrive any more."""
-        self._seats.vacate(TermEnd.REVOKED)
+        self._registry.vacate(TermEnd.REVOKED)
         if not last:
             return  # the one before may still believe: the next has to wait as we would have had to
         deadline = Deadline(self._settings.quiesce_timeout_seconds)

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Collection
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.leadership.term_registry import TermRegistry
 
 
 class Solo:
@@ -13,18 +13,18 @@ class Solo:
 
     def __init__(self, shards: int = 1) -> None:
         self._shards = shards
-        self._seats = TermRegistry()
+        self._registry = TermRegistry()
 
     def start(self) -> None:
-        self._seats.take(*(Term(uuid.uuid4(), shard=shard) for shard in range(self._shards)))
+        self._registry.take(*(Term(uuid.uuid4(), shard=shard) for shard in range(self._shards)))
 
     def term(self, timeout_seconds: float) -> Term | None:
         return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        over = [term.shard for term in self._seats.terms.values() if not term.is_live()]
-        self._seats.take(*(Term(uuid.uuid4(), shard=shard) for shard in over))
-        return self._seats.wait(timeout_seconds, known)
+        over = [term.shard for term in self._registry.terms.values() if not term.is_live()]
+        self._registry.take(*(Term(uuid.uuid4(), shard=shard) for shard in over))
+        return self._registry.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds: float) -> None:  # noqa: ARG002 - there is nobody to wait for
-        self._seats.vacate(TermEnd.REVOKED)
+        self._registry.vacate(TermEnd.REVOKED)

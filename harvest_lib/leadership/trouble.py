@@ -80,7 +80,7 @@ def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> st
     if found.error is not None:
         return f"the leader topic {topic!r}: {found.error.str()}"
     if missing := [shard for shard in range(shards) if shard not in found.partitions]:
-        return f"the leader topic {topic!r} has no partition {missing[0]}: it was made anew with fewer than `shards`"
+        return f"the leader topic {topic!r} has no partition {missing[0]}: it was recreated with fewer than `shards`"
     if headless := [shard for shard in range(shards) if found.partitions[shard].leader < 0]:
         return (
             f"partition {headless[0]} of the leader topic {topic!r} has no leader: its brokers are down "

@@ -1,11 +1,25 @@
-"""One term of harvesting: mark, admit, send, and purge or reset what lands, until the term is over.
+"""Harvest under one term: mark, admit, send, and purge or reset what is acknowledged or failed, until the term ends.
 
     fetch (A3) ─► barrier and window (A4, A5) ─► send (A6-A8) ─► reports ─┬─ acknowledged: purge (B1), lower (B4, B5)
       ▲                                                                   ├─ refused: park, lower
       └────────── new leader id, pending dropped, mark again (A9) ◄───────┴─ failed: reset (B2), force remark (B3),
                                                                                        lower (B4, B5)
 
-The database is asked on a thread of its own, one question at a time; meanwhile records are sent and reports come in.
+The rules carry the names of goharvest's document:
+
+    A1      go on only while the term is live and no stop is asked for     `run`
+    A2      clear the flag that forces a remark                            `_refresh`
+    A3      mark the next records at the head and read them                `_fetch`
+    A4      wait until the window has room                                 `_send`
+    A5      wait until no record of the same key is in flight              `_send`
+    A6, A7  count the record as in flight and raise its key's barrier      `_send`
+    A8      publish the record without waiting for its report              `_send`
+    A9      forced to remark: drop what is pending, take a new leader id   `_refresh`
+    B1      acknowledged: purge the record                                 `_fetch`
+    B2, B3  failed: reset the record, then force a remark                  `_reset`
+    B4, B5  free its place in the window and lower its key's barrier       `_lower`
+
+The database is called on a separate thread, one request at a time; meanwhile records are sent and reports come in.
 
 Promises
 - Purge comes before the barrier is lowered: the next record of a key leaves only when the one before is in Kafka *and*
@@ -38,34 +52,33 @@ _log = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.002
 _LAST_ANSWER_SECONDS = 5.0
-"""How long the end of a term waits for the database; what it does not hear of stays marked for the next leader."""
+"""How long the end of a term waits for the database; what is not answered stays marked for the next leader."""
 
 
 class MarkLoop:
     """Harvest under one term. `leader_id` changes when the term is refreshed; `in_flight` may be read from outside."""
 
-    def __init__(self, term: Term, wiring: MarkPorts, stopping: threading.Event) -> None:
+    def __init__(self, term: Term, ports: MarkPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
-        window = KeyBarrierWindow if wiring.one_per_key else Window
-        self.in_flight = window(wiring.limits.max_in_flight_records)
+        window = KeyBarrierWindow if ports.one_per_key else Window
+        self.in_flight = window(ports.limits.max_in_flight_records)
         self.idle = False
-        """True when the last look found the backlog empty and nothing was in flight."""
+        """True when the last fetch found the backlog empty and nothing was in flight."""
         self.abandoned = 0
         """How many records, in flight or failed, had an unknown fate when the term ended."""
         self._term = term
-        self._wiring = wiring
-        self._delivery = wiring.delivery
-        self._parking = wiring.parking
+        self._ports = ports
+        self._delivery = ports.delivery
+        self._parking = ports.parking
         self._stopping = stopping
-        self._enquiry = PendingRequest(wiring.source)
-        self._pace = Backoff(wiring.limits)
-        self._landed: list[Row] = []  # acknowledged, not purged yet
+        self._request = PendingRequest(ports.source)
+        self._backoff = Backoff(ports.limits)
+        self._acked: list[Row] = []  # acknowledged, not purged yet
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
         self._in_doubt: set[int] = set()  # failed, and not acknowledged since: they may be on the wire
-        self._dropped: set[int] = (
-            set()
-        )  # marked and not sent: marked again under the next leader id, or reset at the end
+        # Marked and not sent: marked again under the next leader id, or reset at the end.
+        self._dropped: set[int] = set()
         self._ending = False
         self._force_remark = False
         self._pause_until = 0.0
@@ -77,7 +90,7 @@ class MarkLoop:
         return bool(self.abandoned)
 
     def run(self) -> None:
-        """Harvest until the term is over or a stop is asked for; then let things land, or make sure they do not."""
+        """Harvest until the term is over or a stop is asked for; then wait for what is in flight, or stop it."""
         self._term.quiesced.clear()
         try:
             self.begin()
@@ -90,15 +103,15 @@ class MarkLoop:
                 self._term.quiesced.set()
 
     def begin(self) -> None:
-        """Get ready to send and to mark under the term's leader id."""
+        """Prepare to send and to mark under the term's leader id."""
         self._delivery.begin(self.leader_id)
         self._open()
 
     def turn(self) -> None:
-        """Go once through all that there is to do now."""
-        self._hear()
+        """Do once everything that is due now."""
+        self._collect()
         self._take(self._delivery.poll(self._poll_seconds()))
-        self._hear()
+        self._collect()
         self._ask()
         self._send()
 
@@ -107,23 +120,23 @@ class MarkLoop:
 
     def _poll_seconds(self) -> float:
         now = boot_seconds()
-        if self.in_flight.records > len(self._landed):
+        if self.in_flight.records > len(self._acked):
             return _BUSY_POLL_SECONDS
-        if self._enquiry.pending:
-            self._enquiry.wait(IDLE_SECONDS)
+        if self._request.pending:
+            self._request.wait(IDLE_SECONDS)
             return 0.0
-        due = max(self._pace.mark_at, self._pause_until) - now
+        due = max(self._backoff.mark_at, self._pause_until) - now
         # The client cuts off what is less than a millisecond: rounded down, the last one would be spent spinning.
         return min(due + 0.001, IDLE_SECONDS) if due > 0 else 0.0
 
-    # -- asking the database, one thing at a time
+    # -- requests to the database, one at a time
 
     def _ask(self) -> None:
-        """Ask what is most urgent, if nothing is being asked."""
-        if self._enquiry.pending:
+        """Submit the most urgent request, if none is pending."""
+        if self._request.pending:
             return
         pausing = boot_seconds() < self._pause_until
-        if self._enquiry.lost:
+        if self._request.lost:
             if not pausing:
                 self._refresh()
         elif self._failed:
@@ -131,75 +144,75 @@ class MarkLoop:
         elif self._parking.has_work:
             self._park()
         elif self._force_remark:
-            if self._landed:
-                self._fetch(0)  # what landed is purged before anything is marked again
+            if self._acked:
+                self._fetch(0)  # acknowledged records are purged before anything is marked again
             elif not pausing:
                 self._refresh()
         else:
             self._watch_queue()
             now = boot_seconds()
-            room = 0 if pausing else self._pace.room(self.in_flight, now)
-            if room or self._pace.purge_is_worthwhile(len(self._landed), self.in_flight, now):
+            room = 0 if pausing else self._backoff.room(self.in_flight, now)
+            if room or self._backoff.purge_is_worthwhile(len(self._acked), self.in_flight, now):
                 self._fetch(room)
 
-    def _hear(self) -> None:
-        """Take the answer, if there is one; if the database was lost, everything marked so far is marked again."""
-        if not self._enquiry.hear():
+    def _collect(self) -> None:
+        """Collect the answer, if there is one. If the database was lost, everything marked so far is marked again."""
+        if not self._request.collect():
             self._force_remark = True
-            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
+            self._pause_until = boot_seconds() + self._ports.limits.io_error_backoff_seconds
 
     def _open(self) -> None:
         leader_id = self.leader_id
-        self._enquiry.put(lambda source: source.open(leader_id), self._opened)
+        self._request.submit(lambda source: source.open(leader_id), self._opened)
 
     def _opened(self, _: None) -> None:
-        self._enquiry.lost = False
+        self._request.lost = False
         self._drop([*(row[0] for row in self._refused), *self._parking.ids])  # they come again, and are refused again
         self._lower(self._refused)
         self._refused.clear()
         self._parking.begin()
 
     def _refresh(self) -> None:
-        """Take a new leader id (A9) and start from the head again, where the oldest of what failed now stands."""
+        """Take a new leader id (A9) and mark again from the head, where the oldest failed record now is."""
         self._drop(self.in_flight.drop_pending())
         self.leader_id = leader_id = uuid.uuid4()
 
         def opened(_: None) -> None:
             self._opened(None)
             self._force_remark = False  # A2
-            self._pace.hurry()
+            self._backoff.wake()
             self._progress_at = boot_seconds()
             self._delivery.begin(leader_id)
-            self._wiring.emit(LeaderRefreshed(leader_id=leader_id))
+            self._ports.emit(LeaderRefreshed(leader_id=leader_id))
 
-        self._enquiry.put(lambda source: source.open(leader_id), opened)
+        self._request.submit(lambda source: source.open(leader_id), opened)
 
     def _drop(self, ids: Iterable[int]) -> None:
         """Remember records that were marked and are not sent now."""
         self._dropped.update(ids)
 
     def _watch_queue(self) -> None:
-        """Mark anew when marked records have waited for their turn longer than they may."""
+        """Force a remark when marked records have waited longer than `queueTimeout` to be sent."""
         waited = boot_seconds() - self._progress_at
         if not self.in_flight.pending:
             self._progress_at = boot_seconds()
-        elif waited > self._wiring.limits.queue_timeout_seconds:
+        elif waited > self._ports.limits.queue_timeout_seconds:
             _log.warning("queue_timeout", extra={"records": self.in_flight.pending, "waited_seconds": round(waited, 1)})
             self._force_remark = True
 
     def _fetch(self, limit: int) -> None:
-        """Purge what landed (B1) and mark as much as there is room for (A3), in one go."""
-        landed = list(self._landed)
-        if not landed and not limit:
+        """Purge acknowledged records (B1) and mark as many as there is room for (A3), in one call."""
+        acked = list(self._acked)
+        if not acked and not limit:
             return
-        self._pace.purged()
+        self._backoff.purged()
 
         def fetched(batch: ClaimedRows) -> None:
             rows = batch.rows
-            del self._landed[: len(landed)]
-            self._lower(landed)
-            if landed:
-                self._wiring.delivered(len(landed))
+            del self._acked[: len(acked)]
+            self._lower(acked)
+            if acked:
+                self._ports.delivered(len(acked))
             if self._ending:
                 self._drop(row[0] for row in rows)
             elif self._force_remark:
@@ -210,29 +223,32 @@ class MarkLoop:
                 self._offer(batch)
 
         def fetch(source: ClaimSource) -> ClaimedRows:
-            # Asked again here: a process frozen before this would take its successor's rows when it thaws.
-            ids = [row[0] for row in landed] if self._may_purge() else []
+            # Checked again here: a process frozen before this would take its successor's rows when it thaws.
+            ids = [row[0] for row in acked] if self._may_purge() else []
             return source.fetch(limit if self._term.is_live() else 0, ids)
 
-        self._enquiry.put(fetch, fetched)
+        self._request.submit(fetch, fetched)
 
     def _may_purge(self) -> bool:
-        """Under the barrier always. Pipelined, a successor may have sent again the first of what landed here: without
-        the rest, it would be the last."""
-        return self._wiring.one_per_key or self._term.ended is not TermEnd.FENCED
+        """Tell whether acknowledged records may be purged: under the barrier always, otherwise unless fenced.
+
+        Pipelined, the successor of a fenced leader may have sent the first of these records again. If the rest were
+        purged, that one would be the last that consumers get.
+        """
+        return self._ports.one_per_key or self._term.ended is not TermEnd.FENCED
 
     def _offer(self, batch: ClaimedRows) -> None:
         rows = batch.rows
         try:
             self.in_flight.offer(self._parking.sieve(rows, batch.parked))
-        except RecordError:  # we are to stop
+        except RecordError:  # the configuration says to stop
             self._drop(row[0] for row in rows)
             raise
         self.idle = not (rows or self.in_flight.records or self.in_flight.pending or self._parking.has_work)
-        self._pace.found(len(rows), boot_seconds())
+        self._backoff.found(len(rows), boot_seconds())
 
     def _reset(self) -> None:
-        """Give back what failed (B2), raise the flag (B3), and only then lower the barrier."""
+        """Reset failed records (B2), force a remark (B3), and only then lower the barrier (B4, B5)."""
         failed = list(self._failed)
 
         def given_back(_: None) -> None:
@@ -240,10 +256,10 @@ class MarkLoop:
             del self._failed[: len(failed)]
             self._lower(failed)
 
-        self._enquiry.put(partial(_reset, ids=[row[0] for row in failed]), given_back)
+        self._request.submit(partial(_reset, ids=[row[0] for row in failed]), given_back)
 
     def _park(self) -> None:
-        """Move what can never be sent, and what waits behind it, out of the outbox; then lower the barrier."""
+        """Park refused records and those held behind them, outside the outbox; then lower the barrier."""
         rows, (refused, behind) = list(self._refused), self._parking.work()
 
         def parked(released: frozenset[int]) -> None:
@@ -253,9 +269,9 @@ class MarkLoop:
             if self._parking.done(refused, behind, released):
                 self._force_remark = True  # the key's records are back in the outbox, before those we hold
 
-        self._enquiry.put(lambda source: source.park(refused, behind), parked)
+        self._request.submit(lambda source: source.park(refused, behind), parked)
 
-    # -- sending, and what comes of it
+    # -- sending and its reports
 
     def _send(self) -> None:
         if self._force_remark or not self._delivery.takes:
@@ -268,16 +284,16 @@ class MarkLoop:
 
     def _take(self, reports: Reports) -> None:
         if reports.acknowledged:
-            self._pace.landed(boot_seconds())
-            self._landed.extend(reports.acknowledged)
-            if self._in_doubt:  # what went again went behind what was on the wire
+            self._backoff.acked(boot_seconds())
+            self._acked.extend(reports.acknowledged)
+            if self._in_doubt:  # what was sent again followed what was on the wire
                 self._in_doubt.difference_update(row[0] for row in reports.acknowledged)
         self._force_remark = self._force_remark or reports.halted
         failed = [failure for failure in reports.failed if not failure.refused]
         if failed:
             self._failed.extend(failure.row for failure in failed)
             self._in_doubt.update(failure.row[0] for failure in failed)
-            self._pause_until = boot_seconds() + self._wiring.limits.io_error_backoff_seconds
+            self._pause_until = boot_seconds() + self._ports.limits.io_error_backoff_seconds
             _log_failures(failed)
         refused = [failure for failure in reports.failed if failure.refused]
         self._refused.extend(failure.row for failure in refused)
@@ -287,7 +303,7 @@ class MarkLoop:
                 self._parking.hold(self.in_flight.take_back({failure.row[1:3]}))
 
     def _lower(self, rows: Sequence[Row]) -> None:
-        """Let the next of each key go (B4, B5)."""
+        """Free the records' places in the window and lower the barriers of their keys (B4, B5)."""
         if rows:
             self.in_flight.settle(rows)
             self._progress_at = boot_seconds()
@@ -295,22 +311,22 @@ class MarkLoop:
     # -- the end
 
     def _end(self) -> None:
-        """Leave nothing unaccounted for. An orderly end lets what is in flight land; a fenced one stops it at once."""
+        """Account for every record. An orderly end waits for what is in flight; a fenced one stops it at once."""
         self._ending = True
         self._drop(self.in_flight.drop_pending())
         fenced = self._term.ended is TermEnd.FENCED
-        limits = self._wiring.limits
+        limits = self._ports.limits
         patience_seconds = min(limits.drain_interval_seconds, limits.queue_timeout_seconds)
         deadline = Deadline(0.0 if fenced else patience_seconds)
         abandoned = Reports()
         try:
             while self._may_settle() and not deadline.passed and self._term.ended is not TermEnd.FENCED:
-                self._hear()
+                self._collect()
                 self._take(self._delivery.poll(min(self._poll_seconds(), deadline.remaining_seconds)))
                 self._ask_last()
         finally:
             # Whatever happened, nothing leaves after this.
-            if self.in_flight.records > len(self._landed) + len(self._failed) + len(self._refused):
+            if self.in_flight.records > len(self._acked) + len(self._failed) + len(self._refused):
                 self._term.abandoned = True
                 abandoned = self._delivery.abandon()
             self._in_doubt.update(failure.row[0] for failure in abandoned.failed)
@@ -319,42 +335,42 @@ class MarkLoop:
             self._term.abandoned = bool(self._in_doubt)
         if self.abandoned:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
-        self._landed.extend(abandoned.acknowledged)
+        self._acked.extend(abandoned.acknowledged)
         unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
         self._drop([*(row[0] for row in unsent), *self._parking.ids])
         self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
 
     def _may_settle(self) -> bool:
-        """Tell whether more can come of what is in flight; nothing comes of what is refused and not to be parked."""
+        """Tell whether records in flight can still be settled. Refused records that are not parked cannot."""
         stuck = 0 if self._parking.has_work else len(self._refused)
         return self.in_flight.records > stuck
 
     def _ask_last(self) -> None:
-        if self._enquiry.pending:
+        if self._request.pending:
             return
-        if self._enquiry.lost:
+        if self._request.lost:
             if boot_seconds() >= self._pause_until:
                 self._open()
         elif self._failed:
             self._reset()
         elif self._parking.has_work:
             self._park()
-        elif self._landed:
+        elif self._acked:
             self._fetch(0)
 
     def _settle_accounts(self, *, give_back: bool) -> None:
-        """Purge what landed and, unless fenced, unmark what was not sent: the successor of a fenced leader marks it."""
+        """Purge acknowledged records and, unless fenced, reset those not sent: else the successor marks them."""
         deadline = Deadline(_LAST_ANSWER_SECONDS)
         while not deadline.passed:
-            if self._enquiry.pending:
-                self._enquiry.wait(deadline.remaining_seconds)
-                self._hear()
-            elif self._enquiry.lost:
+            if self._request.pending:
+                self._request.wait(deadline.remaining_seconds)
+                self._collect()
+            elif self._request.lost:
                 break
-            elif self._landed and self._may_purge():
+            elif self._acked and self._may_purge():
                 self._fetch(0)
             elif self._dropped and give_back:
-                self._enquiry.put(partial(_reset, ids=sorted(self._dropped)))
+                self._request.submit(partial(_reset, ids=sorted(self._dropped)))
                 self._dropped.clear()
             else:
                 break

@@ -1,4 +1,4 @@
-"""What the mark loop works with, and whom it tells."""
+"""The collaborators of the mark loop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from harvest_lib.source import SourceThread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkPorts:
-    """What a term works with, and whom it tells."""
+    """What `MarkLoop` works with in one term, and the functions it reports to."""
 
     source: SourceThread
     delivery: Delivery
@@ -22,4 +22,4 @@ class MarkPorts:
     """Whether the key barrier is up: at most one record of a key in flight."""
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
-    """Told how many records were acknowledged and purged."""
+    """Called with how many records were acknowledged and purged."""

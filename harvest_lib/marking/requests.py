@@ -1,4 +1,4 @@
-"""How the mark loop asks the database: one request at a time, without waiting."""
+"""The mark loop's requests to the database: one at a time, without waiting."""
 
 import logging
 from collections.abc import Callable
@@ -16,44 +16,44 @@ Answer = TypeVar("Answer")
 
 
 class PendingRequest:
-    """Questions to the source, one at a time, each with what is to be done with its answer.
+    """The request to the source that is pending, if any, and what to call with its answer.
 
-    `lost` turns True when the database did not answer, and stays so until whoever opened it again says otherwise: the
-    outcome of what was asked is unknown, so nothing may be asked that rests on it.
+    `lost` turns True when the database did not answer, and stays so until the caller has opened it again and
+    resets it: the outcome of the request is unknown, so no request may rely on it.
     """
 
     def __init__(self, source: SourceThread) -> None:
         self._source = source
-        self._question: Future[Any] | None = None
+        self._answer: Future[Any] | None = None
         self._then: Callable[[Any], None] | None = None
         self.lost = False
         self._complaint = ""
 
     @property
     def pending(self) -> bool:
-        return self._question is not None
+        return self._answer is not None
 
-    def put(self, call: Callable[[ClaimSource], Answer], then: Callable[[Answer], None] | None = None) -> None:
-        """Ask; `then` gets the answer when it is heard."""
-        self._question, self._then = self._source.ask(call), then
+    def submit(self, call: Callable[[ClaimSource], Answer], then: Callable[[Answer], None] | None = None) -> None:
+        """Submit a request; `then` is called with the answer when it is collected."""
+        self._answer, self._then = self._source.ask(call), then
 
     def wait(self, seconds: float) -> None:
         """Wait for the answer, if one is due."""
-        if self._question is not None:
+        if self._answer is not None:
             with suppress(TimeoutError):
-                self._question.exception(seconds)
+                self._answer.exception(seconds)
 
-    def hear(self) -> bool:
-        """Take the answer if there is one; False if there was none and the database is lost from now on.
+    def collect(self) -> bool:
+        """Collect the answer if there is one. Return False if the request failed and the database is lost from now on.
 
-        Raises whatever error will not pass by itself.
+        Raises every error that is not transient.
         """
-        question, then = self._question, self._then
-        if question is None or not question.done():
+        pending, then = self._answer, self._then
+        if pending is None or not pending.done():
             return True
-        self._question = self._then = None
+        self._answer = self._then = None
         try:
-            answer = question.result()
+            answer = pending.result()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             self._say(error)
             self.lost = True

@@ -35,7 +35,7 @@ class Window:
     def __init__(self, max_records: int) -> None:
         self._max_records = max_records
         self._ready: deque[Row] = deque()
-        self._flying: dict[int, str] = {}  # id -> key
+        self._in_flight: dict[int, str] = {}  # id -> key
         self._highest_id = 0
         self._sizes: dict[int, int] = {}  # bytes of what is held, in flight or not, by id, but for what is small
         self._bytes = 0  # of all these
@@ -43,7 +43,7 @@ class Window:
     @property
     def records(self) -> int:
         """Return how many records are in flight."""
-        return len(self._flying)
+        return len(self._in_flight)
 
     @property
     def pending(self) -> int:
@@ -58,7 +58,7 @@ class Window:
     @property
     def keys(self) -> list[str]:
         """Return the keys that have a record in flight."""
-        return list(set(self._flying.copy().values()))
+        return list(set(self._in_flight.copy().values()))
 
     def offer(self, rows: Iterable[Row]) -> int:
         """Queue rows, ascending by id, and return how many were new.
@@ -90,21 +90,21 @@ class Window:
             admitted, self._ready = self._ready, deque()
         else:
             admitted = deque(self._ready.popleft() for _ in range(free))
-        flying = self._flying
+        in_flight = self._in_flight
         for row in admitted:
-            flying[row[0]] = row[2]
+            in_flight[row[0]] = row[2]
         return admitted
 
     def withdraw(self, rows: Sequence[Row]) -> None:
         """Take back admitted rows that were not sent after all; they are ready again, in the same order."""
         for row in rows:
-            del self._flying[row[0]]
+            del self._in_flight[row[0]]
         self._ready.extendleft(reversed(rows))
 
     def settle(self, rows: Iterable[Row]) -> None:
         """Forget rows of which nothing more can come; under the barrier the next of each key becomes ready."""
         for row in rows:
-            del self._flying[row[0]]
+            del self._in_flight[row[0]]
             if self._sizes:
                 self._bytes -= self._sizes.pop(row[0], 0)
 
@@ -131,7 +131,7 @@ class Window:
         self._ready.extend(rows)
 
     def _held_ids(self) -> set[int]:
-        return {*self._flying, *(row[0] for row in self._ready)}
+        return {*self._in_flight, *(row[0] for row in self._ready)}
 
 
 class KeyBarrierWindow(Window):
@@ -148,10 +148,10 @@ class KeyBarrierWindow(Window):
         return len(self._ready) + self._waiting_rows
 
     def settle(self, rows: Iterable[Row]) -> None:
-        flying, claimed, waiting = self._flying, self._claimed, self._waiting
+        in_flight, claimed, waiting = self._in_flight, self._claimed, self._waiting
         for row in rows:
             key = row[2]
-            del flying[row[0]]
+            del in_flight[row[0]]
             if self._sizes:
                 self._bytes -= self._sizes.pop(row[0], 0)
             queue = waiting.get(key)
@@ -192,7 +192,7 @@ class KeyBarrierWindow(Window):
             self._forget(queue)
         self._waiting.clear()
         self._waiting_rows = 0
-        self._claimed = set(self._flying.values())
+        self._claimed = set(self._in_flight.values())
         return dropped
 
     def _queue(self, rows: Iterable[Row]) -> None:

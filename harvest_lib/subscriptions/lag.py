@@ -14,10 +14,10 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Records that are looked at; beyond, the number is a lower bound."""
+"""Records that are checked; beyond, the number is a lower bound."""
 
 # Both searches go by the index on (transaction_id, id). What is in a batch that is being read by pages, up to where it
-# has come, is delivered; what was put off is not.
+# has come, is delivered; what was deferred is not.
 _LAG = """
 WITH found AS (
   SELECT * FROM (

@@ -7,7 +7,7 @@ Promises
 - Nothing is lost: a row that no checkpoint has passed is still to come, and so is all that was written here.
 - Nothing that the last checkpoint has passed comes again. Where the last one is Kafka's, it is read there.
 - What came along comes before what was written here, each key's records in the order of their ids.
-- What was put off, is set aside or owed stays so.
+- What is deferred, parked or waits for an acknowledgement stays so.
 - Killed at any step it has changed nothing; run again it does nothing more. What cannot be known is an error that says
   so, and which option tells it.
 
@@ -37,7 +37,7 @@ UNKNOWN = "unknown"
 """The server that rows came from, where no checkpoint says it."""
 
 MOST_DEFERRED = 20_000
-"""So many records may be put off by their ids in one position."""
+"""So many records may be deferred by their ids in one position."""
 
 _PLACE = """
 UPDATE {table} SET generation = %(generation)s, seen = %(seen)s, holds = %(holds)s, until = NULL,
@@ -200,7 +200,7 @@ class Moving:
                 raise CheckpointError(
                     "the subscriptions stand too far apart to be moved together",
                     evidence=f"{each.name!r} has not delivered {sum(counts[states] for states in skipped)} of the "
-                    f"records that others have, nor those all of its own; {MOST_DEFERRED} can be put off",
+                    f"records that others have, nor those all of its own; {MOST_DEFERRED} can be deferred",
                     next_step="on the old server let them come to the end of the outbox, and copy again; or remove one "
                     "and begin it anew here",
                 )

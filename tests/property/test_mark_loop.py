@@ -195,7 +195,7 @@ class Process:
         self.straggled, self.answers_lost = False, self.source.answers_lost
         self.term, self.stopping = Term(uuid.uuid4()), threading.Event()
         self.leader_ids = [self.term.leader_id]
-        wiring = MarkPorts(
+        ports = MarkPorts(
             source=self.asks,
             delivery=self.broker,
             parking=ParkingRules(machine.parking, machine.refusals),
@@ -204,7 +204,7 @@ class Process:
             emit=self._emit,
             delivered=lambda _: None,
         )
-        self.loop = MarkLoop(self.term, wiring, self.stopping)
+        self.loop = MarkLoop(self.term, ports, self.stopping)
         self.loop.begin()
 
     def _emit(self, event):
@@ -216,7 +216,7 @@ def _waiting(machine):
     """Return how to wait for an answer by the machine's clock: it comes when a rule says so, or not at all."""
 
     def wait(enquiry, seconds):
-        if enquiry.pending and not enquiry._question.done():
+        if enquiry.pending and not enquiry._answer.done():
             machine.seconds += seconds
 
     return wait
@@ -546,7 +546,7 @@ def _ask_for_park(pool):
     """Have the leader ask for a park, of record 1, and return what has asked."""
     pool.write(["a"], bad=0)
     process = pool.process
-    while not (process.loop._parking.has_work and process.loop._enquiry.pending):
+    while not (process.loop._parking.has_work and process.loop._request.pending):
         process.asks.work()
         pool.wait(0.05)
         pool.turn(1, prompt=False)

@@ -133,7 +133,7 @@ MUTATIONS = (
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
-        _edit(MarkLoop, "__init__", "KeyBarrierWindow if wiring.one_per_key else Window", "Window"),
+        _edit(MarkLoop, "__init__", "KeyBarrierWindow if ports.one_per_key else Window", "Window"),
     ),
     _mutation(
         "the barrier is lowered before the purge",

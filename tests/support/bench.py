@@ -28,7 +28,7 @@ class Bench:
         self.limits = Limits(
             **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 0.2, **limits}
         )
-        wiring = MarkPorts(
+        ports = MarkPorts(
             source=SourceThread(self.source) if self.threaded else Inline(self.source),
             parking=ParkingRules(
                 parking, lambda rows: {row[0]: self.refusals[row[0]] for row in rows if row[0] in self.refusals}
@@ -39,7 +39,7 @@ class Bench:
             emit=self.events.append,
             delivered=self._count,
         )
-        self.loop = MarkLoop(self.term, wiring, self.stopping)
+        self.loop = MarkLoop(self.term, ports, self.stopping)
 
     def _count(self, records):
         self.delivered += records

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.leadership.term_board import TermRegistry
+from harvest_lib.leadership.term_registry import TermRegistry
 from harvest_lib.source import ClaimedRows
 
 
@@ -208,7 +208,7 @@ class FakeLeadership:
 
     def __init__(self, shards=1):
         self._shards = range(shards)
-        self._seats = TermRegistry()
+        self._registry = TermRegistry()
 
     def start(self):
         self.appoint()
@@ -217,19 +217,19 @@ class FakeLeadership:
         return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds, known=()):
-        return self._seats.wait(timeout_seconds, known)
+        return self._registry.wait(timeout_seconds, known)
 
     def stop(self, timeout_seconds):  # noqa: ARG002 - there is nobody to wait for
         self.revoke()
 
     def appoint(self, *shards):
         """Begin terms, each under an id of its own."""
-        self._seats.take(*(Term(uuid4(), shard=shard) for shard in shards or self._shards))
+        self._registry.take(*(Term(uuid4(), shard=shard) for shard in shards or self._shards))
 
     def revoke(self, *shards):
         """End terms in order."""
-        self._seats.vacate(TermEnd.REVOKED, shards or None)
+        self._registry.vacate(TermEnd.REVOKED, shards or None)
 
     def fence(self, *shards):
         """End terms as if nothing proved them any longer."""
-        self._seats.vacate(TermEnd.FENCED, shards or None)
+        self._registry.vacate(TermEnd.FENCED, shards or None)

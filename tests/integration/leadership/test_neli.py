@@ -184,7 +184,7 @@ def test_heartbeats_of_others_and_old_ones_prove_nothing(pool, bootstrap_servers
     """Buffered heartbeats of our own term are as old as when they were sent, and those of another term are not ours."""
     member = pool()
     term = member.term(20)
-    monkeypatch.setattr(member, "_beat", lambda *_: None)
+    monkeypatch.setattr(member, "_send_heartbeat", lambda *_: None)
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     stop = threading.Event()
 

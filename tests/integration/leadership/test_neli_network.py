@@ -190,13 +190,13 @@ class Ear:
         """For each term that began, how old its older proof was then."""
         self._member = member
         for name, replacement in {
-            "_beat": self._send("heartbeats", member._beat),
+            "_send_heartbeat": self._send("heartbeats", member._send_heartbeat),
             "_commit": self._send("commits", member._commit),
-            "_hear": self._hear(member._hear),
+            "_receive": self._receive(member._receive),
             "_on_commit_accepted": self._accept(member._on_commit_accepted),
         }.items():
             monkeypatch.setattr(member, name, replacement)
-        monkeypatch.setattr(member._seats, "take", self._take(member._seats.take))
+        monkeypatch.setattr(member._registry, "take", self._take(member._registry.take))
 
     def _send(self, kind, send):
         def unless_muted(*arguments):
@@ -206,7 +206,7 @@ class Ear:
 
         return unless_muted
 
-    def _hear(self, hear):
+    def _receive(self, hear):
         def and_note(message):
             hear(message)
             if message.error() is None:

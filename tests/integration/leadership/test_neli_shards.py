@@ -161,8 +161,10 @@ def test_after_a_kill_the_others_lead_all_within_the_session_and_a_second(join, 
 def test_a_shard_whose_heartbeat_is_not_heard_is_fenced_alone(join, monkeypatch):
     member = join(2)
     deaf, well = eventually(lambda: len(terms := member.terms(1)) == 2 and terms, 20, "it leads both")
-    beat = member._beat
-    monkeypatch.setattr(member, "_beat", lambda beats, candidacy, now: candidacy.shard and beat(beats, candidacy, now))
+    send = member._send_heartbeat
+    monkeypatch.setattr(
+        member, "_send_heartbeat", lambda producer, candidacy, now: candidacy.shard and send(producer, candidacy, now)
+    )
     eventually(lambda: deaf.ended, HEARTBEAT + 3, "its heartbeat is not heard")
     assert deaf.ended is TermEnd.FENCED
     fenced = boot_seconds()

@@ -182,8 +182,8 @@ def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(
     (candidacy,) = neli._candidacies
     candidacy._clock = clock
     candidacy.assigned = True
-    candidacy.stand()
-    candidacy.hear(candidacy.beat(0.0), 0)
+    candidacy.begin()
+    candidacy.receive(candidacy.heartbeat(0.0), 0)
     neli._on_commit_accepted(0.0)
     neli._judge()
     term = neli.term(0)
@@ -206,7 +206,7 @@ def test_by_default_a_record_may_wait_in_the_producer_for_the_heartbeat_timeout(
 def test_the_leader_topic_is_polled_by_the_min_poll_interval(seconds):
     neli = elected(minPollInterval=f"{seconds}s")
     assert neli._settings.min_poll_interval_seconds == seconds
-    assert neli._beat_interval == max(seconds, 0.5), "heartbeats come no more often"
+    assert neli._heartbeat_interval == max(seconds, 0.5), "heartbeats come no more often"
 
 
 @shows("poll_duration_seconds")

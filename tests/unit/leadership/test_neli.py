@@ -40,12 +40,12 @@ def stand(member, *shards):
     """Have a member assigned the partitions of some shards; nothing is proved."""
     for shard in shards or (0,):
         member._candidacies[shard].assigned = True
-        member._candidacies[shard].stand()
+        member._candidacies[shard].begin()
 
 
 def hear(member, sent_at, shard=0):
     candidacy = member._candidacies[shard]
-    candidacy.hear(candidacy.beat(sent_at), 0)
+    candidacy.receive(candidacy.heartbeat(sent_at), 0)
 
 
 def commit(member, sent_at, error=None):
@@ -246,7 +246,7 @@ def test_a_heartbeat_that_came_through_another_shards_partition_proves_nothing(c
     member = made_of(clock, shards=3)
     stand(member, 0, 1)
     commit(member, clock.now)
-    member._hear(Message(1, member._candidacies[0].beat(clock.now)))
+    member._receive(Message(1, member._candidacies[0].heartbeat(clock.now)))
     member._judge()
     assert member.terms(0) == ()
 
@@ -254,7 +254,7 @@ def test_a_heartbeat_that_came_through_another_shards_partition_proves_nothing(c
 def test_partitions_beyond_the_shards_mean_nothing(clock):
     member = leads(clock, 0)
     terms = member.terms(0)
-    member._hear(Message(3, b"not a heartbeat"))
+    member._receive(Message(3, b"not a heartbeat"))
     member._on_revoke(None, owned(3, 4))
     assert member.terms(0) == terms
 
@@ -318,9 +318,9 @@ def test_heartbeats_go_through_the_partition_of_each_shard_and_one_commit_names_
     stand(member, 0, 2)
     member._prove(clients, clients)
     assert (clients.beaten, clients.committed) == ([0, 2], []), "nothing was heard, so there is nothing to commit"
-    member._hear(Message(2, offset=41))
-    member._hear(Message(0, offset=7))
-    member._hear(Message(1, offset=99))
+    member._receive(Message(2, offset=41))
+    member._receive(Message(0, offset=7))
+    member._receive(Message(1, offset=99))
     member._prove(clients, clients)
     assert clients.committed == [{0: 8, 2: 42}], "not those that are another's"
     member._prove(clients, clients)
@@ -341,8 +341,8 @@ def troubles(caplog):
 def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads(member, clock, caplog):
     refused, late = KafkaError(KafkaError.TOPIC_EXCEPTION), KafkaError(KafkaError._MSG_TIMED_OUT)
     for _ in range(3):
-        member._on_beat(refused, None)
-        member._on_beat(late, None)
+        member._on_heartbeat(refused, None)
+        member._on_heartbeat(late, None)
     assert len(troubles(caplog)) == 2
     assert refused.str() in troubles(caplog)[0]
     assert refused.str() in member._trouble.text
@@ -352,7 +352,7 @@ def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads
     member._judge()
     assert member.term(0) is not None
     assert member._trouble.text == "", "it leads"
-    member._on_beat(refused, None)
+    member._on_heartbeat(refused, None)
     assert len(troubles(caplog)) == 3
 
 

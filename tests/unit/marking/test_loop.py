@@ -292,7 +292,7 @@ def test_a_mark_that_waits_until_the_term_is_over_takes_nothing():
             asked.append(call)
             return Future()
 
-    bench.loop._enquiry._source = Late()
+    bench.loop._request._source = Late()
     bench.loop._fetch(10)
     bench.source.open(bench.term.leader_id)
     bench.term.end(TermEnd.FENCED)

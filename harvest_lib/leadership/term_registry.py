@@ -1,4 +1,4 @@
-"""Where the thread that stands for election keeps its terms, and where others wait for them."""
+"""The terms that one process holds, kept by its election thread and waited for by other threads."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -9,9 +9,9 @@ from harvest_lib.leadership.protocol import Term, TermEnd
 
 
 class TermRegistry:
-    """One process's places at the head of its pool, one for each shard: empty, or held by a term.
+    """The terms that one process holds in its pool, at most one for each shard.
 
-    `wait` may be called from any thread, all else by the one that stands.
+    `wait` may be called from any thread, everything else by the election thread only.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TermRegistry:
     def wait(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
         """Return the live terms by shard, once they are not those that are known, after `timeout_seconds` at most.
 
-        Raises what killed the election, if anything did.
+        Raises the error that ended the election, if there was one.
         """
         known = set(known)
         with self._changed:
@@ -51,9 +51,12 @@ class TermRegistry:
             self._changed.notify_all()
         return left
 
-    def stand(self, election: Callable[[], None], stopping: threading.Event, unexplained: HarvestError) -> None:
-        """Run an election to its end, fence what it leaves, and keep what killed it: a standby that stands no more must
-        not look alive. `unexplained` is for an election that ends by itself without an exception."""
+    def run_election(self, election: Callable[[], None], stopping: threading.Event, unexplained: HarvestError) -> None:
+        """Run an election to its end, fence the terms that are left, and keep the error that ended it.
+
+        `wait` raises that error, so that a standby whose election has ended does not look alive. `unexplained` is
+        for an election that ends without an exception and without a stop.
+        """
         failure: BaseException | None = unexplained
         try:
             election()
