@@ -1,4 +1,4 @@
-"""`harvest chaos`: everything goes wrong, and what was promised is checked."""
+"""`harvest chaos`: inject faults, and check what the deliveries promise."""
 
 import importlib
 import json
@@ -36,7 +36,9 @@ class Ways(StrEnum):
 
 
 def chaos(
-    duration: Annotated[str, typer.Option(help="How long to strike, of all ways together: 180s, 30m.")] = "180s",
+    duration: Annotated[
+        str, typer.Option(help="How long to inject faults, over all modes together: 180s, 30m.")
+    ] = "180s",
     faults: Annotated[str, typer.Option(help="Only these, by name, commas between. [default: all]")] = "",
     seed: Annotated[
         int,
@@ -47,7 +49,7 @@ def chaos(
     way: Annotated[
         Ways, typer.Option(help="How the outbox is read and how Kafka gets it.")
     ] = Ways.SNAPSHOT_TRANSACTIONAL,
-    brokers: Annotated[int, typer.Option(help="1 or 3, of which 2 have to have a record.")] = 3,
+    brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
     rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate servers, time and chance, seed by seed, instead.")
@@ -60,7 +62,7 @@ def chaos(
     table: Annotated[Path | None, typer.Option(help="Write the table of faults into this file, as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> None:
-    """Have everything go wrong and check every promise; in a clone of the repository.
+    """Run fault-injection tests (source checkout only).
 
     Starts a Kafka cluster, a Postgres and three harvesters of its own, writes, and strikes: processes are killed and
     frozen, connections cut, held and delayed, servers ended. Then it lets all of it heal, reads the topic once more,

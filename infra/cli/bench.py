@@ -16,7 +16,7 @@ def bench(
     records: Annotated[int, typer.Option(min=1_000, help="Records per drain.")] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, in turn.")] = 3,
 ) -> None:
-    """Measure throughput, take-over and idle cost on a local stack; in a clone of the repository.
+    """Measure throughput, failover and idle cost on a local stack (source checkout only).
 
     Absolute figures are the machine's mood; ratios to a floor of the same run are not. Prints a table, and writes
     `.harvest/bench/report.json`. A target that was missed is shown and fails nothing.
