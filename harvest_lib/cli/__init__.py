@@ -10,12 +10,14 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 # the same name in `actions`. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from harvest_lib.cli.audit import app as audit
-from harvest_lib.cli.bench import bench
-from harvest_lib.cli.chaos import chaos
 from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
@@ -30,9 +32,32 @@ from harvest_lib.cli.status import status
 from harvest_lib.cli.subscriptions import app as subscriptions
 from harvest_lib.errors import HarvestError
 
+_ROOT = Path(__file__).resolve().parents[2]
+_CHECKOUT_ONLY = ("bench", "chaos")
+
+
+def _checkout_commands() -> tuple[Any, ...]:
+    """Return the commands of `infra.cli` if this module is in a clone of the repository, else none."""
+    found = find_spec("infra") if (_ROOT / "pyproject.toml").is_file() else None
+    if found is None or found.origin is None or Path(found.origin).resolve() != _ROOT / "infra" / "__init__.py":
+        return ()
+    commands: tuple[Any, ...] = import_module("infra.cli").COMMANDS
+    return commands
+
+
+class _Harvest(Group):
+    """The commands of `harvest`. A command that only a clone has is named as such where it is missing."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; a usage error says where a missing one is to be had."""
+        if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands:
+            ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="harvest",
-    cls=Group,
+    cls=_Harvest,
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 problem found, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
     "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked.",
@@ -40,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, run, status, pump, bench, chaos):
+for _command in (init, migrate, run, status, pump, *_checkout_commands()):
     app.command()(_command)
 for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
     app.add_typer(_group)

@@ -1,0 +1,6 @@
+"""The commands that exist in a clone of the repository only. `harvest_lib.cli` registers them when it finds them."""
+
+from infra.cli.bench import bench
+from infra.cli.chaos import chaos
+
+COMMANDS = (bench, chaos)

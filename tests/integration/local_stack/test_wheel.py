@@ -1,0 +1,91 @@
+"""The wheel, installed alone with its extra `local`: what it holds, and that the local stack runs from it."""
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = {"harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest"}
+
+pytestmark = pytest.mark.timeout(400)  # about 20 s; the first use of uv may have to download
+
+
+@pytest.fixture(scope="module")
+def uv(parts):
+    found = next((each for each in (str(parts / "uv/bin/uv"), shutil.which("uv")) if each and Path(each).exists()), "")
+    assert found, "make setup brings uv"
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(uv, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def harvest(uv, wheel, parts, tmp_path_factory):
+    """Return a function that runs the installed command in an empty folder with an empty home."""
+    venv, home, folder, state = (tmp_path_factory.mktemp(name) for name in ("venv", "home", "folder", "state"))
+    at_venv = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(venv)}
+    sync = [uv, "sync", "--quiet", "--frozen", "--no-install-project", "--no-default-groups", "--extra", "local"]
+    subprocess.run(sync, check=True, cwd=ROOT, env=at_venv)
+    python = str(venv / "bin" / "python")
+    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel], check=True)
+    for name in ("jars", "ivy"):  # brought once; nothing is downloaded here
+        if (parts / name).exists():
+            shutil.copytree(parts / name, state / name)
+    environment = {"HOME": str(home), "HARVEST_HOME": str(state), "PATH": os.environ["PATH"], "COLUMNS": "200"}
+    if "JAVA_HOME" in os.environ:
+        environment["JAVA_HOME"] = os.environ["JAVA_HOME"]
+
+    def run(*arguments):
+        command = [str(venv / "bin" / "harvest"), *arguments]
+        return subprocess.run(
+            command, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+        )
+
+    run.folder, run.home = folder, home
+    return run
+
+
+def test_the_wheel_holds_four_packages(wheel):
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == PACKAGES
+
+
+def test_help_lists_no_command_of_a_clone(harvest):
+    done = harvest("--help")
+    assert done.returncode == 0, done.stderr
+    assert " up " in done.stdout
+    assert "bench" not in done.stdout
+    assert "chaos" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["bench", "chaos"])
+def test_a_command_of_a_clone_says_where_it_is(harvest, command):
+    done = harvest(command)
+    assert done.returncode == 2
+    assert "source checkout only" in done.stderr
+
+
+def test_the_local_stack_runs_from_the_wheel(harvest):
+    try:
+        up = harvest("up", "--json")
+        assert up.returncode == 0, up.stderr
+        listed = harvest("ps", "--json")
+        assert listed.returncode == 0, listed.stderr
+        assert json.loads(listed.stdout)
+    finally:
+        down = harvest("down")
+    assert down.returncode == 0, down.stderr
+    assert harvest("ps").returncode == 1
+    assert list(harvest.folder.iterdir()) == []
+    assert list(harvest.home.iterdir()) == []
