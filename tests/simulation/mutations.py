@@ -141,10 +141,10 @@ MUTATIONS = (
         _edit(
             MarkLoop,
             "_take",
-            "self._landed.extend(reports.acknowledged)",
-            "self._landed.extend(reports.acknowledged); self._lower(reports.acknowledged)",
+            "self._acked.extend(reports.acknowledged)",
+            "self._acked.extend(reports.acknowledged); self._lower(reports.acknowledged)",
         ),
-        _edit(MarkLoop, "_fetch", "self._lower(landed)", "pass"),
+        _edit(MarkLoop, "_fetch", "self._lower(acked)", "pass"),
     ),
     _mutation(
         "what failed is not marked again before the rest goes",

@@ -103,6 +103,7 @@ EXEMPT = {
     "integration/local_stack/test_fixtures": _SERVERS,
     "integration/spark/test_flights_to_outbox": _SINK,
     "integration/local_stack/test_local_stack": _SERVERS,
+    "integration/local_stack/test_wheel": _SERVERS,
     "integration/source/test_mark": _PART,
     "integration/harvester/test_memory": "its processes are measured from the outside, as their owner's",
     "integration/outbox/test_migrate": "its subject is moving a table, which is the owner's work",
