@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,20 @@ from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 def disk(tmp_path):
     """A disk of the test's own, at `disk` in its folder."""
     require(mounts_lacking(), "mount")
-    before = threads()
     with own_mounts():
         yield Disk(tmp_path / "disk")
         # A thread that was joined may still be about to end, and nobody leaves mounts that a thread of his is in.
-        eventually(lambda: threads() <= before, 10, "threads are gone")
+        eventually(lambda: len(with_our_mounts()) == 1, 10, "threads are gone")
 
 
-def threads():
-    """The threads that the kernel knows of."""
-    return {each.name for each in Path("/proc/self/task").iterdir()}
+def with_our_mounts():
+    """Return the threads that have the mounts of this one."""
+    ours, found = Path("/proc/thread-self/ns/mnt").readlink(), []
+    for each in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            if (each / "ns" / "mnt").readlink() == ours:
+                found.append(each.name)
+    return found
 
 
 def large(count, first=0):
