@@ -21,7 +21,7 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 EXTRAS := --extra local --extra spark --extra quality --extra parquet --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
-.PHONY: help setup demo demo-consume demo-pipeline test test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,9 +40,13 @@ demo-consume: setup  ## flights are counted exactly, while those who count are k
 demo-pipeline: setup  ## a table is copied and followed into Kafka, a second table and Parquet, through ten kills
 	@$(BIN)/python -m infra.demo_pipeline
 
-test: lint audit  ## lint, types, layers, audit and the tests, on WORKERS=2 workers
+test: lint audit  ## lint, types, layers, audit and the quick tests, on WORKERS=2 workers
 	@sh infra/machine.sh pooler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults and not long and not e2e"
+
+test-faults: setup  ## the tests that kill, freeze and disconnect processes, and the slow ones
+	@sh infra/machine.sh pooler
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "faults and not long and not e2e"
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support import least
+from support.fault_modules import is_of_faults
 from support.least_modules import reason
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
@@ -21,10 +22,14 @@ from support.waiting import eventually
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, locked
 
-if least.LIMITED:
 
-    def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what does not run under least privilege."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make test-faults` runs; leave out what does not run under least privilege, if that is asked for."""
+    for item in items:
+        if is_of_faults(item.path):
+            item.add_marker("faults")
+    if least.LIMITED:
         exempt = [item for item in items if reason(item.path, getattr(item, "originalname", item.name))]
         config.hook.pytest_deselected(items=exempt)
         items[:] = [item for item in items if item not in exempt]
