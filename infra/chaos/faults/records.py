@@ -14,7 +14,7 @@ from confluent_kafka.admin._resource import ResourceType
 from harvest_lib.audit.history import Park
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault
-from infra.chaos.parked import count, has_stopped, retry_all, sets_aside
+from infra.chaos.parked import count, retry_all
 from infra.chaos.system import TOPIC, System
 from infra.chaos.writing import SLOW_KEYS, Writing
 from infra.waiting import until
@@ -36,24 +36,18 @@ def _record_too_large(system: System, draw: random.Random, write: Callable[[], W
     large = _write(system, write(), key, base64.b64encode(draw.randbytes(_LARGE_BYTES)).decode())
     behind = _write(system, write(), key, "")
     _await_parked(system)
-    if sets_aside(system.way):
-        system.happened.append(Park(type="ok", process="chaos", step="park", events=large + behind))
+    system.happened.append(Park(type="ok", process="chaos", step="park", events=large + behind))
     try:
         yield
     finally:
         _set_limit(system, ConfigEntry(_LIMIT, None, incremental_operation=AlterConfigOpType.DELETE))
-        if sets_aside(system.way):
-            step: Literal["retry", "drop"] = draw.choice(("retry", "drop"))
-            system.happened.append(Park(type="ok", process="chaos", step="retry", events=behind))
-            system.happened.append(Park(type="ok", process="chaos", step=step, events=large))
-            if step == "retry":
-                retry_all(system)
-            else:
-                harvest("park", "drop", "--all", "--yes", "-f", system.operator_config())
+        step: Literal["retry", "drop"] = draw.choice(("retry", "drop"))
+        system.happened.append(Park(type="ok", process="chaos", step="retry", events=behind))
+        system.happened.append(Park(type="ok", process="chaos", step=step, events=large))
+        if step == "retry":
+            retry_all(system)
         else:
-            for member in system.members:
-                if not member.is_up:
-                    system.start_member(member)
+            harvest("park", "drop", "--all", "--yes", "-f", system.operator_config())
 
 
 def _write(system: System, writing: Writing, key: str, padding: str) -> tuple[str, ...]:
@@ -67,16 +61,10 @@ def _write(system: System, writing: Writing, key: str, padding: str) -> tuple[st
 
 
 def _await_parked(system: System) -> None:
-    """Wait until a record is parked; where none ever is, until all harvesters have ended over it."""
+    """Wait until a record is parked."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
-
-        def is_parked() -> bool:
-            if not sets_aside(system.way):
-                return all(has_stopped(member) for member in system.members)
-            return count(system.way, connection) > 0
-
         until(
-            is_parked,
+            lambda: count(system.way, connection) > 0,
             _PARKED_SECONDS,
             "nobody has parked what is too large",
             next_step="read the logs of the harvesters",

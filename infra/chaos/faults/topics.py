@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.audit.history import Acknowledge, Event, Produce, RecreatedTopic, from_line
 from harvest_lib.clock import Deadline
 from infra.chaos.faults.fault import Fault
-from infra.chaos.parked import count, has_stopped, is_stopping, retry_all, sets_aside
+from infra.chaos.parked import count, retry_all
 from infra.chaos.system import TOPIC, System
 from infra.chaos.writing import Writing
 from infra.waiting import until
@@ -65,20 +65,17 @@ def _knows(server: str) -> bool:
 
 
 def _go_on(system: System) -> None:
-    """Have sent again what was parked for want of a topic, and start harvesters that have stopped over that, until one
-    delivers and none can think any more that there is no topic."""
+    """Have sent again what was parked for want of a topic, until a harvester delivers and none can think any more that
+    there is no topic."""
     believed = Deadline(_BELIEVED_SECONDS)
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def goes_on() -> bool:
-            for member in system.members:
-                if has_stopped(member):
-                    system.start_member(member)
             is_over = believed.passed and system.following.reader.has_read  # asked before it is counted
-            if sets_aside(system.way) and count(system.way, connection):
+            if count(system.way, connection):
                 retry_all(system)
                 return False
-            return is_over and not any(is_stopping(member) for member in system.members)
+            return is_over
 
         _await(goes_on, "nobody goes on with the topic that was recreated", _RETRY_SECONDS)
 
