@@ -85,7 +85,7 @@ def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
         outbox = Native(dsn, size=1_000_000)
         append(outbox.connection, [OutboxRecord(topic=topic, key=f"key-{n % 40}", value="v") for n in range(RECORDS)])
     else:
-        Outbox(dsn, topic).fill(RECORDS, keys=40)
+        Outbox(dsn, topic).fill(RECORDS, keys=100)  # so many that no lane has only one batch of them
     config = harvest_config(
         dsn,
         f"127.0.0.1:{way.port}",
