@@ -237,7 +237,7 @@ def make_parking(
     if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
         return MarkedParking(config.parking if parks else "stop", topics, source)
     rows = make_selection(config, table)
-    places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+    places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
     return BatchParking(config.parking, topics, places)
 
 

@@ -34,7 +34,7 @@ class _Problem:
     remedy: str
 
 
-def check_mapped(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
+def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
     """Raise OutboxTableError if a column is not there, or records could be lost, repeated or only found by reading all
     of the table: all that is wrong at once, and the DDL that mends it, in the order in which it has to be run."""
     table.placed(connection)

@@ -45,7 +45,7 @@ class NativeTable:
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
     has_checks: bool = False
-    """With the constraints of `checks`, which refuse what Kafka can never take."""
+    """With the constraints of `checks`, which refuse what Kafka rejects permanently."""
 
     def __post_init__(self) -> None:
         if self.segment_size < 1 or self.ahead < 1:
@@ -96,7 +96,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
-    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside))
+    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.parked_ids))
 
 
 def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
@@ -106,14 +106,14 @@ def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
 
 def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
     """Return the DDL of the column that says which row was parked, for a table of before it."""
-    return sql.SQL(queries.WHOSE_ENTRY).format(set_aside=outbox.set_aside.identifier)
+    return sql.SQL(queries.WHOSE_ENTRY).format(parked_ids=outbox.parked_ids.identifier)
 
 
 def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
     """Add the columns that tables of before lack; without them, or the right to add them, all else works."""
     added = (
         (outbox.subscriptions, "leader", who_leads_statement),
-        (outbox.set_aside, "transaction_id", whose_entry_statement),
+        (outbox.parked_ids, "transaction_id", whose_entry_statement),
     )
     for table, column, statement in added:
         if lacks_column(connection, table, column):
@@ -132,8 +132,8 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
     return [
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
-        sql.SQL(queries.SET_ASIDE).format(
-            set_aside=outbox.set_aside.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
+        sql.SQL(queries.PARKED_IDS).format(
+            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
         ),
     ]
 

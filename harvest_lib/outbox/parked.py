@@ -1,8 +1,8 @@
-"""Parked records, for people: what was set aside, and how it is put back or dropped.
+"""Parked records, for people: what was parked, and how it is put back or dropped.
 
-A record that Kafka can never take is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`. Under
-the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester moves
-records in; what is here moves them out.
+A record that Kafka rejects permanently is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`.
+Under the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester
+moves records in; what is here moves them out.
 
 Promises
 - Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
@@ -28,7 +28,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
-from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
 from harvest_lib.outbox.table import OutboxTable
 
 _LONGEST_NAME_BYTES = 63
@@ -107,8 +107,10 @@ class ParkedRecords:
 
     # -- looking
 
-    def counts(self, connection: psycopg.Connection[Any], selection: Selection | None = None) -> ParkedCounts | None:
-        """Count what is set aside; None if there is no such table, or none this user may read.
+    def counts(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
+    ) -> ParkedCounts | None:
+        """Count what is parked; None if there is no such table, or none this user may read.
 
         Reads it all: for people, not for the hot path.
         """
@@ -120,14 +122,14 @@ class ParkedRecords:
             readable = connection.execute(queries.READABLE, (quoted,)).fetchone()
             if readable is None or not readable[0]:
                 return None
-            row = connection.execute(self._statement(queries.COUNT), _values(selection or Selection())).fetchone()
+            row = connection.execute(self._statement(queries.COUNT), _values(selection or ParkedSelection())).fetchone()
         return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
 
     def list(
         self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
     ) -> Sequence[ParkedRecord]:
         """Return up to `limit` records, ascending by id."""
-        values = {**_values(Selection(topic=topic, key=key)), "limit": limit}
+        values = {**_values(ParkedSelection(topic=topic, key=key)), "limit": limit}
         with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
             return cursor.execute(self._statement(queries.LIST), values).fetchall()
 
@@ -141,7 +143,9 @@ class ParkedRecords:
 
     # -- resolving
 
-    def retry(self, connection: psycopg.Connection[Any], selection: Selection, *, keep_order: bool = True) -> Retried:
+    def retry(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
+    ) -> Retried:
         """Put records back into the outbox, and those held behind them; one transaction.
 
         A selected record stays, held, while an earlier one of its key stays parked: it goes back with that one. With
@@ -158,7 +162,7 @@ class ParkedRecords:
         behind = sorted({each.behind for each in waiting if each.behind is not None})
         return Retried(parked=len(back) - held, held=held, waiting=len(waiting), behind=tuple(behind[:_SHOWN_IDS]))
 
-    def drop(self, connection: psycopg.Connection[Any], selection: Selection) -> Dropped:
+    def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
         """Delete parked records for good, and put back what was held behind them; one transaction.
 
         By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Needs INSERT on
@@ -188,7 +192,7 @@ class ParkedRecords:
             ) from error
 
     def _touched(
-        self, connection: psycopg.Connection[Any], selection: Selection, *, parked_only: bool
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, parked_only: bool
     ) -> Sequence[TouchedRecord]:
         values = {**_values(selection), "parked_only": parked_only}
         with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
@@ -245,7 +249,7 @@ class ParkedRecords:
         )
 
 
-def _values(selection: Selection) -> dict[str, object]:
+def _values(selection: ParkedSelection) -> dict[str, object]:
     ids = None if selection.ids is None else [*selection.ids]
     return {"ids": ids, "topic": selection.topic, "key": selection.key}
 

@@ -1,4 +1,4 @@
-"""What a subscription by laps has set aside, for people: to be looked at, sent again or dropped.
+"""What a subscription that reads in batches has parked, for people: to be listed, sent again or dropped.
 
 The records are in the outbox; here are their ids. The harvester that leads acts on what is changed here within about a
 second, or the next one when it leads: nothing is moved by these commands themselves.
@@ -20,7 +20,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
 from harvest_lib.outbox.parked import TouchedRecord
-from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.table import OutboxTable
 
@@ -29,7 +29,7 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True)
 class ParkedIdTable:
-    """The records that one subscription of an outbox has set aside. `id_column` is where the outbox has its ids, and
+    """The records that one subscription of an outbox has parked. `id_column` is where the outbox has its ids, and
     `transaction_id_column` the transactions that wrote its rows."""
 
     outbox: OutboxTable
@@ -40,17 +40,19 @@ class ParkedIdTable:
     @property
     def table(self) -> OutboxTable:
         """The table that lists them. Raises OutboxTableError if the outbox's name is too long to be lengthened."""
-        return self.outbox.set_aside
+        return self.outbox.parked_ids
 
     # -- looking
 
-    def counts(self, connection: psycopg.Connection[Any], selection: Selection | None = None) -> ParkedCounts | None:
-        """Count what is set aside; None if there is no such table, or none this user may read."""
+    def counts(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
+    ) -> ParkedCounts | None:
+        """Count what is parked; None if there is no such table, or none this user may read."""
         with translated():
             readable = connection.execute(queries.READABLE, (self.table.identifier.as_string(connection),)).fetchone()
             if readable is None or not readable[0]:
                 return None
-            values = self._values(selection or Selection())
+            values = self._values(selection or ParkedSelection())
             row = connection.execute(self._statement(queries.COUNT_LISTED), values).fetchone()
         return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
 
@@ -58,7 +60,7 @@ class ParkedIdTable:
         self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
     ) -> Sequence[ParkedRecord]:
         """Return up to `limit` records, ascending by id."""
-        values = {**self._values(Selection(topic=topic, key=key)), "limit": limit}
+        values = {**self._values(ParkedSelection(topic=topic, key=key)), "limit": limit}
         with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
             return cursor.execute(
                 self._statement(queries.LIST_LISTED, sees_rows=self._sees_rows(connection)), values
@@ -77,7 +79,9 @@ class ParkedIdTable:
 
     # -- resolving
 
-    def retry(self, connection: psycopg.Connection[Any], selection: Selection, *, keep_order: bool = True) -> Retried:
+    def retry(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
+    ) -> Retried:
         """Ask for records to be sent again, and those held behind them with them.
 
         A selected record waits while an earlier one of its key stays parked, unless `keep_order` is false, which suits
@@ -96,7 +100,7 @@ class ParkedIdTable:
         behind = sorted({each.behind for each in waiting if each.behind is not None})
         return Retried(parked=len(back) - held, held=held, waiting=len(waiting), behind=tuple(behind[:_SHOWN_IDS]))
 
-    def drop(self, connection: psycopg.Connection[Any], selection: Selection) -> Dropped:
+    def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
         """Have parked records never sent to this subscription, and those held behind them sent.
 
         By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Raises
@@ -114,14 +118,14 @@ class ParkedIdTable:
             connection.execute(self._statement(queries.RETRY_LISTED), {**self._values(selection), "ids": released})
         return Dropped(dropped=len(gone), released=len(released))
 
-    def _gone(self, connection: psycopg.Connection[Any], selection: Selection) -> Sequence[int]:
+    def _gone(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Sequence[int]:
         rows = connection.execute(
             self._statement(queries.GONE_LISTED, sees_rows=self._sees_rows(connection)), self._values(selection)
         ).fetchall()
         return [record_id for (record_id,) in rows]
 
     def _touched(
-        self, connection: psycopg.Connection[Any], selection: Selection, *, parked_only: bool, retried_stays: bool
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, parked_only: bool, retried_stays: bool
     ) -> Sequence[TouchedRecord]:
         values = {**self._values(selection), "parked_only": parked_only, "retried_stays": retried_stays}
         with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
@@ -133,7 +137,7 @@ class ParkedIdTable:
             raise self._missing(missing)
         return touched
 
-    def _values(self, selection: Selection) -> dict[str, object]:
+    def _values(self, selection: ParkedSelection) -> dict[str, object]:
         ids = None if selection.ids is None else [*selection.ids]
         return {"subscription": self.subscription, "ids": ids, "topic": selection.topic, "key": selection.key}
 
@@ -149,7 +153,7 @@ class ParkedIdTable:
 
     def _statement(self, query: str, *, sees_rows: bool = True) -> sql.Composed:
         names: dict[str, sql.Composable] = {
-            "set_aside": in_statement(self.table.identifier),
+            "parked_ids": in_statement(self.table.identifier),
             "outbox": in_statement(self.outbox.identifier),
             "id": _spelled(self.id_column),
             "transaction_id": _spelled(self.transaction_id_column),
@@ -166,7 +170,7 @@ class ParkedIdTable:
 
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
         return ParkedRecordMissing(
-            f"the subscription {self.subscription!r} has not set aside: {_shown(ids)}",
+            f"the subscription {self.subscription!r} has not parked: {_shown(ids)}",
             evidence=f"looked for in {self.table}",
             next_step="see with `harvest park list` what it has; nothing was changed",
         )

@@ -1,4 +1,4 @@
-"""The statements of `segments`, `ahead` and `retention`. Names in braces take quoted ones, each % doubled."""
+"""The statements of segments, their creation and retention. Names in braces take quoted ones, each % doubled."""
 
 LIST = """
 SELECT c.relname::text, n.nspname::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
@@ -86,12 +86,12 @@ WHERE last >= pg_snapshot_xmin(%(seen)s::pg_snapshot) ORDER BY number
 
 FIRST_PARKED = "SELECT min(id) FROM {parked}"
 
-# What is set aside, if its row is there, is held even where no leader has said so yet: a subscription was rewound, or
-# divided anew.
+# What is parked by its id, if its row is there, is held even where no leader has said so yet: a subscription was
+# rewound, or resharded.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.seen::text,
        least(s.holds, (
-         SELECT a.id FROM {set_aside} AS a WHERE a.subscription = s.subscription AND (
+         SELECT a.id FROM {parked_ids} AS a WHERE a.subscription = s.subscription AND (
            to_jsonb(a) ->> 'transaction_id' IS NULL OR EXISTS (
              SELECT FROM {outbox} AS o
              WHERE o.id = a.id AND o.transaction_id::text = to_jsonb(a) ->> 'transaction_id'

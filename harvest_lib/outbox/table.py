@@ -116,9 +116,9 @@ class OutboxTable:
         return self._beside("_segments", "its segments")
 
     @property
-    def set_aside(self) -> "OutboxTable":
+    def parked_ids(self) -> "OutboxTable":
         """The name of the table beside this one that says what subscriptions could not send."""
-        return self._beside("_set_aside", "what is set aside")
+        return self._beside("_set_aside", "its parked ids")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix

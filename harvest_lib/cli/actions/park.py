@@ -15,7 +15,15 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
+from harvest_lib.outbox import (
+    OutboxTable,
+    ParkedIdTable,
+    ParkedRecord,
+    ParkedRecords,
+    ParkedRow,
+    ParkedSelection,
+    Retried,
+)
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.selection import COLUMNS
@@ -53,10 +61,10 @@ def open_parked(
         yield parked, connection, harvest
 
 
-def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:
+def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> ParkedSelection:
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
         raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
-    return Selection(ids=ids or None, topic=topic, key=key)
+    return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 
 def record_json(record: ParkedRecord) -> dict[str, object]:
