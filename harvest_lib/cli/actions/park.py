@@ -25,8 +25,7 @@ from harvest_lib.outbox import (
     Retried,
 )
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.source.mapping import mapped_columns
-from harvest_lib.source.selection import COLUMNS
+from harvest_lib.source.selection import COLUMNS, columns_of
 
 NOTHING_PARKED = "no matching record is parked"
 
@@ -44,7 +43,7 @@ def parked_table(
     mapped = config.columns is not None
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
-    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    columns = COLUMNS if config.columns is None else columns_of(config.columns)
     return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
 
 
