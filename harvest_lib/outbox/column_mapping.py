@@ -102,6 +102,6 @@ def _indexed(
     is_fit = found.get(mapping.transaction_id, ("xid8", True))[0] == "xid8"
     if is_fit and not any(each[:2] == [mapping.transaction_id, mapping.id] for each in indexes):
         yield _Problem(
-            f"there is no index on ({mapping.transaction_id}, {mapping.id}): each look would read all of it",
+            f"there is no index on ({mapping.transaction_id}, {mapping.id}): each poll would read all of it",
             f"CREATE INDEX CONCURRENTLY ON {table} ({xid}, {record_id})",
         )

@@ -20,7 +20,7 @@ from harvest_lib.database import translated
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.ddl_lock import lock_ddl
-from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
 COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
@@ -32,7 +32,6 @@ DEFAULT_AHEAD = 4
 """Segments that are made before their first id is given out."""
 
 _SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
-_LONGEST_NAME_BYTES = 63
 _TAIL = "tail"
 
 
@@ -184,7 +183,7 @@ def _beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
 
 def shortened(name: str, suffix: str) -> str:
     """Lengthen a name; one that leaves no room for that is cut and gets a hash instead of its end."""
-    if len((name + suffix).encode()) <= _LONGEST_NAME_BYTES:
+    if len((name + suffix).encode()) <= LONGEST_NAME_BYTES:
         return name + suffix
     end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"
-    return name.encode()[: _LONGEST_NAME_BYTES - len(end)].decode(errors="ignore") + end
+    return name.encode()[: LONGEST_NAME_BYTES - len(end)].decode(errors="ignore") + end

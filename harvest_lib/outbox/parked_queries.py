@@ -13,12 +13,6 @@ CREATE TABLE IF NOT EXISTS {table} (
 CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
 # A hash, since a B-tree refuses keys of more than 2,700 bytes, and with them the record.
 
-EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
-
-SCHEMA = """
-SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
-"""
-
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
 MISSING_COLUMNS = """

@@ -27,7 +27,7 @@ HeldKey = tuple[str, str]
 class ParkingRules:
     """What one term has to park. `begin` it whenever the rows are marked under a new leader id.
 
-    Which keys have a parked record comes with each batch, since others may park and release: a deposed leader, people.
+    Which keys have a parked record comes with each batch, since others may park and release: a fenced leader, people.
     """
 
     def __init__(self, policy: Policy, refusals: Refusals) -> None:

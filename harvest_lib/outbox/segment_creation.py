@@ -106,7 +106,7 @@ class _SegmentCreation:
         def change() -> int:
             self._execute(queries.LOCK, table=self.outbox.identifier)
             self._execute(queries.LOCK, table=tail.table.identifier)  # else a row written straight into it would go too
-            row = self.connection.execute(queries.IS_EMPTY, (_quoted(tail.table),)).fetchone()
+            row = self.connection.execute(queries.IS_EMPTY, (str(tail.table),)).fetchone()
             if row is None or not row[0]:
                 return 0
             self._execute(queries.DROP, segment=tail.table.identifier)
@@ -171,7 +171,7 @@ class _SegmentCreation:
             return False
         sequence = segments.sequence(self.connection)
         statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))
-        values = {"sequence": _quoted(sequence), "id": present.upper - 1}
+        values = {"sequence": str(sequence), "id": present.upper - 1}
         with translated():
             self.connection.execute(statement, values)
         self.after("moved")
@@ -183,7 +183,7 @@ class _SegmentCreation:
 
     def _planned_end(self, tail: Segment) -> int | None:
         with translated():
-            values = {"segment": _quoted(tail.table), "name": queries.CUT}
+            values = {"segment": str(tail.table), "name": queries.CUT}
             row = self.connection.execute(queries.CUT_END, values).fetchone()
         return row[0] if row is not None else None
 
@@ -204,7 +204,3 @@ def _size(bounded: list[Segment]) -> int:
             next_step="give the size: `harvest segments ensure --segment-size 10000000`",
         )
     return last.upper - (last.lower or 0)
-
-
-def _quoted(table: OutboxTable) -> str:
-    return table.identifier.as_string(None)

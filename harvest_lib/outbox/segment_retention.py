@@ -96,10 +96,10 @@ class _Retention:
             return f"it was closed at {segment.closed_at:%Y-%m-%d %H:%M:%S%z} and is kept for {self.keep_seconds:g} s"
         if not subscriptions:
             return "there is no subscription, so that nobody is known to have read it"
-        for subscription, shard, seen, holds in subscriptions:
-            if holds is not None and holds < segment.upper:
-                return f"the subscription {subscription!r}, shard {shard}, holds the record {holds}"
-            if segments.first_unseen(self.connection, [segment], seen) is not None:
+        for subscription, shard, low_watermark, hold in subscriptions:
+            if hold is not None and hold < segment.upper:
+                return f"the subscription {subscription!r}, shard {shard}, holds the record {hold}"
+            if segments.first_unseen(self.connection, [segment], low_watermark) is not None:
                 return f"the subscription {subscription!r}, shard {shard}, has not passed it"
         parked = self._first_parked(segment)
         return f"the record {parked} is parked and may be put back" if parked is not None else ""

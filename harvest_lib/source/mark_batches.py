@@ -119,7 +119,7 @@ class MarkPages:
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
 
     def _quiet(self) -> None:
-        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. Errors too: the
+        """Wait for what was prefetched, and forget it: the rows are marked under an id that ends here. Errors too: the
         next question finds out whether a table is gone, or only hidden, which is waited for."""
         asked, self._asked = self._asked, None
         if asked is not None:

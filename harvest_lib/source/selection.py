@@ -49,8 +49,8 @@ class Selection:
         ]
         filled = sql.SQL(statement).format(
             table=in_statement(self.table),
-            id=_spelled(self.columns["id"]),
-            transaction_id=_spelled(self.columns["transaction_id"]),
+            id=in_statement(self.columns["id"]),
+            transaction_id=in_statement(self.columns["transaction_id"]),
             columns=self._listed(_ROW),
             parts=self._listed(_PARTS),
             filter=sql.Composed(required),
@@ -58,7 +58,7 @@ class Selection:
         return guarded(filled, self.guard)
 
     def _listed(self, names: Sequence[str]) -> sql.Composable:
-        listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in names]
+        listed = [sql.SQL("{} AS {}").format(in_statement(self.columns[each]), sql.Identifier(each)) for each in names]
         return sql.SQL(", ").join(listed)
 
 
@@ -77,10 +77,6 @@ FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter
 def no_filter(_connection: psycopg.Connection[Any], selection: Selection) -> SubscriptionFilter:
     """Read all that the configuration selects. A `FilterLookup`."""
     return SubscriptionFilter(selection=selection)
-
-
-def _spelled(expression: sql.Composable) -> sql.Composable:
-    return in_statement(expression) if isinstance(expression, sql.Identifier) else expression
 
 
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:
