@@ -61,7 +61,7 @@ def postgres(
 
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
     """
-    from harvest_lib.cli.actions.grants import allowed_topics, reads_table, separate_roles, way_of
+    from harvest_lib.cli.actions.grants import allowed_topics, reading_mode, reads_table, separate_roles
     from harvest_lib.database import connect
     from harvest_lib.grants import Grants
     from harvest_lib.outbox import OutboxTable
@@ -70,13 +70,13 @@ def postgres(
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
         outbox=outbox,
-        way=way_of(harvest, outbox, source),
+        mode=reading_mode(harvest, outbox, source),
         harvester=harvester,
         reader=reader,
         writers=separate_roles(allowed_topics(writer or ["writer"], allow or []), harvester, reader),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
-        mapped=harvest.columns is not None,
+        has_column_mapping=harvest.columns is not None,
     )
     if reads_table(harvest, source):  # otherwise the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:

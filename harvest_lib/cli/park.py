@@ -56,11 +56,11 @@ def list_(
 
     from harvest_lib.cli.actions.park import NOTHING_PARKED, open_parked, record_json
     from harvest_lib.cli.actions.tables import print_table
-    from harvest_lib.outbox import Selection
+    from harvest_lib.outbox import ParkedSelection
 
     with open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
-        counts = parked.counts(connection, Selection(topic=topic, key=key))
+        counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
     if as_json:
         typer.echo(json.dumps([record_json(record) for record in records]))
         return

@@ -65,10 +65,10 @@ def ensure(
     Example:  harvest segments ensure -f reaper.yaml
     """
     from harvest_lib.cli.actions.segments import open_outbox
-    from harvest_lib.outbox import ensure_ahead
+    from harvest_lib.outbox import ensure_segments
 
     with open_outbox(config) as (outbox, connection):
-        done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
+        done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
 

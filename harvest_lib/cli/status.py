@@ -30,7 +30,7 @@ def status(
     from harvest_lib.cli.actions.status import StatusReadings, note_lines, status_table
     from harvest_lib.cli.actions.tables import Fitting, print_table
     from harvest_lib.database import connect
-    from harvest_lib.outbox import OutboxTable, check_mapped
+    from harvest_lib.outbox import OutboxTable, check_column_mapping
 
     harvest = configuration(config).harvest
     table = OutboxTable.parse(harvest.outbox_table)
@@ -38,7 +38,7 @@ def status(
         if harvest.columns is None:
             table.check_columns(connection)  # status needs no privilege but SELECT
         else:
-            check_mapped(connection, table, harvest.columns)
+            check_column_mapping(connection, table, harvest.columns)
         look = StatusReadings(connection, table, harvest)
         if not watch:
             current = look.next()

@@ -44,8 +44,11 @@ class Native:
     def closed(self):
         return [each.name for each in self.segments.close_passed(self.connection) if each.closed_at]
 
-    def floor(self, seen=None):
-        return self.segments.floor_id(self.connection, seen or self.snapshot())
+    def passed(self, seen=None):
+        """Return the end of the last leading segment that is closed and wholly visible in a snapshot."""
+        closed = [each for each in self.segments.close_passed(self.connection) if each.closed_at]
+        unseen = self.segments.first_unseen(self.connection, closed, seen or self.snapshot())
+        return max((each.upper for each in closed[:unseen]), default=0)
 
     def count(self):
         return self.connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self.table.identifier)).fetchone()[0]
