@@ -97,7 +97,7 @@ class _Retention:
         for subscription, shard, seen, holds in subscriptions:
             if holds is not None and holds < segment.upper:
                 return f"the subscription {subscription!r}, shard {shard}, holds the record {holds}"
-            if segments.first_unseen(self.connection, [segment], seen) is not None:
+            if segments.has_unseen(self.connection, segment, seen):
                 return f"the subscription {subscription!r}, shard {shard}, has not passed it"
         parked = self._first_parked(segment)
         return f"the record {parked} is parked and may be put back" if parked is not None else ""

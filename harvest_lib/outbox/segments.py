@@ -1,4 +1,4 @@
-"""The segments of a native table: which there are, which are closed, and where a subscription has still to look.
+"""The segments of a native table: which there are, which are closed, and which hold what a subscription has not seen.
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
 id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
@@ -6,15 +6,14 @@ INSERT takes it before it draws an id), prepared ones included, and all that had
 notes them in `<outbox>_segments`, a later one finds them gone.
 
 Promises
-- Nothing is inserted into a closed segment any more, but for a parked record that is put back; `floor_id` knows those.
-- `floor_id` is never above the id of a record that is not visible in the snapshot given.
+- Nothing is inserted into a closed segment any more, but for a parked record that is put back.
+- `has_unseen` is true while a record of the segment is not visible in the snapshot given.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 import psycopg
@@ -132,58 +131,12 @@ class Segments:
         with translated():
             return [row[0] for row in connection.execute(statement, values).fetchall()]
 
-    def floor_id(self, connection: psycopg.Connection[Any], seen: str) -> int:
-        """Return the lowest id that a subscription which has delivered all that is visible in `seen` has to look at.
-
-        It is the end of the last of the leading segments that are closed and wholly visible in `seen`, or the first
-        parked record below that. What else the subscription needs (`holds`) is its own business. Closes segments on
-        the way. Costs a few index probes for each segment: for every few seconds, not for every poll.
-        """
-        segments, next_id = self.read(connection), self.next_id(connection)
-        if any(each.closed_at is None and each.is_passed(next_id) for each in segments):
-            segments = self.close_passed(connection)
-        leading = list(takewhile(lambda each: each.closed_at is not None and not each.detaching, segments))
-        floor = segments[0].lower or 0
-        unseen = self.first_unseen(connection, leading, seen)
-        for segment in leading[:unseen]:
-            floor = segment.upper or floor
-        parked = self.first_parked(connection)
-        return floor if parked is None else min(floor, parked)
-
-    def first_unseen(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> int | None:
-        """Return the index of the first segment with a record that is not visible in a snapshot; None if all are."""
-        for number in self._newer(connection, segments, seen):
-            statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segments[number].table.identifier))
-            with translated():
-                row = connection.execute(statement, {"seen": seen}).fetchone()
-            if row is not None and row[0]:
-                return number
-        return None
-
-    def first_parked(self, connection: psycopg.Connection[Any]) -> int | None:
-        """Return the lowest id among parked records, which may come back."""
-        parked = self.outbox.placed(connection).parked
-        if not parked.exists(connection):
-            return None
+    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, seen: str) -> bool:
+        """Tell whether a segment has a record that is not visible in a snapshot."""
+        statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segment.table.identifier))
         with translated():
-            row = connection.execute(sql.SQL(queries.FIRST_PARKED).format(parked=parked.identifier)).fetchone()
-        first: int | None = row[0] if row is not None else None
-        return first
-
-    def _newer(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> list[int]:
-        """Return the indexes of segments whose last transaction is not below the snapshot's xmin, all by one query."""
-        if not segments:
-            return []
-        rows = [
-            sql.SQL("({}, {})").format(
-                sql.Literal(number),
-                sql.SQL(queries.LAST_TRANSACTION).format(segment=in_statement(segment.table.identifier)),
-            )
-            for number, segment in enumerate(segments)
-        ]
-        statement = sql.SQL(queries.NEWER).format(segments=sql.SQL(", ").join(rows))
-        with translated():
-            return [row[0] for row in connection.execute(statement, {"seen": seen}).fetchall()]
+            row = connection.execute(statement, {"seen": seen}).fetchone()
+        return row is not None and bool(row[0])
 
 
 def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
