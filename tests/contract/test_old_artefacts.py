@@ -414,7 +414,7 @@ def test_a_pipeline_goes_on(place):
 
 def test_offsets_of_a_writer(tmp_path):
     shutil.copytree(GOLDEN / "pipeline/folder/offsets/plain", tmp_path / "offsets")
-    offsets = OffsetLog.open(tmp_path / "offsets")
+    offsets = OffsetLog(tmp_path / "offsets")
     assert offsets.repaired == ()
     assert b"flights" in offsets.by_namespace
     assert offsets.position == max(offsets.by_namespace.values()) + 1 == 7
