@@ -46,7 +46,7 @@ def history(
       harvest audit history run/*.jsonl --promise transactional --show 1
     """
     from harvest_lib.audit.checker import Promise, check
-    from harvest_lib.audit.history import BadLine, read_history
+    from harvest_lib.audit.history.reader import BadLine, read_history
 
     gc.freeze()
     gc.disable()  # the checker makes millions of objects and no cycles
