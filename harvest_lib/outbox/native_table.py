@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import psycopg
 from psycopg import errors as pg
@@ -23,7 +23,6 @@ from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
-COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
 
 DEFAULT_SEGMENT_SIZE = 10_000_000
 """Ids in a segment: two gigabytes or so of records of 200 bytes."""

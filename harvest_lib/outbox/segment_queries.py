@@ -65,10 +65,7 @@ SELECT 'transaction ' || xid FROM {{segments}} AS s, pg_snapshot_xip(s.open_then
 WHERE s.segment = %(name)s AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
 """  # noqa: S608 - as above
 
-# Not max(): a plan that scans is never cheaper than this one, whatever the statistics say.
-LAST_TRANSACTION = "(SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1)"
-
-# By range and not by equality, for the same reason.
+# Not max(), and by range rather than equality: a plan that scans is never cheaper, whatever the statistics say.
 UNSEEN = """
 SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id OR EXISTS (
   SELECT FROM pg_snapshot_xip(%(low_watermark)s::pg_snapshot) AS xid
@@ -77,11 +74,6 @@ SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id O
   )
 )
 FROM (SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1) AS last
-"""
-
-NEWER = """
-SELECT number FROM (VALUES {segments}) AS segment (number, last)
-WHERE last >= pg_snapshot_xmin(%(low_watermark)s::pg_snapshot) ORDER BY number
 """
 
 # What is parked by its id, if its row is there, is held even where no leader has said so yet: a subscription was

@@ -99,7 +99,7 @@ class _Retention:
         for subscription, shard, low_watermark, hold in subscriptions:
             if hold is not None and hold < segment.upper:
                 return f"the subscription {subscription!r}, shard {shard}, holds the record {hold}"
-            if segments.first_unseen(self.connection, [segment], low_watermark) is not None:
+            if segments.has_unseen(self.connection, segment, low_watermark):
                 return f"the subscription {subscription!r}, shard {shard}, has not passed it"
         parked = self._first_parked(segment)
         return f"the record {parked} is parked and may be put back" if parked is not None else ""

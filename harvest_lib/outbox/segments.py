@@ -1,11 +1,13 @@
-"""The segments of a native table: which there are, which are closed, and which a subscription has not passed yet.
+"""The segments of a native table: which there are, which are closed, and which hold what a subscription has not seen.
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
 id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
 INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
 notes them in `<outbox>_segments`, a later one finds them gone.
 
-Promise: nothing is inserted into a closed segment any more, but for a parked record that is put back.
+Promises
+- Nothing is inserted into a closed segment any more, but for a parked record that is put back.
+- `has_unseen` is true while a record of the segment is not visible in the snapshot given.
 """
 
 import re
@@ -129,35 +131,12 @@ class Segments:
         with translated():
             return [row[0] for row in connection.execute(statement, values).fetchall()]
 
-    def first_unseen(
-        self, connection: psycopg.Connection[Any], segments: Sequence[Segment], low_watermark: str
-    ) -> int | None:
-        """Return the index of the first segment with a record that is not visible in a snapshot; None if all are.
-
-        Costs a few index probes for each segment: for every few seconds, not for every poll.
-        """
-        for number in self._newer(connection, segments, low_watermark):
-            statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segments[number].table.identifier))
-            with translated():
-                row = connection.execute(statement, {"low_watermark": low_watermark}).fetchone()
-            if row is not None and row[0]:
-                return number
-        return None
-
-    def _newer(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], low_watermark: str) -> list[int]:
-        """Return the indexes of segments whose last transaction is not below the snapshot's xmin, all by one query."""
-        if not segments:
-            return []
-        rows = [
-            sql.SQL("({}, {})").format(
-                sql.Literal(number),
-                sql.SQL(queries.LAST_TRANSACTION).format(segment=in_statement(segment.table.identifier)),
-            )
-            for number, segment in enumerate(segments)
-        ]
-        statement = sql.SQL(queries.NEWER).format(segments=sql.SQL(", ").join(rows))
+    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str) -> bool:
+        """Tell whether a segment has a record that is not visible in a snapshot."""
+        statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segment.table.identifier))
         with translated():
-            return [row[0] for row in connection.execute(statement, {"low_watermark": low_watermark}).fetchall()]
+            row = connection.execute(statement, {"low_watermark": low_watermark}).fetchone()
+        return row is not None and bool(row[0])
 
 
 def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:

@@ -107,7 +107,7 @@ class WriterSettings(_Settings):
     on_error: Literal["stop", "stop_writer"] = "stop"
     """What a failed bulk stops: the pipeline, or this writer alone."""
     on_transform_error: Literal["stop", "park"] = "stop"
-    """What a transform that fails does: stop as a failed bulk does, or set its message aside in the folder."""
+    """What a transform that fails does: stop as a failed bulk does, or park its message in the folder."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
     """How many messages of the log one write takes at most."""
 

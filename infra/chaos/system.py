@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.audit.history import FailoverLoss, Park, RecreatedTopic
+from harvest_lib.audit.history.events import FailoverLoss, Park, RecreatedTopic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.grants import ReadingMode

@@ -44,11 +44,10 @@ class Native:
     def closed(self):
         return [each.name for each in self.segments.close_passed(self.connection) if each.closed_at]
 
-    def passed(self, seen=None):
-        """Return the end of the last leading segment that is closed and wholly visible in a snapshot."""
-        closed = [each for each in self.segments.close_passed(self.connection) if each.closed_at]
-        unseen = self.segments.first_unseen(self.connection, closed, seen or self.snapshot())
-        return max((each.upper for each in closed[:unseen]), default=0)
+    def unseen(self, seen=None):
+        seen = seen or self.snapshot()
+        every = self.segments.read(self.connection)
+        return [each.name for each in every if self.segments.has_unseen(self.connection, each, seen)]
 
     def count(self):
         return self.connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self.table.identifier)).fetchone()[0]

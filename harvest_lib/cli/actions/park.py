@@ -1,7 +1,7 @@
 """What `harvest park` reads and how it shows it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
@@ -9,12 +9,14 @@ from typing import Any
 
 import psycopg
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from harvest_lib.cli.options import configuration
+from harvest_lib.cli.actions.outbox import open_outbox
+from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
-from harvest_lib.database import connect
 from harvest_lib.outbox import (
     OutboxTable,
     ParkedIdTable,
@@ -28,11 +30,7 @@ from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.selection import COLUMNS, columns_of
 
 NOTHING_PARKED = "no matching record is parked"
-
-
 _HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
-
-
 _KNOWN_COLUMNS = ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value", *_HEADER_COLUMNS, "leader_id")
 
 
@@ -51,9 +49,7 @@ def parked_table(
 def open_parked(
     config: Any, subscription: str | None
 ) -> Iterator[tuple[ParkedRecords | ParkedIdTable, "psycopg.Connection[Any]", HarvestConfig]]:
-    harvest = configuration(config).harvest
-    table = OutboxTable.parse(harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
+    with open_outbox(config) as (harvest, table, connection):
         parked = parked_table(connection, table, harvest, subscription)
         if isinstance(parked, ParkedRecords):
             check_all_rows(connection, [parked.table.identifier])
@@ -70,7 +66,27 @@ def record_json(record: ParkedRecord) -> dict[str, object]:
     return {**asdict(record), "parked_at": record.parked_at.isoformat()}
 
 
-def record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
+def show_records(records: Sequence[ParkedRecord]) -> None:
+    table = Table("id", "topic", "key", "state", "age", "reason")
+    for record in records:
+        state = Text("held", "dim") if record.held else Text("parked", "yellow")
+        if record.gone:
+            state = Text("no longer in the outbox", "dim")
+        texts = [Text(printable(text)) for text in (record.topic, record.key)]
+        table.add_row(str(record.id), *texts, state, age(record.age_seconds), Text(printable(record.reason)))
+    print_table(table)
+
+
+def show_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> None:
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, content in _record_fields(record, columns, with_value=with_value):
+        table.add_row(Text(name), Text(content))
+    print_table(table)
+
+
+def _record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
     row = record.row
     yield "id", str(record.id)
     yield "topic", printable(record.topic)

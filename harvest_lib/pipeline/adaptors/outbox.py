@@ -181,7 +181,7 @@ class OutboxReader:
                 f"the subscription {self._options.subscription!r} is not the one that the pipeline's log is of",
                 evidence=f"it has generation {checkpoint.generation} and checkpoint {checkpoint.number}, the log "
                 f"{logged['generation']} and {logged['number']}",
-                next_step="give each pipeline a `subscription` of its own; if this one's was removed and made again, "
+                next_step="give each pipeline a `subscription` of its own; if this one's was removed and recreated, "
                 "move the pipeline's folder away",
             )
         return _checkpoint(logged)

@@ -285,33 +285,41 @@ def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(nati
     assert native.closed() == ["outbox_from_0"]
 
 
-# -- passed
+# -- seen
 
 
-def test_what_is_closed_and_seen_is_passed(native, dsn):
-    assert native.passed() == 0
+def test_a_segment_is_unseen_while_a_snapshot_lacks_a_record_of_it(native):
     native.write(15)
     before = native.snapshot()
-    assert native.passed(NOTHING_SEEN) == 0
-    assert native.passed(before) == 10
+    assert native.unseen(NOTHING_SEEN) == ["outbox_from_0", "outbox_from_10"]
+    assert native.unseen(before) == []
     native.write(10)
-    assert native.passed(before) == 10, "the second has records that it has not seen"
-    assert native.passed() == 20
+    assert native.unseen(before) == ["outbox_from_10", "outbox_from_20"]
+    assert native.unseen() == []
 
 
-def test_what_an_open_transaction_of_the_snapshot_wrote_is_not_passed(native, dsn):
+def test_a_segment_is_unseen_if_an_open_transaction_of_the_snapshot_wrote_into_it(native, dsn):
     with psycopg.connect(dsn) as late:
         native.write(12, late)
         seen = native.snapshot()
         native.write(10)
-        assert native.passed() == 0, "what it writes may be visible to nobody yet"
         late.commit()
     assert native.closed() == ["outbox_from_0", "outbox_from_10"]
-    assert native.passed(seen) == 0
-    assert native.passed() == 20
+    assert native.unseen(seen) == ["outbox_from_0", "outbox_from_10", "outbox_from_20"]
+    assert native.unseen() == []
 
 
-def test_what_is_passed_is_right_whatever_the_statistics_say(native):
+def test_a_closed_segment_is_unseen_after_a_parked_record_is_put_back(native):
+    native.write(25)
+    Parking(native.connection, native.parked).move(15)
+    seen = native.snapshot()
+    assert native.unseen(seen) == []
+    native.parked.retry(native.connection, ParkedSelection())
+    assert native.unseen(seen) == ["outbox_from_10"]
+    assert native.unseen() == []
+
+
+def test_unseen_reads_little_whatever_the_statistics_say(native):
     """A plan chosen for an empty table would read all of a full one."""
     native.connection.execute("ANALYZE outbox")
     native.push(1)
@@ -321,14 +329,13 @@ def test_what_is_passed_is_right_whatever_the_statistics_say(native):
     native.connection.execute(
         "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 250_000)"
     )
-    seen = native.snapshot()
-    assert native.passed(seen) == 200_030
+    assert native.unseen() == []
     reads = "SELECT coalesce(sum(seq_tup_read), 0) FROM pg_stat_user_tables WHERE relname LIKE 'outbox_from_%'"
     native.connection.execute("SELECT pg_stat_force_next_flush()")
     (before,) = native.connection.execute(reads).fetchone()
     with psycopg.connect(native.dsn) as idle:
         idle.execute("SELECT pg_current_xact_id()")
-        assert native.passed(native.snapshot()) == 200_030
+        assert native.unseen(native.snapshot()) == []
     native.connection.execute("SELECT pg_stat_force_next_flush()")
     (after,) = native.connection.execute(reads).fetchone()
     assert after - before < 1_000
@@ -351,7 +358,6 @@ def test_what_every_subscription_has_passed_is_dropped(native):
     assert done.dropped == ["outbox_from_0", "outbox_from_10"]
     assert "holds the record 25" in done.because
     assert native.count() == 16
-    assert native.passed() == 30
     native.subscribe(native.snapshot(), name="fast")
     assert keep(native).dropped == ["outbox_from_20"]
     assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
