@@ -25,10 +25,9 @@ members that are of another pool (`other_pools`).
 """
 
 import logging
-import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import (
@@ -59,19 +58,17 @@ from harvest_lib.kafka_client import (
     topic_too_small,
 )
 from harvest_lib.leadership.candidacy import NEVER, Candidacy
+from harvest_lib.leadership.diagnosis import Diagnosis
 from harvest_lib.leadership.election import spoken
 from harvest_lib.leadership.other_pools import Notices, other_pool, tell
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_registry import TermRegistry
-from harvest_lib.leadership.trouble import Trouble, topic_trouble
+from harvest_lib.leadership.term_registry import ElectedLeadership
+from harvest_lib.leadership.trouble import Trouble
 
 _log = logging.getLogger(__name__)
 
 _LEADER_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "3600000"}
-
-_ENQUIRE_SECONDS = 5.0
-"""A member that has to wait asks this often whether it is another pool that it waits for."""
 
 # Of two members with two shards one leaves: the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
 _SHARING = {
@@ -100,7 +97,7 @@ class NeliSettings:
     """How long a rebalance waits for what is in flight to land."""
 
 
-class Neli:
+class Neli(ElectedLeadership):
     """`Leadership` over Kafka itself. `client` holds the raw settings of the user, secrets in clear.
 
     `consumer_provider` and `producer_provider` make the clients, from librdkafka settings.
@@ -116,6 +113,7 @@ class Neli:
         producer_provider: KafkaProducerProvider = Producer,
         pool: Callable[[], Pool] | None = None,
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._ask_pool = pool
         self._pool: Pool | None = None
@@ -128,15 +126,16 @@ class Neli:
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._registry = TermRegistry()
         self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         self._trouble = Trouble()
         self._last_error = LastError()
         self._notices = Notices()
-        self._found: queue.SimpleQueue[PoolConflict | str] = queue.SimpleQueue()  # by the thread that asks
-        self._ask = threading.Event()
+        self._diagnosis = Diagnosis(
+            client,
+            settings.topic,
+            lambda: [candidacy.assigned for candidacy in self._candidacies],
+            producer_provider,
+        )
         self._accepted_at = NEVER
         self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
 
@@ -148,28 +147,13 @@ class Neli:
         with refused_settings():
             consumer, producer = self._clients()
         ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
-        self._thread = threading.Thread(
-            target=lambda: self._registry.run_election(lambda: self._run(consumer, producer), self._stopping, ended),
-            name="harvest-neli",
-            daemon=True,
-        )
-        self._thread.start()
-        threading.Thread(target=self._enquire, name="harvest-neli-enquiry", daemon=True).start()
-
-    def term(self, timeout_seconds: float) -> Term | None:
-        return next(iter(self.terms(timeout_seconds)), None)
-
-    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        return self._registry.wait(timeout_seconds, known)
+        self._elect(lambda: self._run(consumer, producer), "harvest-neli", ended)
+        self._diagnosis.start(self._pool)
 
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
-        self._ask.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(timeout_seconds)
-            if thread.is_alive():
-                _log.warning("neli_leave_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
+        self._diagnosis.stop()
+        super().stop(timeout_seconds)
 
     def _ensure_topic(self) -> None:
         topic, shards = self._settings.topic, self._settings.shards
@@ -184,23 +168,6 @@ class Neli:
             raise topic_missing(topic, partitions=shards, evidence="`createLeaderTopic` is false")
         create_topic(self._client, topic, partitions=shards, config=_LEADER_TOPIC_CONFIG)
         _log.info("leader_topic_created", extra={"topic": topic})
-
-    def _enquire(self) -> None:
-        """On a thread of its own: ask Kafka about what keeps this member from leading."""
-        while True:
-            asked = self._ask.wait(_ENQUIRE_SECONDS)
-            if self._stopping.is_set():
-                return
-            self._ask.clear()
-            standing = [candidacy.assigned for candidacy in self._candidacies]
-            if asked and (trouble := topic_trouble(self._client, self._settings.topic, self._settings.shards)):
-                self._found.put(trouble)
-            ours = self._pool
-            if ours is None or all(standing) or (theirs := other_pool(self._client, ours)) is None:
-                continue
-            if any(standing) and str(ours) < str(theirs):
-                continue  # both hold a part: one of them goes
-            self._found.put(tell(self._client, ours, theirs, self._producer_provider))
 
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
 
@@ -257,7 +224,7 @@ class Neli:
                 self._prove(consumer, producer)
                 producer.poll(0)
                 self._judge()
-                self._learn()
+                self._take_findings()
                 self._stopping.wait(max(0.0, next_poll - self._clock()))
         finally:
             producer.purge()
@@ -309,7 +276,7 @@ class Neli:
     def _on_heartbeat(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             self._trouble.note("heartbeat", error, self._last_error.text)
-            self._ask.set()
+            self._diagnosis.request()
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error(error)
@@ -321,10 +288,8 @@ class Neli:
             reason = f"a quota: broker {event.broker_name} delays us by {event.throttle_time:.1f} s"
             self._trouble.say("throttled", reason)
 
-    def _learn(self) -> None:
-        """Take what the thread that asks has found."""
-        while not self._found.empty():
-            found = self._found.get()
+    def _take_findings(self) -> None:
+        for found in self._diagnosis.findings():
             if isinstance(found, PoolConflict):
                 raise found
             self._trouble.say(found, found)
@@ -360,7 +325,7 @@ class Neli:
                 self._trouble.note("heartbeat", error.args[0], self._last_error.text)
             else:
                 self._trouble.say("heartbeat:full", "heartbeat: the queue of the producer is full")
-            self._ask.set()
+            self._diagnosis.request()
 
     def _send_heartbeat(self, producer: KafkaProducer, candidacy: Candidacy, now: float) -> None:
         producer.produce(self._settings.topic, candidacy.heartbeat(now), partition=candidacy.shard)
@@ -381,7 +346,7 @@ class Neli:
         error = message.error()
         if error is not None:
             self._trouble.note("leader topic", error)
-            self._ask.set()
+            self._diagnosis.request()
             return
         if self._pool is not None and (conflict := self._notices.hear(self._pool, message.value())) is not None:
             self._trouble.told(f"{conflict.cause}")
@@ -405,7 +370,7 @@ class Neli:
 
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:
         """Say which proof is missing."""
-        self._ask.set()
+        self._diagnosis.request()
         accepted_ago = None if self._accepted_at == NEVER else round(now - self._accepted_at, 1)
         _log.warning(
             "election_stalled",

@@ -31,16 +31,15 @@ Limits
 """
 
 import logging
-import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_registry import TermRegistry
+from harvest_lib.leadership.term_registry import ElectedLeadership
 
 _log = logging.getLogger(__name__)
 
@@ -69,45 +68,24 @@ class PostgresLeadershipSettings:
     """Pause before connecting again."""
 
 
-class PostgresLeadership:
+class PostgresLeadership(ElectedLeadership):
     """`Leadership` by a session's advisory lock, whose key is made of the group's name and the outbox."""
 
     def __init__(
         self, settings: PostgresLeadershipSettings, conninfo: str, clock: Callable[[], float] = boot_seconds
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._conninfo = conninfo
         self._clock = clock
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._registry = TermRegistry()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         self._complaint = ""
 
     def start(self) -> None:
         session = self._connect()
         ended = LifecycleError("the election ended by itself", next_step="see the log above")
-        self._thread = threading.Thread(
-            target=lambda: self._registry.run_election(lambda: self._run(session), self._stopping, ended),
-            name="harvest-lock",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def term(self, timeout_seconds: float) -> Term | None:
-        return next(iter(self.terms(timeout_seconds)), None)
-
-    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        return self._registry.wait(timeout_seconds, known)
-
-    def stop(self, timeout_seconds: float) -> None:
-        self._stopping.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(timeout_seconds)
-            if thread.is_alive():
-                _log.warning("lock_release_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
+        self._elect(lambda: self._run(session), "harvest-lock", ended)
 
     def _connect(self) -> LockSession:
         settings = self._settings

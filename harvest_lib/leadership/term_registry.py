@@ -1,11 +1,14 @@
-"""The terms that one process holds, kept by its election thread and waited for by other threads."""
+"""The terms that one process holds, kept by its election thread and waited for by other threads; and that thread."""
 
+import logging
 import threading
 from collections.abc import Callable, Collection
 from types import MappingProxyType
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.leadership.protocol import Term, TermEnd
+
+_log = logging.getLogger(__name__)
 
 
 class TermRegistry:
@@ -74,3 +77,36 @@ class TermRegistry:
 
     def _live(self) -> tuple[Term, ...]:
         return tuple(term for _, term in sorted(self._terms.items()) if term.is_live())
+
+
+class ElectedLeadership:
+    """The part of `Leadership` that is the same however the leader is elected."""
+
+    def __init__(self) -> None:
+        self._registry = TermRegistry()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def term(self, timeout_seconds: float) -> Term | None:
+        return next(iter(self.terms(timeout_seconds)), None)
+
+    def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
+        return self._registry.wait(timeout_seconds, known)
+
+    def stop(self, timeout_seconds: float) -> None:
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout_seconds)
+            if thread.is_alive():
+                _log.warning("leadership_release_timed_out", extra={"timeout_seconds": round(timeout_seconds, 1)})
+
+    def _elect(self, election: Callable[[], None], thread_name: str, unexplained: HarvestError) -> None:
+        """Start a thread that runs an election, as `TermRegistry.run_election` does."""
+        self._thread = threading.Thread(
+            target=self._registry.run_election,
+            args=(election, self._stopping, unexplained),
+            name=thread_name,
+            daemon=True,
+        )
+        self._thread.start()

@@ -1,0 +1,72 @@
+"""What Kafka says about why a member does not lead: about the leader topic, and about another pool in the group.
+
+Kafka is asked on a thread of its own: the election must not wait for the answer.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from harvest_lib.errors import PoolConflict
+from harvest_lib.kafka_client import KafkaProducerProvider
+from harvest_lib.leadership.other_pools import other_pool, tell
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.trouble import topic_trouble
+
+_INTERVAL_SECONDS = 5.0
+"""A member that has to wait asks this often whether it waits for another pool."""
+
+
+class Diagnosis:
+    """Ask Kafka about the leader topic when requested, and now and then about other pools while this member waits.
+
+    `assigned` tells for each shard whether its partition is assigned to this member.
+    """
+
+    def __init__(
+        self,
+        client: Mapping[str, object],
+        topic: str,
+        assigned: Callable[[], Sequence[bool]],
+        producer_provider: KafkaProducerProvider,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._assigned = assigned
+        self._producer_provider = producer_provider
+        self._findings: queue.SimpleQueue[PoolConflict | str] = queue.SimpleQueue()
+        self._requested = threading.Event()
+        self._stopped = False
+
+    def start(self, pool: Pool | None) -> None:
+        """Start the thread, for a member of `pool` if that is known."""
+        threading.Thread(target=self._run, args=(pool,), name="harvest-neli-diagnosis", daemon=True).start()
+
+    def request(self) -> None:
+        """Have the leader topic checked now."""
+        self._requested.set()
+
+    def stop(self) -> None:
+        """End the thread, without waiting for it."""
+        self._stopped = True
+        self._requested.set()
+
+    def findings(self) -> Iterator[PoolConflict | str]:
+        """Return what was found since the last call: the pool that is in the way, or what is wrong with the topic."""
+        while not self._findings.empty():
+            yield self._findings.get()
+
+    def _run(self, ours: Pool | None) -> None:
+        while True:
+            requested = self._requested.wait(_INTERVAL_SECONDS)
+            if self._stopped:
+                return
+            self._requested.clear()
+            assigned = self._assigned()
+            if requested and (trouble := topic_trouble(self._client, self._topic, len(assigned))):
+                self._findings.put(trouble)
+            if ours is None or all(assigned) or (theirs := other_pool(self._client, ours)) is None:
+                continue
+            if any(assigned) and str(ours) < str(theirs):
+                continue  # both hold a part: one of them goes
+            self._findings.put(tell(self._client, ours, theirs, self._producer_provider))
