@@ -126,7 +126,7 @@ class Engine(Protocol):
         """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
         ...
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
+    def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         """Return the loop of a term."""
         ...
 
@@ -172,7 +172,7 @@ class MarkEngine:
     def stand_by(self) -> None:
         """See `Engine`. Nothing is kept that could be another's."""
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
+    def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
         ports = MarkPorts(
             source=self._thread,
@@ -180,8 +180,8 @@ class MarkEngine:
             parking=ParkingRules(self._config.parking, self._refusals),
             limits=self._config.limits,
             one_per_key=self._config.delivery == "barrier",
-            emit=ears.emit,
-            delivered=ears.delivered,
+            emit=callbacks.emit,
+            delivered=callbacks.delivered,
         )
         self._watch.begin(term, stopping)
         return MarkLoop(term, ports, stopping)
@@ -228,7 +228,7 @@ class BatchEngine:
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
         # One for all terms: it knows what it has complained of.
-        self._housekeeping = Maintenance(config.data_source.conninfo(), table, config.keep_segments_seconds)
+        self._maintenance = Maintenance(config.data_source.conninfo(), table, config.keep_segments_seconds)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -309,7 +309,7 @@ class BatchEngine:
         """See `Engine`. Nothing outlives a term."""
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
 
-    def loop(self, term: Term, stopping: threading.Event, ears: Callbacks) -> EngineLoop:
+    def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         config, table, kind = self._config, self._table, self._kind
         topics = make_topics(config)
         pool = self._pool() if self._pool is not None else None
@@ -329,15 +329,15 @@ class BatchEngine:
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
-            emit=ears.emit,
-            delivered=ears.delivered,
+            emit=callbacks.emit,
+            delivered=callbacks.delivered,
             translate_errors=self._translate_missing_table,
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
         PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
-            self._housekeeping.begin(term, stopping)
+            self._maintenance.begin(term, stopping)
         return BatchLoop(term, ports, stopping)
 
     def close(self, deadline: Deadline) -> None:

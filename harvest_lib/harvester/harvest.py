@@ -89,15 +89,15 @@ class Harvest:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
         refuse_bad_settings(config, kafka_producer_provider)
-        self._make_mark = partial(
+        self._make_mark_engine = partial(
             MarkEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
         )
         pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
-        self._make_tail = partial(
+        self._make_batch_engine = partial(
             BatchEngine, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
         )
         self._marks = source is not None or delivery is not None or config.source == "mark"
-        self._work: Engine | None = None
+        self._engine: Engine | None = None
         self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
         self._handler: EventHandler | None = None
         self._state = State.CREATED
@@ -130,18 +130,18 @@ class Harvest:
         try:
             conninfo = self._config.data_source.conninfo()
             with connect(conninfo) as connection:
-                self._work = self._choose_work(connection)
-                self._work.check(connection)
+                self._engine = self._choose_engine(connection)
+                self._engine.check(connection)
             require_session(conninfo)
             topic_partitions(self._config.kafka_settings(for_producer=False))
             self._leadership.start()
         except BaseException:
-            if self._work is not None:
-                self._work.close(Deadline(_SLACK_SECONDS))
+            if self._engine is not None:
+                self._engine.close(Deadline(_SLACK_SECONDS))
             self._state = State.STOPPED
             self._stopped.set()
             raise
-        self._work.start()
+        self._engine.start()
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
         _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
@@ -249,8 +249,8 @@ class Harvest:
             while not self._stopping.is_set():
                 live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
                 threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
-                if not live and not threads and self._work is not None:
-                    self._work.stand_by()
+                if not live and not threads and self._engine is not None:
+                    self._engine.stand_by()
                 for term in live:
                     if term not in threads and self._may_begin(term, threads):
                         name = f"harvest-shard-{term.shard}"
@@ -307,9 +307,9 @@ class Harvest:
                 self._stopping.set()
 
     def _lead(self, term: Term) -> None:
-        assert self._work is not None  # noqa: S101 - `start` chooses it before there are terms
+        assert self._engine is not None  # noqa: S101 - `start` chooses it before there are terms
         shard = term.shard
-        loop = self._work.loop(
+        loop = self._engine.loop(
             term, self._stopping, Callbacks(emit=partial(self._emit, shard), delivered=self._delivered)
         )
         self._loops[shard] = loop
@@ -329,10 +329,10 @@ class Harvest:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         with ExitStack() as closing:  # last in, first out, and each even if another fails
             closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
-            if (work := self._work) is not None:
-                closing.callback(lambda: work.close(deadline))  # before leadership goes: nothing of ours leaves then
+            if (engine := self._engine) is not None:
+                closing.callback(lambda: engine.close(deadline))  # before leadership goes: nothing of ours leaves then
 
-    def _choose_work(self, connection: psycopg.Connection[Any]) -> Engine:
+    def _choose_engine(self, connection: psycopg.Connection[Any]) -> Engine:
         config, kind = self._config, self._config.source
         if kind == "auto":
             reads = config.columns is not None or self._table.kind(connection) == "native"
@@ -344,8 +344,8 @@ class Harvest:
                 next_step=f"set it to 1, or turn {self._table} into the native table with `harvest migrate`",
             )
         if kind == "mark" and not config.exactly_once:
-            return self._make_mark(config, self._table)
-        return self._make_tail(config, self._table, kind)
+            return self._make_mark_engine(config, self._table)
+        return self._make_batch_engine(config, self._table, kind)
 
     def _delivered(self, records: int) -> None:
         with self._meter_lock:

@@ -2,7 +2,7 @@
 
 Whoever leads shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and what
 goes wrong with it is logged and tried again. It takes the table's owner; where the harvester is not that, run
-`harvest segments` by the clock instead.
+`harvest segments` from cron instead.
 """
 
 import logging

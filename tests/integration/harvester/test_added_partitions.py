@@ -79,7 +79,7 @@ def test_under_mark_they_are_noticed_while_it_runs(outbox, bootstrap_servers, gr
     outbox.fill(3)
     with Harvest(config) as harvest:
         eventually(lambda: harvest.delivered_records == 3, 20, "delivered")
-        watch = harvest._work._watch
+        watch = harvest._engine._watch
         eventually(lambda: (watch._known or {}).get(outbox.topic), 10, "known")
         add(admin, outbox.topic, 6)
         eventually(lambda: said(caplog) == [(outbox.topic, 4, 6)], 20, "said")

@@ -12,4 +12,4 @@ def test_shards_are_refused_where_the_source_turns_out_to_be_mark(monkeypatch, d
     monkeypatch.setattr(OutboxTable, "kind", lambda _table, _connection: "goharvest")
     config = HarvestConfig(leader_group_id="g", shards=2, delivery=delivery)
     with pytest.raises(ConfigError, match="one writer"):
-        Harvest(config)._choose_work(None)
+        Harvest(config)._choose_engine(None)

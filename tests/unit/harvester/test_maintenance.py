@@ -25,11 +25,11 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
     monkeypatch.setattr(Maintenance, "look", look)
     config = HarvestConfig(leadership="solo", source="snapshot", data_source="host=127.0.0.1 port=1 dbname=x")
     work = BatchEngine(config, OutboxTable.parse("outbox"), "snapshot")
-    ears = Callbacks(emit=lambda _: None, delivered=lambda _: None)
+    callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         for number in range(1, 6):
             stopping = threading.Event()
-            work.loop(Term(uuid.uuid4()), stopping, ears)
+            work.loop(Term(uuid.uuid4()), stopping, callbacks)
             eventually(lambda number=number: len(looks) == number, 10, "it looked after them")
             stopping.set()
             eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()), 10)
