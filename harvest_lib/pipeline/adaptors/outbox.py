@@ -73,7 +73,6 @@ class OutboxReader:
         self._saved = 0
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         before = last.get(self._namespace)
         source, checkpoints = self._open(is_begun=before is not None)
         checkpoint = checkpoints.lead(uuid4())
@@ -128,7 +127,6 @@ class OutboxReader:
         self._saved = place.data["number"]
 
     def close(self) -> None:
-        """See `Reader`."""
         source, self._source = self._source, None
         checkpoints, self._checkpoints = self._checkpoints, None
         if source is not None:

@@ -27,7 +27,8 @@ from zlib import crc32
 
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
-from harvest_lib.pipeline.adaptors.file.paths import file_name, held, make_folder, sync_folder, system_errors
+from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
+from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.message import Message, Op
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ class JsonLinesWriter:
         self._names: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         lines: dict[str, list[bytes]] = defaultdict(list)
         names, content = self._names, self._content
         for message in messages:
@@ -65,7 +65,6 @@ class JsonLinesWriter:
                 self._append(path, b"\n".join(encoded) + b"\n")
 
     def close(self) -> None:
-        """See `Writer`."""
         for path in list(self._files):
             self._forget(path)
 
@@ -124,7 +123,6 @@ class JsonLinesReader:
         self._line = b""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         before = last.get(self._place)
         position = int(before.data["byte"]) if before is not None else 0
         with system_errors("read", self._path), self._path.open("rb") as file:

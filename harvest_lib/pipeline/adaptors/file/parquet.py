@@ -25,14 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
-from harvest_lib.pipeline.adaptors.file.paths import (
-    file_name,
-    held_folder,
-    make_folder,
-    namespace_of,
-    sync_folder,
-    system_errors,
-)
+from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
+from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Message, Op
 
@@ -56,7 +50,6 @@ class ParquetWriter:
         self._pyarrow = _pyarrow()
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         by_namespace: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
             if message.op is not Op.NOOP:
@@ -139,7 +132,6 @@ class ParquetReader:
         self._pyarrow = _pyarrow()
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         done: dict[Path, str] = {}
         with system_errors("read", self._folder):
             while True:

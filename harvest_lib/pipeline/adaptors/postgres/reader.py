@@ -76,7 +76,6 @@ class PostgresReader:
         self._kept = self._confirmed = ""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         connection = self._connect()
         catalog.require_decoding(connection)
         before, followed = last.get(self._namespace), last.get(self._followed)
@@ -105,13 +104,11 @@ class PostgresReader:
         yield from self._follow(tables, lsn)
 
     def kept(self, last: Mapping[str, Message]) -> None:
-        """See `Reader`."""
         place = last.get(self._namespace)
         self._kept = place.data["lsn"] if place is not None else self._kept
         self._confirm()
 
     def close(self) -> None:
-        """See `Reader`."""
         self._leave()
 
     # -- the slot
