@@ -6,8 +6,8 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 """
 
 # Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
-# and the standard library at their top. What a command needs to run, it imports in its function: often the module of
-# the same name in `actions`. tests/unit/cli/test_imports.py checks this for every command.
+# and the standard library at their top. What a command runs is in `actions`, a package that loads a module at its first
+# use, or is imported in the command's function. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
 from importlib import import_module

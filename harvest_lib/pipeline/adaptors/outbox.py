@@ -26,6 +26,7 @@ from psycopg import sql
 from pydantic import Field
 
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
@@ -103,7 +104,7 @@ class OutboxReader:
             pause = _SHORTEST_PAUSE_SECONDS
             number, delivered, position = number + 1, delivered + len(page.rows), page.position
             place = {"generation": generation, "number": number, "delivered": delivered, "position": position}
-            now = time.time_ns() // 1_000_000
+            now = unix_ms()
             yield [*(_message(row, now) for row in page.rows), Message(Op.NOOP, now, self._namespace, place)]
 
     def kept(self, last: Mapping[str, Message]) -> None:

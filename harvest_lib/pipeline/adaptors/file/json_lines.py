@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
+from harvest_lib.clock import unix_ms
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
@@ -134,7 +135,7 @@ class JsonLinesReader:
                 batch, position = self._batch(file, position)
                 if batch:
                     place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
-                    yield [*batch, Message(Op.NOOP, _now(), self._place, place)]
+                    yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
                 elif not self._follow:
                     return
                 else:
@@ -181,7 +182,7 @@ class JsonLinesReader:
 
     def _message(self, line: bytes, position: int) -> Message:
         try:
-            return decode(line, self._content, timestamp=_now(), namespace=self._namespace)
+            return decode(line, self._content, timestamp=unix_ms(), namespace=self._namespace)
         except MessageRefused as error:
             raise MessageRefused(
                 f"{self._path} has a line that is no message: {error.cause}",
@@ -207,7 +208,3 @@ def _repair(file: BinaryIO, path: Path) -> int:
         _log.warning("unfinished_line_cut", extra={"path": str(path), "bytes": size - end})
     file.seek(end)
     return end
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
