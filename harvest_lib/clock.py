@@ -12,6 +12,11 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def unix_ms() -> int:
+    """Return the time of the day, as Kafka and pipelines have it."""
+    return time.time_ns() // 1_000_000
+
+
 class Deadline:
     """A point in time by which all of several steps have to be done."""
 

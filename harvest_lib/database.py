@@ -110,7 +110,7 @@ def translated() -> Iterator[None]:
 
 def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     """Say what an error means: unavailable (comes back by itself), denied, or the table is not what it should be."""
-    evidence = _first_line(error)
+    evidence = evidence_of(error)
     state = error.sqlstate or ""
     if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
         return hidden_rows(evidence)
@@ -178,7 +178,8 @@ def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
     _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
 
 
-def _first_line(error: psycopg.Error) -> str:
+def evidence_of(error: psycopg.Error) -> str:
+    """Return what Postgres or libpq said, with the SQLSTATE if there is one."""
     lines = str(error).strip().splitlines()
     text = (
         "; ".join(line.strip() for line in lines if line.strip())

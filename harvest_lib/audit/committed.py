@@ -16,7 +16,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
-from harvest_lib.database import HIDDEN_ROWS, connect, translate
+from harvest_lib.database import HIDDEN_ROWS, connect, evidence_of, translate
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
 
 _PAGE_ROWS = 5_000
@@ -47,7 +47,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
         except pg.InsufficientPrivilege as error:
             raise DatabaseAccessDenied(
                 "Postgres refused the query",
-                evidence=f"{_first_line(error)}, in: {text}",
+                evidence=f"{evidence_of(error)}, in: {text}",
                 next_step="grant SELECT on what it reads",
             ) from error
         except psycopg.Error as error:
@@ -55,7 +55,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
                 raise translate(error) from error
             raise DatabaseError(
                 "the query failed",
-                evidence=f"{_first_line(error)}, in: {text}",
+                evidence=f"{evidence_of(error)}, in: {text}",
                 next_step="correct the query: it selects the id, then the key, and only reads",
             ) from error
 
@@ -147,8 +147,3 @@ def _key(value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     return str(value).encode()
-
-
-def _first_line(error: psycopg.Error) -> str:
-    lines = str(error).splitlines()
-    return f"{lines[0] if lines else type(error).__name__} (SQLSTATE {error.sqlstate})"

@@ -6,8 +6,8 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 """
 
 # Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
-# and the standard library at their top. What a command needs to run, it imports in its function: often the module of
-# the same name in `actions`. tests/unit/cli/test_imports.py checks this for every command.
+# and the standard library at their top. What a command runs is in `actions`, a package that loads a module at its first
+# use, or is imported in the command's function. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
 from importlib import import_module
@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.audit import app as audit
 from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
@@ -77,10 +78,8 @@ def version() -> None:
 
     Example:  harvest version
     """
-    from harvest_lib.cli.actions.version import harvester_version, libpq_version, librdkafka_version
-
-    typer.echo(f"harvest {harvester_version()}")
-    typer.echo(f"librdkafka {librdkafka_version()}, libpq {libpq_version()}")
+    typer.echo(f"harvest {actions.version.harvester_version()}")
+    typer.echo(f"librdkafka {actions.version.librdkafka_version()}, libpq {actions.version.libpq_version()}")
 
 
 def main() -> None:
@@ -89,12 +88,9 @@ def main() -> None:
         app()
     except HarvestError as error:
         from rich.console import Console
+        from rich.text import Text
 
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {_escaped(str(error))}")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error:", "red"), f" {error}"))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -1,7 +1,6 @@
 """Options that several commands share, and how they become a configuration."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,14 +28,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Source = Literal["mark", "snapshot", "transaction_id"]
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]
+LogFormat = Literal["console", "json"]
 PromiseName = Literal["at_least_once", "transactional"]
 DEFAULT_SEGMENT_SIZE = 10_000_000
 DEFAULT_AHEAD = 4
-
-
-class LogFormat(StrEnum):
-    CONSOLE = "console"
-    JSON = "json"
 
 
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="console is for people, json for machines.")]

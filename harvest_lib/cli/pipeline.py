@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli import actions
-from harvest_lib.cli.options import Json, LogFormat, LogFormatOption
+from harvest_lib.cli.options import Json, LogFormatOption
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
@@ -19,7 +19,7 @@ _Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
 
 
 @app.command()
-def run(file: _File, log_format: LogFormatOption = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
+def run(file: _File, log_format: LogFormatOption = "console", log_level: _Level = "info") -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, or until a finite reader has ended and everything is written.
 
     Writers first get the messages they have not acknowledged, one at a time. Then
@@ -79,7 +79,7 @@ def resume(
     file: _File,
     step: Annotated[bool, typer.Option("--step", help="Send one message to each writer that is behind.")] = False,
     writer: _Writer = None,
-    log_format: LogFormatOption = LogFormat.CONSOLE,
+    log_format: LogFormatOption = "console",
     log_level: _Level = "info",
 ) -> None:
     """Send writers the messages they have not acknowledged, one at a time, then exit. The reader does not start.

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, LogFormat, LogFormatOption, configuration
+from harvest_lib.cli.options import ConfigFile, LogFormatOption, configuration
 from harvest_lib.cli.terminal import stop_on_signals, watched
 
 
 def run(
     config: ConfigFile = None,
-    log_format: LogFormatOption = LogFormat.CONSOLE,
+    log_format: LogFormatOption = "console",
     log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
     no_status: Annotated[
@@ -41,7 +41,7 @@ def run(
     tune_interpreter()
     harvest = Harvest(settings.harvest)
     stop_on_signals(harvest.stop)
-    shown = watched() and log_format is LogFormat.CONSOLE and not no_status
+    shown = watched() and log_format == "console" and not no_status
     with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
         if drain:
             done = harvest.drain()

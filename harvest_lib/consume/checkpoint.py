@@ -52,7 +52,6 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Take it back."""
         return cls(
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],

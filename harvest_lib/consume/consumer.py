@@ -161,7 +161,6 @@ class Consumer:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
-        """Return a shard as its thread runs it."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,

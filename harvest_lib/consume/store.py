@@ -42,7 +42,7 @@ class Store(Protocol):
         ...
 
     def park(self, message: Message, reason: str) -> None:
-        """Set a message aside that the user's function does not take, in the present transaction."""
+        """Park a message that the user's function does not take, in the present transaction."""
         ...
 
     def rollback(self) -> None:

@@ -1,6 +1,5 @@
 """What the examples have in common: their options, and how they end."""
 
-import signal
 import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Annotated, Any, LiteralString
 import typer
 
 from harvest_lib.cli.actions.log_output import configure_logging
-from harvest_lib.cli.options import LogFormat
+from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.database import connect, translated
@@ -39,11 +38,10 @@ def run(
     min_txn: float,
 ) -> None:
     """Consume until SIGTERM or Ctrl-C, with a log of JSON on standard error. `create` makes the application's table."""
-    configure_logging(LogFormat.JSON, "info")
+    configure_logging("json", "info")
     tune_collector()
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stop_on_signals(stopping.set)
     try:
         create_tables(dsn)
         with connect(dsn) as connection, translated(), connection.transaction():

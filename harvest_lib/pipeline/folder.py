@@ -36,7 +36,6 @@ def offsets_folder(folder: Path, writer: str = "") -> Path:
 
 
 def parked_messages(folder: Path, writer: str) -> ParkedMessages:
-    """Return what a writer has parked."""
     return ParkedMessages(folder / "parked" / f"{writer}.jsonl")
 
 

@@ -34,11 +34,9 @@ class NamespaceFilter:
         return cls(pattern=compiled(expression))
 
     def __str__(self) -> str:
-        """Return the expression."""
         return str(self.pattern.pattern)
 
     def matches(self, namespace: str) -> bool:
-        """Tell whether messages of this namespace pass."""
         verdict = self._verdicts.get(namespace)
         if verdict is None:
             verdict = self._verdicts[namespace] = self.pattern.search(namespace) is not None

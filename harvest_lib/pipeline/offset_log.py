@@ -10,12 +10,11 @@ Promises
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from struct import Struct
 
-from harvest_lib.clock import boot_seconds
+from harvest_lib.clock import boot_seconds, unix_ms
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log.log import CommitLog
 from harvest_lib.pipeline.commit_log.opening import Cut
@@ -107,7 +106,7 @@ class OffsetLog:
             try:
                 if self._sync_log is not None:
                     self._sync_log()
-                now = time.time_ns() // 1_000_000
+                now = unix_ms()
                 self._log.append([(now, _MODE, key, _OFFSET.pack(offset)) for key, offset in waiting.items()])
             except BaseException:
                 with self._lock:

@@ -22,7 +22,7 @@ class ParkedMessages:
         self.path = path
 
     def add(self, message: Message, reason: str) -> None:
-        """Set a message aside, as it was before any transform."""
+        """Park a message, as it was before any transform."""
         line = {
             "offset": message.offset,
             "namespace": message.namespace,

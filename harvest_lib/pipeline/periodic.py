@@ -65,7 +65,6 @@ class Flusher(PeriodicThread):
         self._changed = changed
 
     def act(self) -> None:
-        """Flush what is due."""
         self._log.sync_if_due()
         for writer in self._writers:
             writer.flush_if_due()

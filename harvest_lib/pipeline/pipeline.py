@@ -91,7 +91,6 @@ class Pipeline:
         _log.info(f"pipeline_{state.value}", extra={"pipeline": self._declaration.name})
 
     def _start(self, logs: OpenLogs) -> None:
-        """Have writers resume."""
         self._writers = [
             WriterThread(
                 logs.writer_progress(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping

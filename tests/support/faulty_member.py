@@ -6,7 +6,6 @@ import signal
 from support.faulty import FaultyProducers
 
 from harvest_lib.cli.actions.log_output import configure_logging
-from harvest_lib.cli.options import LogFormat
 from harvest_lib.config import load
 from harvest_lib.harvester.harvest import Harvest, State
 
@@ -16,7 +15,7 @@ def main():
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--seed", required=True)
     parser.add_argument("-f", dest="config", required=True)
-    parser.add_argument("--log-format", type=LogFormat, default=LogFormat.JSON)
+    parser.add_argument("--log-format", default="json")
     asked = parser.parse_args()
     configure_logging(asked.log_format, "info")
     producers = FaultyProducers(rate=asked.rate, seed=asked.seed)

@@ -24,7 +24,6 @@ from confluent_kafka import Producer
 
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.cli.actions.log_output import configure_logging
-from harvest_lib.cli.options import LogFormat
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
 from harvest_lib.harvester import engines
@@ -205,7 +204,7 @@ def main():
     parser.add_argument("--signal", default="SIGKILL")
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--drain", action="store_true", help="end when there is nothing left")
-    parser.add_argument("--log-format", type=LogFormat, default=LogFormat.JSON)
+    parser.add_argument("--log-format", default="json")
     asked = parser.parse_args()
     configure_logging(asked.log_format, "info")
     strike = Strike(asked.step, asked.nth, signal.Signals[asked.signal], asked.delay_ms / 1000)

@@ -22,7 +22,6 @@ class Checkpoints:
         self._stored.clear()
 
     def checkpoint(self, event: CheckpointWrite) -> None:
-        """Take in that a checkpoint is to be stored, or was."""
         of = event.subscription, event.shard
         if event.type == "invoke":
             self._asked[event.process, *of] = event

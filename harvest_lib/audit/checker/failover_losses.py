@@ -21,7 +21,6 @@ class FailoverLosses:
         self._times: list[tuple[float, float]] = []
 
     def failover(self, event: FailoverLoss) -> None:
-        """Take in a failover."""
         self._times.append((event.since - _NOTED_SECONDS, event.time))
         for each in event.events:
             self._records.get(each).forgotten = True

@@ -79,7 +79,6 @@ class ObservedLog:
                     )
 
     def partitions(self) -> list[Partition]:
-        """Return the partitions seen."""
         return sorted(self._partitions)
 
     def at(self, partition: Partition, place: int) -> Observation | None:

@@ -26,7 +26,6 @@ class Parkings:
                 self._parked[each] = event
 
     def poll(self, event: Poll) -> None:
-        """Take in a poll."""
         for shown in event.records if self._parked else ():
             if (parked := self._parked.get(shown.event)) is not None:
                 self._findings.add(

@@ -42,7 +42,6 @@ class Stamp(NamedTuple):
 
 
 def stamp(event: Event) -> Stamp:
-    """Return the stamp of an event."""
     return Stamp(event.type, event.process, event.time, event.wall)
 
 
@@ -204,5 +203,4 @@ class RecordIndex:
 
 
 def make_poll(by: Stamp, isolation: Isolation, *records: PolledRecord) -> Poll:
-    """Return a poll of these records."""
     return Poll(**by._asdict(), isolation=isolation, records=records)

@@ -33,7 +33,6 @@ class RecreatedTopics:
         self._read: dict[str, dict[Partition, int]] = defaultdict(dict)
 
     def recreate(self, event: RecreatedTopic) -> None:
-        """Take in that a topic was recreated."""
         if event.type == "ok":
             self._events.append(event)
             self._times[event.topic].append(event.time)

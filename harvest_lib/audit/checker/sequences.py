@@ -74,7 +74,6 @@ class Sequences:
         self._findings = findings
 
     def finish(self, log: ObservedLog) -> None:
-        """Go through the log."""
         for partition in log.partitions():
             keys: dict[str, _KeyState] = defaultdict(_KeyState)
             for observation in log.ordered(partition, committed=self._promise.transactional):

@@ -40,7 +40,6 @@ class Transactions:
         """When a leader has asked for which end; `fail` stands for a commit that failed."""
 
     def transaction(self, event: TransactionStep) -> None:
-        """Take in a step."""
         current = self._current.get(event.transactional_id)
         if event.step == "begin":
             if event.type == "invoke" or (event.type == "ok" and (current is None or current.outcome != "open")):
@@ -75,7 +74,6 @@ class Transactions:
             opened.remove(lifecycle)
 
     def produce(self, event: Produce, record: RecordLifecycle) -> None:
-        """Take in a record that is sent."""
         opened = self._open.get(event.leader_id)
         if opened is not None and len(opened) == 1:
             opened[0].records.append(record)

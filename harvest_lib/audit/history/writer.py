@@ -27,7 +27,6 @@ class HistoryWriter:
                 self._write(b"\n")
 
     def append(self, event: Event) -> None:
-        """Write the event down."""
         line = to_line(event).encode()
         with self._lock:
             self._write(line)

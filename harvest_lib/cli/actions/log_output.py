@@ -19,7 +19,7 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
     """Send every record of the standard library's logging to standard error, by the handler returned."""
     renderer: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if log_format is LogFormat.JSON
+        if log_format == "json"
         else [
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),

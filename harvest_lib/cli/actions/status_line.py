@@ -9,37 +9,23 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from harvest_lib.harvester.harvest import State
+from harvest_lib.harvester.harvest import Harvest, State
 
 _REFRESHES_PER_SECOND = 4
 _RATE_SECONDS = 3.0
 _SHORT_ID = 8
 
 
-class Watched(Protocol):
-    """What is read of a harvester."""
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def leader_id(self) -> UUID | None: ...
-    @property
-    def delivered_records(self) -> int: ...
-    @property
-    def in_flight_records(self) -> int: ...
-
-
 class StatusLine:
     """A line about a harvester; it is rendered for a time on a clock of seconds."""
 
-    def __init__(self, harvest: Watched) -> None:
+    def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
         self._readings: deque[tuple[float, int]] = deque()
 
@@ -66,7 +52,7 @@ class StatusLine:
 
 
 @contextmanager
-def status_line(harvest: Watched, log: "logging.StreamHandler[Any]") -> Iterator[None]:
+def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator[None]:
     """Show the line on standard error until the block ends, and have the log written above it meanwhile."""
     console = Console(stderr=True)
     line = StatusLine(harvest)
@@ -105,7 +91,7 @@ class _Above:
         """Nothing waits: each write is printed at once."""
 
 
-def _role(harvest: Watched) -> tuple[str, str]:
+def _role(harvest: Harvest) -> tuple[str, str]:
     leader_id = harvest.leader_id
     if harvest.state is not State.RUNNING:
         return "starting" if harvest.state is State.CREATED else harvest.state.value, "bold yellow"

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, files, version
 
 
 def harvester_version() -> str:
-    """Return the version of this distribution."""
     return version("outbox-harvester")
 
 

@@ -92,7 +92,6 @@ class Adaptor:
 
 
 def names() -> Sequence[str]:
-    """Return the names of all adaptors there are."""
     return sorted(_places())
 
 

@@ -26,6 +26,7 @@ from psycopg import sql
 from pydantic import Field
 
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
@@ -73,7 +74,6 @@ class OutboxReader:
         self._saved = 0
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         before = last.get(self._namespace)
         source, checkpoints = self._open(is_begun=before is not None)
         checkpoint = checkpoints.lead(uuid4())
@@ -104,7 +104,7 @@ class OutboxReader:
             pause = _SHORTEST_PAUSE_SECONDS
             number, delivered, position = number + 1, delivered + len(page.rows), page.position
             place = {"generation": generation, "number": number, "delivered": delivered, "position": position}
-            now = time.time_ns() // 1_000_000
+            now = unix_ms()
             yield [*(_message(row, now) for row in page.rows), Message(Op.NOOP, now, self._namespace, place)]
 
     def kept(self, last: Mapping[str, Message]) -> None:
@@ -128,7 +128,6 @@ class OutboxReader:
         self._saved = place.data["number"]
 
     def close(self) -> None:
-        """See `Reader`."""
         source, self._source = self._source, None
         checkpoints, self._checkpoints = self._checkpoints, None
         if source is not None:

@@ -25,7 +25,6 @@ class StdoutWriter:
         self._content = options.content
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         lines = b"".join(encode(each, self._content) + b"\n" for each in messages if each.op is not Op.NOOP)
         try:
             sys.stdout.buffer.write(lines)

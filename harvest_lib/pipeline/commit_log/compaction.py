@@ -13,8 +13,6 @@ from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction did."""
-
     segments: int
     """How many segments it rewrote or removed."""
     freed_bytes: int

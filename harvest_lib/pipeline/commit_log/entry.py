@@ -37,8 +37,6 @@ _PACKERS_KEPT = 1_000
 
 
 class Entry(NamedTuple):
-    """One of them."""
-
     offset: int
     timestamp: int
     mode: int
@@ -68,14 +66,12 @@ class Packed(NamedTuple):
 
 
 def mode_byte(mode: int, op: int) -> int:
-    """Return the byte that holds both."""
     if not (0 <= mode <= _HIGHEST_MODE and 0 <= op <= _HIGHEST_OP):
         raise ValueError(f"a mode byte has no room for mode {mode} and op {op}")
     return op << _MODE_BITS | mode
 
 
 def parts_of(mode: int) -> tuple[int, int]:
-    """Return mode and op of a mode byte."""
     return mode & _HIGHEST_MODE, mode >> _MODE_BITS & _HIGHEST_OP
 
 

@@ -22,12 +22,10 @@ _NEXT_STEPS = {
 
 
 def log_path(folder: Path, base: int, generation: int) -> Path:
-    """Return where the entries of a segment are."""
     return folder / f"{base:020}.{generation}.log"
 
 
 def index_path(folder: Path, base: int, generation: int) -> Path:
-    """Return where the index of a segment is."""
     return folder / f"{base:020}.{generation}.index"
 
 

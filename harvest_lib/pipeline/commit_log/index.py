@@ -76,7 +76,6 @@ class IndexRecord(NamedTuple):
 
 
 def encode(block: Block, newest: Mapping[bytes, int]) -> bytes:
-    """Return a record."""
     keys = b"".join([_KEY.pack(offset, len(key)) + key for key, offset in newest.items()])
     size = _HEAD.size + len(keys) + _CHECKSUM.size
     position, length, first, after, checksum, kind = block

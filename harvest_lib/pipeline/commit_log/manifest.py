@@ -35,7 +35,6 @@ class ClosedSegment:
 
     @classmethod
     def of(cls, segment: Segment) -> "ClosedSegment":
-        """Describe a segment that is complete."""
         return cls(base=segment.base, generation=segment.generation, end=segment.end, size_bytes=segment.size_bytes)
 
 

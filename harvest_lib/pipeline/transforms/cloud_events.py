@@ -23,7 +23,6 @@ class CloudEvents:
     subject: str | None = None
 
     def __call__(self, message: Message) -> Message:
-        """Return the message with its data in an envelope."""
         kind = self.type.replace("{namespace}", message.namespace).replace("{op}", _OPS[message.op])
         at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
         envelope = {

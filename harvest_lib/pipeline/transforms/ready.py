@@ -23,7 +23,6 @@ class Pick:
     fields: Sequence[str]
 
     def __call__(self, message: Message) -> Message:
-        """Return the message with what was picked."""
         data = message.data
         return message._replace(data={name: data[name] for name in self.fields if name in data})
 
@@ -35,7 +34,6 @@ class Omit:
     fields: frozenset[str]
 
     def __call__(self, message: Message) -> Message:
-        """Return the message without them."""
         return message._replace(data={name: each for name, each in message.data.items() if name not in self.fields})
 
 
@@ -62,7 +60,6 @@ class Redact:
     by: Any = REDACTED
 
     def __call__(self, message: Message) -> Message:
-        """Return the message without the contents of these fields."""
         data = dict(message.data)
         for name in self.fields:
             if data.get(name) is not None:
@@ -92,7 +89,6 @@ class Route:
         return cls(to, pattern, _template(to, {str(n): n for n in range(pattern.groups + 1)} | pattern.groupindex))
 
     def __call__(self, message: Message) -> Message:
-        """Return the message where it belongs."""
         if self.find is None:
             return message._replace(namespace=self.to)
         routed = self._routed.get(message.namespace)

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
+from harvest_lib.clock import unix_ms
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
-from harvest_lib.pipeline.adaptors.file.paths import file_name, held, make_folder, sync_folder, system_errors
+from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
+from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.message import Message, Op
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,6 @@ class JsonLinesWriter:
         self._names: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         lines: dict[str, list[bytes]] = defaultdict(list)
         names, content = self._names, self._content
         for message in messages:
@@ -65,7 +66,6 @@ class JsonLinesWriter:
                 self._append(path, b"\n".join(encoded) + b"\n")
 
     def close(self) -> None:
-        """See `Writer`."""
         for path in list(self._files):
             self._forget(path)
 
@@ -124,7 +124,6 @@ class JsonLinesReader:
         self._line = b""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         before = last.get(self._place)
         position = int(before.data["byte"]) if before is not None else 0
         with system_errors("read", self._path), self._path.open("rb") as file:
@@ -136,7 +135,7 @@ class JsonLinesReader:
                 batch, position = self._batch(file, position)
                 if batch:
                     place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
-                    yield [*batch, Message(Op.NOOP, _now(), self._place, place)]
+                    yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
                 elif not self._follow:
                     return
                 else:
@@ -183,7 +182,7 @@ class JsonLinesReader:
 
     def _message(self, line: bytes, position: int) -> Message:
         try:
-            return decode(line, self._content, timestamp=_now(), namespace=self._namespace)
+            return decode(line, self._content, timestamp=unix_ms(), namespace=self._namespace)
         except MessageRefused as error:
             raise MessageRefused(
                 f"{self._path} has a line that is no message: {error.cause}",
@@ -209,7 +208,3 @@ def _repair(file: BinaryIO, path: Path) -> int:
         _log.warning("unfinished_line_cut", extra={"path": str(path), "bytes": size - end})
     file.seek(end)
     return end
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

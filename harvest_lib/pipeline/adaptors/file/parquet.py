@@ -24,15 +24,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from harvest_lib.clock import unix_ms
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
-from harvest_lib.pipeline.adaptors.file.paths import (
-    file_name,
-    held_folder,
-    make_folder,
-    namespace_of,
-    sync_folder,
-    system_errors,
-)
+from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
+from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Message, Op
 
@@ -56,7 +51,6 @@ class ParquetWriter:
         self._pyarrow = _pyarrow()
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         by_namespace: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
             if message.op is not Op.NOOP:
@@ -139,14 +133,13 @@ class ParquetReader:
         self._pyarrow = _pyarrow()
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         done: dict[Path, str] = {}
         with system_errors("read", self._folder):
             while True:
                 files = self._files(done, last)
                 for path in files:
                     yield from self._file(path)
-                    place = Message(Op.NOOP, _now(), self._place(path.parent), {"file": path.name})
+                    place = Message(Op.NOOP, unix_ms(), self._place(path.parent), {"file": path.name})
                     yield [place]
                     done[path.parent] = path.name
                 if not files:
@@ -197,7 +190,7 @@ class ParquetReader:
         for name in encoded:
             if row[name] is not None:
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
-        at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else _now()
+        at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else unix_ms()
         # A delete has its key, which is never null, and not the columns that others in the file have.
         data = {name: _value(value) for name, value in row.items() if value is not None or op != "delete"}
         return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
@@ -213,10 +206,6 @@ def _value(value: Any) -> Any:
     if value is None or type(value) in _PLAIN or isinstance(value, Decimal | list | dict):
         return value
     return str(value)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _pyarrow() -> Any:

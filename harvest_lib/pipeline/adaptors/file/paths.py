@@ -1,4 +1,4 @@
-"""What the file formats have in common: names for namespaces, durable names, locks, and the system's errors as ours."""
+"""What the file formats have in common: names for namespaces, locks, and the system's errors as ours."""
 
 import fcntl
 import os
@@ -19,24 +19,6 @@ def file_name(namespace: str) -> str:
 def namespace_of(name: str) -> str:
     """Return the namespace that a name was made for."""
     return unquote(name)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have on disk which files a folder has."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
 
 
 @contextmanager

@@ -21,14 +21,7 @@ from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.errors import (
-    AdaptorError,
-    HarvestError,
-    KafkaUnavailable,
-    MessageRefused,
-    PositionLost,
-    TopicMissing,
-)
+from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     LastError,
@@ -73,7 +66,6 @@ class KafkaReader:
         self._offsets: dict[str, dict[int, int]] = {}
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         for topic in self._options.topics:
             before = last.get(_place(topic))
             kept = before.data if before is not None else {}
@@ -96,7 +88,6 @@ class KafkaReader:
         """See `Reader`. Topics keep records by their own rules."""
 
     def close(self) -> None:
-        """See `Reader`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()

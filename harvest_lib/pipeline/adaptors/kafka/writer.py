@@ -74,7 +74,6 @@ class KafkaWriter:
         self._topics: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         records = [self._record(each) for each in messages if each.op is not Op.NOOP]
         producer = self._producer or self._make()
         try:
@@ -84,7 +83,6 @@ class KafkaWriter:
             raise
 
     def close(self) -> None:
-        """See `Writer`."""
         self._discard()
 
     def _deliver(self, producer: KafkaProducer, records: Sequence[_Record]) -> None:

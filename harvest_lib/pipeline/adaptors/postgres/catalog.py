@@ -12,7 +12,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from harvest_lib.database import translate
+from harvest_lib.database import evidence_of, translate
 from harvest_lib.errors import AdaptorError, DatabaseAccessDenied, DatabaseUnavailable
 from harvest_lib.source.server_identity import require_primary
 
@@ -101,13 +101,13 @@ def refusals(what: str, next_step: str) -> Iterator[None]:
         yield
     except (pg.InsufficientPrivilege, pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedObject) as error:
         kind = DatabaseAccessDenied if isinstance(error, pg.InsufficientPrivilege) else AdaptorError
-        raise kind(f"Postgres refused: {what}", evidence=_said(error), next_step=next_step) from error
+        raise kind(f"Postgres refused: {what}", evidence=evidence_of(error), next_step=next_step) from error
     except psycopg.Error as error:
         translated = translate(error)
         settled = isinstance(error, pg.ObjectNotInPrerequisiteState | pg.ConfigurationLimitExceeded)  # for good
         if not settled and isinstance(translated, DatabaseUnavailable | DatabaseAccessDenied):
             raise translated from error
-        raise AdaptorError(f"Postgres refused: {what}", evidence=_said(error), next_step=next_step) from error
+        raise AdaptorError(f"Postgres refused: {what}", evidence=evidence_of(error), next_step=next_step) from error
 
 
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
@@ -258,8 +258,3 @@ def _published(connection: psycopg.Connection[Any], publication: str) -> list[di
 
 def _spelled(statement: sql.Composable) -> str:
     return statement.as_string(None)
-
-
-def _said(error: psycopg.Error) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{first} (SQLSTATE {error.sqlstate})"

@@ -63,7 +63,6 @@ class Changes:
         """Whether a transaction has begun and not ended."""
 
     def take(self, change: Decoded) -> Sequence[Message]:
-        """Return the messages of a change."""
         match change:
             case Begin():
                 self.is_open, self._timestamp = True, change.timestamp

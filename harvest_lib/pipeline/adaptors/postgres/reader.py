@@ -29,7 +29,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
-from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds, unix_ms
 from harvest_lib.database import connect
 from harvest_lib.errors import AdaptorError, DatabaseUnavailable
 from harvest_lib.pipeline.adaptors.postgres import catalog
@@ -76,7 +76,6 @@ class PostgresReader:
         self._kept = self._confirmed = ""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """See `Reader`."""
         connection = self._connect()
         catalog.require_decoding(connection)
         before, followed = last.get(self._namespace), last.get(self._followed)
@@ -96,7 +95,7 @@ class PostgresReader:
             lsn = place
         following = known_of(tables, known)
         if before is None or known != following:
-            yield [self._position(lsn), Message(Op.NOOP, _now(), self._followed, following)]
+            yield [self._position(lsn), Message(Op.NOOP, unix_ms(), self._followed, following)]
         todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
         if todo and options.initial_copy:
             if snapshot is None:
@@ -105,13 +104,11 @@ class PostgresReader:
         yield from self._follow(tables, lsn)
 
     def kept(self, last: Mapping[str, Message]) -> None:
-        """See `Reader`."""
         place = last.get(self._namespace)
         self._kept = place.data["lsn"] if place is not None else self._kept
         self._confirm()
 
     def close(self) -> None:
-        """See `Reader`."""
         self._leave()
 
     # -- the slot
@@ -240,7 +237,7 @@ class PostgresReader:
     def _position(self, lsn: str) -> Message:
         self._said_at = boot_seconds()
         data = {"lsn": lsn, "system": self._system}
-        return Message(Op.NOOP, _now(), self._namespace, data)
+        return Message(Op.NOOP, unix_ms(), self._namespace, data)
 
     def _base_type(self, oid: int) -> int:
         return catalog.base_type(self._connect(), oid)
@@ -262,10 +259,6 @@ class PostgresReader:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def lsn_text(lsn: int) -> str:

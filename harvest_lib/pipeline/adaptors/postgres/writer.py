@@ -107,7 +107,6 @@ class PostgresWriter:
         self._targets: dict[str, _Target] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        """See `Writer`."""
         try:
             connection = self._connected()
             with connection.transaction():
@@ -125,7 +124,6 @@ class PostgresWriter:
             raise
 
     def close(self) -> None:
-        """See `Writer`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
