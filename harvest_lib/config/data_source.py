@@ -129,12 +129,11 @@ class DataSource:
     def _check(self) -> None:
         if not re.fullmatch(r"[0-9,]*", self._parameters.get("port", "")):
             raise _error("has a port that is not a number", _QUOTE_IT + ", or percent-encode it in a URL")
+        refused = False
         try:
             self.conninfo()
         except (psycopg.Error, UnicodeError, ValueError):
             refused = True  # libpq's words are not repeated: they quote the text
-        else:
-            refused = False
         if refused:
             raise _error("uses a connection keyword that this libpq does not know", "remove it, or use a newer libpq")
 

@@ -110,14 +110,14 @@ def _known_limits(connection: object, table: str) -> RecordLimits | None:
 
 def _look_up(connection: "psycopg.Connection[Any]", table: str) -> RecordLimits:
     with translated(), connection.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(_WIDTHS, (_name(table),)).fetchone()
+        row = cursor.execute(_WIDTHS, (str(OutboxTable.parse(table)),)).fetchone()
     return _remembered(connection, table, row)
 
 
 async def _look_up_async(connection: "psycopg.AsyncConnection[Any]", table: str) -> RecordLimits:
     with translated():
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            row = await (await cursor.execute(_WIDTHS, (_name(table),))).fetchone()
+            row = await (await cursor.execute(_WIDTHS, (str(OutboxTable.parse(table)),))).fetchone()
     return _remembered(connection, table, row)
 
 
@@ -127,10 +127,6 @@ def _remembered(connection: object, table: str, row: tuple[Any, ...] | None) -> 
     if row is not None:
         _known.setdefault(connection, {})[table] = limits
     return limits
-
-
-def _name(table: str) -> str:
-    return OutboxTable.parse(table).identifier.as_string(None)
 
 
 def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[_Values]:

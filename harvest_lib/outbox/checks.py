@@ -118,7 +118,7 @@ def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequen
 def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
     """Return the first id that no row has, nor will get from what was given out."""
     found = [connection.execute(sql.SQL(_HIGHEST).format(table=outbox.identifier)).fetchone()]
-    sequence = connection.execute(_SEQUENCE, (outbox.identifier.as_string(None),)).fetchone()
+    sequence = connection.execute(_SEQUENCE, (str(outbox),)).fetchone()
     if sequence is not None and sequence[0] is not None:
         statement = sql.SQL(_NEXT).format(sequence=sql.Identifier(*sequence[0]))
         found.append(connection.execute(statement).fetchone())
@@ -126,7 +126,7 @@ def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
 
 
 def _state(connection: psycopg.Connection[Any], outbox: OutboxTable) -> tuple[bool, list[str], list[str]]:
-    values = {"names": list(_RULES), "table": outbox.identifier.as_string(None)}
+    values = {"names": list(_RULES), "table": str(outbox)}
     with translated():
         row = connection.execute(_STATE, values).fetchone()
     return (row[0], row[1], row[2]) if row is not None else (False, [], [])

@@ -89,7 +89,7 @@ def detached_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) 
         return []
     statement = sql.SQL(_TABLES).format(segments=in_statement(placed.segments.identifier))
     with translated():
-        rows = connection.execute(statement, {"outbox": placed.identifier.as_string(None)}).fetchall()
+        rows = connection.execute(statement, {"outbox": str(placed)}).fetchall()
     found = [_detached(connection, placed, OutboxTable((schema, name))) for schema, name in rows]
     return [each for each in found if each.records != 0]
 
@@ -136,7 +136,7 @@ def _attach(
     below = [each.upper for each in segments if each.upper is not None and each.upper <= lowest]
     above = [each.lower for each in segments if each.lower is not None and each.lower > highest]
     start, end = (str(max(below)) if below else "MINVALUE"), (str(min(above)) if above else "MAXVALUE")
-    names = outbox.identifier.as_string(None), table.identifier.as_string(None)
+    names = str(outbox), str(table)
     return f"ALTER TABLE {names[0]} ATTACH PARTITION {names[1]} FOR VALUES FROM ({start}) TO ({end})"
 
 

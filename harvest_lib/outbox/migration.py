@@ -37,7 +37,7 @@ from harvest_lib.outbox.native_table import (
     segment_statements,
     shortened,
 )
-from harvest_lib.outbox.segment_creation import FAR_IDS, ensure_segments
+from harvest_lib.outbox.segment_creation import ensure_segments, far_end, is_near, planned_end
 from harvest_lib.outbox.segments import Segments
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
@@ -97,18 +97,18 @@ class Migration:
             return []
         placed = self.outbox.placed(connection)
         swap = self._checked(connection, placed)
-        end, validated = self._bound(connection, placed)
+        end, validated = planned_end(connection, placed)
         next_id = Segments(placed).next_id(connection)
         steps: list[Step] = []
         if not swap.has_transaction_id:
             steps.append(self._step("column", "short", queries.ADD_COLUMN, outbox=placed.identifier))
         steps += self._index_steps(connection, placed)
         cut = sql.Identifier(segment_queries.CUT)
-        if end is not None and end - next_id < FAR_IDS // 10:  # begun long ago
+        if end is not None and is_near(end, next_id):
             steps.append(self._step("unbound", "short", segment_queries.DROP_CUT, segment=placed.identifier, cut=cut))
             end, validated = None, False
         if end is None:
-            end = (next_id + FAR_IDS) // self.segment_size * self.segment_size
+            end = far_end(next_id, self.segment_size)
             names = {"segment": placed.identifier, "cut": cut, "upper": sql.Literal(end)}
             steps.append(self._step("bound", "short", queries.ADD_BOUND, **names))
         if not validated:
@@ -122,12 +122,11 @@ class Migration:
         remaining = self.remaining(connection)
         parts = [_as_script(step) for step in remaining]
         if remaining:
-            end, _ = self._bound(connection, placed)
-            next_id = Segments(placed).next_id(connection)
-            end = end or (next_id + FAR_IDS) // self.segment_size * self.segment_size
+            end, _ = planned_end(connection, placed)
+            end = end or far_end(Segments(placed).next_id(connection), self.segment_size)
             sequence = Segments(placed).sequence(connection)
             moved = sql.SQL("SELECT setval({}, greatest({}, last_value), true) FROM {};").format(
-                sql.Literal(sequence.identifier.as_string(None)), sql.Literal(end - 1), sequence.identifier
+                sql.Literal(str(sequence)), sql.Literal(end - 1), sequence.identifier
             )
             parts.append(f"-- jump\n{moved.as_string(None)}\n")
         return "\n".join(parts)
@@ -139,7 +138,7 @@ class Migration:
         placed.check_sequence(connection)
         swap = TableSwap.read(connection, placed, Segments(placed).sequence(connection))
         with translated():
-            values = {"outbox": placed.identifier.as_string(None)}
+            values = {"outbox": str(placed)}
             obstacles = [row[0] for row in connection.execute(queries.OBSTACLES, values).fetchall()]
         if obstacles or swap.obstacle:
             raise OutboxTableError(
@@ -151,16 +150,10 @@ class Migration:
         _ = placed.subscriptions, placed.segments  # their names must fit
         return swap
 
-    def _bound(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> tuple[int | None, bool]:
-        with translated():
-            values = {"segment": placed.identifier.as_string(None), "name": segment_queries.CUT}
-            row = connection.execute(segment_queries.CUT_END, values).fetchone()
-        return (row[0], row[1]) if row is not None else (None, False)
-
     def _index_steps(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> list[Step]:
         name = shortened(placed.parts[-1], "_from_0_transaction_id_idx")
         index = sql.Identifier(*placed.parts[:-1], name)
-        values = {"index": index.as_string(None), "outbox": placed.identifier.as_string(None)}
+        values = {"index": index.as_string(None), "outbox": str(placed)}
         with translated():
             row = connection.execute(queries.INDEX_IS_VALID, values).fetchone()
         if row is not None and row[0]:

@@ -218,4 +218,4 @@ class MovedRows:
         return sql.SQL(statement).format(outbox=in_statement(self.outbox.identifier))
 
     def _values(self) -> dict[str, Any]:
-        return {"outbox": self.outbox.identifier.as_string(None)}
+        return {"outbox": str(self.outbox)}

@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.native_table import shortened
+from harvest_lib.outbox.native_table import beside
 from harvest_lib.outbox.table import OutboxTable
 
 _CREATE = """
@@ -72,7 +72,7 @@ class Moves:
     @property
     def table(self) -> OutboxTable:
         """The table that lists them."""
-        return OutboxTable((*self.outbox.parts[:-1], shortened(self.outbox.parts[-1], "_moves")))
+        return beside(self.outbox, "_moves")
 
     def read(self, connection: psycopg.Connection[Any]) -> list[Move]:
         """Return them, the earliest first; none if there is no such table."""
@@ -91,7 +91,7 @@ class Moves:
         """Tell whether a row says that a transaction wrote it which this server has not had, or not since its segment
         was made."""
         with translated():
-            segments = connection.execute(_SEGMENTS, (self.outbox.identifier.as_string(None),)).fetchall()
+            segments = connection.execute(_SEGMENTS, (str(self.outbox),)).fetchall()
             for _, schema, name, made_in in segments:
                 names = {"segment": sql.Identifier(schema, name)}
                 lowest = connection.execute(sql.SQL(_LOWEST).format(**names)).fetchone()

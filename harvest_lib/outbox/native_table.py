@@ -51,21 +51,7 @@ class NativeTable:
 
     def create_statements(self) -> Sequence[sql.Composed]:
         """Return the DDL of a fresh table, one statement each, to be run in this order."""
-        return self._statements(self.outbox)
-
-    def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless there is one of its name, of whatever kind; tell whether it was created."""
-        if self.outbox.exists(connection):
-            return False
-        with translated(), connection.transaction():
-            lock_ddl(connection, str(self.outbox))
-            if self.outbox.exists(connection):
-                return False
-            for statement in self._statements(self.outbox):
-                connection.execute(statement)
-        return True
-
-    def _statements(self, outbox: OutboxTable) -> list[sql.Composed]:
+        outbox = self.outbox
         return [
             sql.SQL(queries.CREATE).format(
                 table=outbox.identifier,
@@ -76,6 +62,18 @@ class NativeTable:
             *segment_statements(outbox, first=0, count=self.ahead, size=self.segment_size),
             *beside_statements(outbox),
         ]
+
+    def create(self, connection: psycopg.Connection[Any]) -> bool:
+        """Create the table unless there is one of its name, of whatever kind; tell whether it was created."""
+        if self.outbox.exists(connection):
+            return False
+        with translated(), connection.transaction():
+            lock_ddl(connection, str(self.outbox))
+            if self.outbox.exists(connection):
+                return False
+            for statement in self.create_statements():
+                connection.execute(statement)
+        return True
 
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
@@ -122,7 +120,7 @@ def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
 
 def lacks_column(connection: psycopg.Connection[Any], table: OutboxTable, column: str) -> bool:
     """Tell whether a table, or the column of it, is not there."""
-    return connection.execute(queries.LACKS_COLUMN, (table.identifier.as_string(None), column)).fetchone() == (True,)
+    return connection.execute(queries.LACKS_COLUMN, (str(table), column)).fetchone() == (True,)
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
@@ -131,7 +129,7 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
         sql.SQL(queries.PARKED_IDS).format(
-            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
+            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(beside(outbox, "_set_aside_key").parts[-1])
         ),
     ]
 
@@ -159,12 +157,12 @@ def segment_statement(outbox: OutboxTable, lower: int, upper: int) -> sql.Compos
 
 def segment_of(outbox: OutboxTable, lower: int) -> OutboxTable:
     """Name the segment that begins with an id."""
-    return _beside(outbox, f"_from_{lower}")
+    return beside(outbox, f"_from_{lower}")
 
 
 def tail_of(outbox: OutboxTable) -> OutboxTable:
     """Name the segment without an upper end."""
-    return _beside(outbox, f"_{_TAIL}")
+    return beside(outbox, f"_{_TAIL}")
 
 
 def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int | None) -> sql.Composed:
@@ -176,7 +174,8 @@ def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int |
     )
 
 
-def _beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
+def beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
+    """Name a table beside an outbox."""
     return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], suffix)))
 
 

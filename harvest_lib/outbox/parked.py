@@ -246,7 +246,7 @@ class ParkedRecords(ParkedTable):
     def _put_back(self, connection: psycopg.Connection[Any], records: Sequence[TouchedRecord]) -> None:
         if not records:
             return
-        values = {"ids": [each.id for each in records], "outbox": self.outbox.identifier.as_string(connection)}
+        values = {"ids": [each.id for each in records], "outbox": str(self.outbox)}
         try:
             # Rows that were parked before the outbox got another column leave that to its default.
             for columns, ids in connection.execute(self._statement(connection, queries.SHAPES), values).fetchall():

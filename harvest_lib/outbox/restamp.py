@@ -18,7 +18,7 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
-from harvest_lib.outbox.native_table import lacks_column, shortened
+from harvest_lib.outbox.native_table import beside, lacks_column
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
 
@@ -41,7 +41,7 @@ class Restamping:
         statement = sql.SQL(queries.FOREIGN).format(outbox=outbox.identifier)
         with translated():
             row = connection.execute(statement).fetchone()
-        return (row is not None and bool(row[0])) or self._work(outbox).exists(connection)
+        return (row is not None and bool(row[0])) or beside(outbox, "_restamp").exists(connection)
 
     def check_not_needed(self, connection: psycopg.Connection[Any]) -> None:
         """Raise OutboxTableError if rows came from another server: a subscription would lose them."""
@@ -69,7 +69,7 @@ class Restamping:
             return self._restamp(connection, outbox)
 
     def _restamp(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
-        work = self._work(outbox)
+        work = beside(outbox, "_restamp")
         names = {"work": in_statement(work.identifier), "outbox": in_statement(outbox.identifier)}
         with translated(), connection.transaction():
             if not work.exists(connection):
@@ -113,7 +113,3 @@ class Restamping:
                 next_step="`harvest subscriptions move`, which gives rows transactions of this server too; or add "
                 "--force, and rewind the subscription afterwards",
             )
-
-    @staticmethod
-    def _work(outbox: OutboxTable) -> OutboxTable:
-        return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], "_restamp")))

@@ -23,7 +23,7 @@ from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.checks import validate_checks
 from harvest_lib.outbox.native_table import DEFAULT_AHEAD, segment_of, segment_statement, segment_statements, tail_of
 from harvest_lib.outbox.segments import Segment, Segments
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, Result, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
 FAR_IDS = 100_000_000_000
@@ -41,6 +41,24 @@ class Ensured:
     cut_tail: bool = False
     jumped: bool = False
     """Whether the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
+
+
+def planned_end(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int | None, bool]:
+    """Return where a table ends that becomes a segment, None without a CHECK that says so, and whether that is
+    validated."""
+    with translated():
+        row = connection.execute(queries.CUT_END, {"segment": str(table), "name": queries.CUT}).fetchone()
+    return (row[0], row[1]) if row is not None else (None, False)
+
+
+def far_end(next_id: int, size: int) -> int:
+    """Return an end that no id reaches meanwhile."""
+    return (next_id + FAR_IDS) // size * size
+
+
+def is_near(end: int, next_id: int) -> bool:
+    """Tell whether an end was planned long ago, so that ids could reach it."""
+    return end - next_id < FAR_IDS // 10
 
 
 def ensure_segments(
@@ -74,8 +92,7 @@ class _SegmentCreation:
     def run(self) -> Ensured:
         segments = Segments(self.outbox)
         jumped = self._leave_wide_segment(segments)
-        found = segments.read(self.connection)
-        *bounded, tail = found
+        *bounded, tail = segments.read(self.connection)
         if tail.upper is not None:
             raise OutboxTableError(
                 f"the last segment of {self.outbox} has an end, so that writers may find none",
@@ -84,7 +101,7 @@ class _SegmentCreation:
                 f"({tail.upper}) TO (MAXVALUE)",
             )
         next_id = segments.next_id(self.connection)
-        if self._planned_end(tail) is None:  # else one was begun
+        if planned_end(self.connection, tail.table)[0] is None:  # else one was begun
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
                 return Ensured(made=0, jumped=jumped)
@@ -115,19 +132,19 @@ class _SegmentCreation:
             self._make(lower + behind, missing, size)
             return missing + bool(behind)
 
-        return with_short_locks(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
+        return self._with_short_locks(change)
 
     def _split_tail(self, segments: Segments, tail: Segment, size: int) -> None:
         """Turn a tail with records into a segment, and make others behind it."""
         lower, table, cut = tail.lower or 0, tail.table.identifier, sql.Identifier(queries.CUT)
         next_id = segments.next_id(self.connection)
-        upper = self._planned_end(tail)
-        if upper is not None and upper - next_id < FAR_IDS // 10:  # begun long ago
+        planned, _ = planned_end(self.connection, tail.table)
+        if planned is not None and is_near(planned, next_id):
             self._with_short_locks(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
-            upper = None
-        begun, end = upper is not None, upper or (next_id + FAR_IDS) // size * size
+            planned = None
+        end = planned if planned is not None else far_end(next_id, size)
         bounds = {"lower": sql.Literal(lower), "upper": sql.Literal(end)}
-        if not begun:
+        if planned is None:
             self._with_short_locks(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
             self.after("added")
         self._validate(tail, end)
@@ -148,7 +165,7 @@ class _SegmentCreation:
         self.after("cut")
 
     def _validate(self, tail: Segment, end: int) -> None:
-        """Read the whole tail; nobody waits for that, so there is no hurry to get the lock."""
+        """Read the whole tail; nobody waits for that, so no short lock is needed."""
         table, cut = tail.table.identifier, sql.Identifier(queries.CUT)
         try:
             with translated():
@@ -181,14 +198,8 @@ class _SegmentCreation:
         for statement in segment_statements(self.outbox, first=lower, count=count, size=size):
             self.connection.execute(statement)
 
-    def _planned_end(self, tail: Segment) -> int | None:
-        with translated():
-            values = {"segment": str(tail.table), "name": queries.CUT}
-            row = self.connection.execute(queries.CUT_END, values).fetchone()
-        return row[0] if row is not None else None
-
-    def _with_short_locks(self, change: Callable[[], object]) -> None:
-        with_short_locks(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
+    def _with_short_locks(self, change: Callable[[], Result]) -> Result:
+        return with_short_locks(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
 
     def _execute(self, query: str, **names: sql.Composable) -> None:
         self.connection.execute(sql.SQL(query).format(outbox=self.outbox.identifier, **names))

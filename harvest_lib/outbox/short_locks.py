@@ -106,7 +106,7 @@ def _attempt(connection: psycopg.Connection[Any], change: Callable[[], Result], 
 
 def _refused(connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float) -> DatabaseError:
     with translated():
-        holders = [row[0] for row in connection.execute(_HOLDERS, (table.identifier.as_string(None),)).fetchall()]
+        holders = [row[0] for row in connection.execute(_HOLDERS, (str(table),)).fetchall()]
     return DatabaseError(
         f"{table} could not be changed within {patience_seconds:g} s, because it is never without a lock",
         evidence=f"held by {', '.join(holders[:_SHOWN]) or 'several, one after the other'}",

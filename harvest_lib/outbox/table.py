@@ -147,12 +147,12 @@ class OutboxTable:
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
         """Tell whether there is a table of this name."""
         with translated():
-            return connection.execute(queries.PLACE, (self._quoted(connection),)).fetchone() is not None
+            return connection.execute(queries.PLACE, (str(self),)).fetchone() is not None
 
     def placed(self, connection: psycopg.Connection[Any]) -> "OutboxTable":
         """Return the same table with its schema, which may be any of the search path. Raises OutboxTableError."""
         with translated():
-            row = connection.execute(queries.PLACE, (self._quoted(connection),)).fetchone()
+            row = connection.execute(queries.PLACE, (str(self),)).fetchone()
         if row is None:
             raise self._absent(connection)
         return OutboxTable((row[0], row[1]))
@@ -161,7 +161,7 @@ class OutboxTable:
         """Tell goharvest's table from the native one. Raises OutboxTableError if there is none of this name, and
         DatabaseAccessDenied if it is hidden from us."""
         with translated():
-            row = connection.execute(queries.KIND, (self._quoted(connection),)).fetchone()
+            row = connection.execute(queries.KIND, (str(self),)).fetchone()
         if row is None:
             raise self._absent(connection)
         return "native" if row[0] else "goharvest"
@@ -169,7 +169,7 @@ class OutboxTable:
     def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
         """Tell what values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
         with translated():
-            row = connection.execute(queries.VALUE_TYPE, (self._quoted(connection),)).fetchone()
+            row = connection.execute(queries.VALUE_TYPE, (str(self),)).fetchone()
         if row is None:
             raise self._absent(connection)
         return "bytea" if row[0] == "bytea" else "text"
@@ -224,7 +224,7 @@ class OutboxTable:
         self.check_columns(connection)
         self.check_sequence(connection)
         with translated():
-            answer = connection.execute(_PRIVILEGES, {"table": self._quoted(connection)}).fetchone()
+            answer = connection.execute(_PRIVILEGES, {"table": str(self)}).fetchone()
         if answer is not None and not answer[0]:
             raise DatabaseAccessDenied(
                 f"the user {answer[1]!r} may not harvest {self}",
@@ -235,7 +235,7 @@ class OutboxTable:
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
         """Raise OutboxTableError if ids are handed out in lots."""
         with translated():
-            cached = connection.execute(_CACHE, (self._quoted(connection), column)).fetchone()
+            cached = connection.execute(_CACHE, (str(self), column)).fetchone()
         if cached is not None:
             raise OutboxTableError(
                 f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",
@@ -251,7 +251,7 @@ class OutboxTable:
         return Backlog(records=records, oldest_age_seconds=max(0.0, age), marked=marked)
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
-        return dict(connection.execute(_COLUMNS, (self._quoted(connection),)).fetchall())
+        return dict(connection.execute(_COLUMNS, (str(self),)).fetchall())
 
     def _absent(self, connection: psycopg.Connection[Any]) -> OutboxTableError:
         self.refuse_hidden(connection)
@@ -260,9 +260,6 @@ class OutboxTable:
             evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
             next_step="create it with `harvest init`, or name another with `outboxTable`",
         )
-
-    def _quoted(self, connection: psycopg.Connection[Any]) -> str:
-        return self.identifier.as_string(connection)
 
     def __str__(self) -> str:
         return self.identifier.as_string(None)

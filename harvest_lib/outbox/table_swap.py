@@ -40,7 +40,7 @@ class TableSwap:
     @classmethod
     def read(cls, connection: psycopg.Connection[Any], outbox: OutboxTable, sequence: OutboxTable) -> Self:
         """Read it from the catalog; the names in it are spelled as in the present search path."""
-        values = {"outbox": outbox.identifier.as_string(None)}
+        values = {"outbox": str(outbox)}
         with translated():
             state = connection.execute(queries.STATE, values).fetchone()
             grants, policies, triggers = (
@@ -99,7 +99,7 @@ class TableSwap:
         ]
 
     def _grants(self) -> list[Statement]:
-        name = sql.Literal(self.outbox.identifier.as_string(None))
+        name = sql.Literal(str(self.outbox))
         found: list[Statement] = [sql.SQL(queries.REVOKE_DEFAULTS).format(name=name)]
         for public, role, privilege, grantable, column in self.grants:
             found.append(

@@ -35,7 +35,7 @@ def _ask_again(conninfo: str, tables: Sequence[OutboxTable], error: OutboxTableE
     with connect(conninfo) as connection:
         for table in tables:
             with translated():
-                absent = connection.execute(sql.SQL(_ABSENT), (table.identifier.as_string(connection),)).fetchone()
+                absent = connection.execute(sql.SQL(_ABSENT), (str(table),)).fetchone()
             if absent is not None:
                 table.refuse_hidden(connection)
                 return

@@ -19,7 +19,7 @@ from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.prefetch import Prefetcher
 from harvest_lib.source.readable import readable
-from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter, no_filter
+from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter
 
 # By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
 # is sorted, or picked from a bitmap, reads the rest of its window each time. What may take long is to find where a
@@ -66,7 +66,8 @@ class Plans(StrEnum):
 
 class ConnectedSource(ABC):
     """A `BatchSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
-    what commits from now on. `filter_lookup` says on each new connection what of `selection` is to be read."""
+    what commits from now on. `filter_lookup` says on each new connection what of `selection` is to be read, by default
+    all of it."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ConnectedSource(ABC):
         *,
         subscription: str = "default",
         start: Snapshot | None = NOTHING,
-        filter_lookup: FilterLookup = no_filter,
+        filter_lookup: FilterLookup | None = None,
     ) -> None:
         self._conninfo = conninfo
         self._selected = selection
@@ -142,7 +143,8 @@ class ConnectedSource(ABC):
             self.close()
             self._place = None
             self._connection = self._connect()
-            found = self._filter_lookup(self._connection, self._selected)
+            lookup = self._filter_lookup
+            found = lookup(self._connection, self._selected) if lookup else SubscriptionFilter(selection=self._selected)
             # From here on it reads nothing but the outbox.
             guard = require_all_rows(self._connection, [self._selected.table])
             found = replace(found, selection=replace(found.selection, guard=guard))

@@ -9,9 +9,9 @@ Promises
   given to records that were never sent. A failover behind it is said in the log: what was purged may come again.
 - A reset touches only rows that still carry an id of this leader's: a fenced one cannot unmark its successor's rows.
 - A park moves rows that still carry this leader's id, whole, into the table of parked records.
-- All go by batch, a purge and the mark after it in one transaction, and each is durable (`synchronous_commit=on`) when
-  it returns. The barrier rests on that: the next record of a key may leave only when the one before can never come
-  back.
+- Each takes many rows. A purge and the mark after it are one transaction. Each is durable (`synchronous_commit=on`)
+  when it returns. The barrier rests on that: the next record of a key may leave only when the one before can never
+  come back.
 """
 
 import logging
@@ -26,7 +26,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.outbox.row_security import guarded, require_all_rows
-from harvest_lib.record import ID, KEY, PAGE_BYTES, Row
+from harvest_lib.record import ID, KEY, PAGE_BYTES
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.readable import readable
@@ -210,7 +210,7 @@ class MarkSource:
                 self._careful = True
                 self.reset([row[ID] for row in found])
                 return self._fetch_carefully(limit, ())
-        return ClaimedRows(readable(_rows(found), connection), {}, _is_more(found, limit))
+        return ClaimedRows(readable([row[:_ROW] for row in found], connection), {}, _is_more(found, limit))
 
     def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
@@ -223,7 +223,7 @@ class MarkSource:
             found = self._execute_mark(limit).fetchall() if limit else []
             parked = self._read_parked({row[KEY] for row in found}) if found else {}
             self._careful = self._is_any_parked()
-        return ClaimedRows(readable(_rows(found), connection), parked, _is_more(found, limit))
+        return ClaimedRows(readable([row[:_ROW] for row in found], connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
@@ -289,10 +289,6 @@ class MarkSource:
 def _array(ids: Iterable[int]) -> str:
     """Spell an array for Postgres: psycopg's own way costs a microsecond a number, a tenth of a record's."""
     return f"{{{','.join(map(str, ids))}}}"
-
-
-def _rows(found: Iterable[Any]) -> list[Row]:
-    return [row[:_ROW] for row in found]
 
 
 def _is_more(found: Sequence[Any], limit: int) -> bool:

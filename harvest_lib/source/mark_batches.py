@@ -10,9 +10,10 @@ Promises
   once somebody has put it back.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -145,11 +146,4 @@ def encode_ids(ids: Sequence[int]) -> str:
 
 def decode_ids(text: str) -> list[int]:
     """Read what `encode_ids` has spelled."""
-    return list(_sums(int(each) for each in text.split()))
-
-
-def _sums(differences: Iterable[int]) -> Iterable[int]:
-    total = 0
-    for each in differences:
-        total += each
-        yield total
+    return list(accumulate(map(int, text.split())))

@@ -74,11 +74,6 @@ FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter
 """Finds out, on a new connection, what is to be read of what the configuration selects."""
 
 
-def no_filter(_connection: psycopg.Connection[Any], selection: Selection) -> SubscriptionFilter:
-    """Read all that the configuration selects. A `FilterLookup`."""
-    return SubscriptionFilter(selection=selection)
-
-
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:
     """Return the expression of each part, for statements with values. Everything becomes text, but a value of bytes; a
     key or topic that is null becomes empty, so that it belongs to a shard, and is refused if it cannot be."""

@@ -125,7 +125,7 @@ def test_a_page_of_several_transactions_is_no_longer_than_asked(table, source):
 
 
 def test_it_goes_on_from_every_position(table, source):
-    """Also from within a batch, by another process, while newer records are written."""
+    """Also from within a window, by another process, while newer records are written."""
     late = table.begin()
     late.write("late", "1", "2")
     written = table.write("k", *map(str, range(11)))
@@ -168,11 +168,11 @@ def test_where_it_was_opened_is_a_position_too(table, source):
         resumed.close()
 
 
-# -- what was put off
+# -- what was deferred
 
 
-def test_records_that_were_put_off_come_first(table, source):
-    """In the order in which they were put off, also within a batch, and they do not move the position."""
+def test_records_that_were_deferred_come_first(table, source):
+    """In the order in which they were deferred, also within a window, and they do not move the position."""
     written = table.write("k", *map(str, range(6)))
     page = source.read(4)
     deferred = [written[2][0], written[0][0]]
@@ -192,7 +192,7 @@ def test_records_that_were_put_off_come_first(table, source):
     again.close()
 
 
-def test_records_that_were_put_off_come_when_there_is_nothing_else(table, source):
+def test_records_that_were_deferred_come_when_there_is_nothing_else(table, source):
     (row,) = table.write("k")
     (page,) = read_pages(source, 1)
     source.open(through_json({**page.position, "deferred": [row[0]]}))
@@ -280,7 +280,7 @@ def test_what_is_written_while_a_batch_is_read_comes_with_the_next(table, source
     newer = meanwhile.write("k", "meanwhile") + table.write("k", "new")
     resumed = reopened(table, page.position)
     for one in (source, resumed):
-        assert read_rows(one, 3, limit=3) == written[2:], "the batch"
+        assert read_rows(one, 3, limit=3) == written[2:], "the window"
     meanwhile.commit()
     for one in (source, resumed):
         assert sorted(read_rows(one, 2)) == newer
@@ -418,7 +418,7 @@ def test_a_large_transaction_that_is_late_comes_by_pages(table, source):
 
 
 def test_what_a_position_has_seen_has_been_read(table, source):
-    """Every record visible in it came before; what is put off is held."""
+    """Every record visible in it came before; what is deferred is held."""
     late = table.begin()
     late.write("late")
     table.write("k", *map(str, range(6)))
@@ -722,7 +722,7 @@ def test_a_page_has_no_more_bytes_than_there_is_room_for_whatever_the_rows_have(
 
 
 @only_real
-def test_what_was_put_off_comes_by_bytes_and_the_position_names_what_is_left(table, source):
+def test_what_was_deferred_comes_by_bytes_and_the_position_names_what_is_left(table, source):
     written = table.write("k", *("x" * (PAGE_BYTES // 2 - 1_000) for _ in range(5)))
     pages = read_pages(source, 5)
     deferred = [row[0] for row in (written[3], written[0], written[4])]

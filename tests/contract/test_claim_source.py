@@ -110,8 +110,8 @@ def test_a_new_leader_id_takes_everything_that_was_not_acknowledged(outbox, lead
     assert ids(leader.fetch(10)) == [1, 3]
 
 
-def test_a_deposed_leader_cannot_reset_what_its_successor_took(outbox, leader):
-    """I6. A reset that does not look at the leader id unmarks the successor's rows, which are then sent twice."""
+def test_a_fenced_leader_cannot_reset_what_its_successor_took(outbox, leader):
+    """I6. A reset that does not check the leader id unmarks the successor's rows, which are then sent twice."""
     outbox.insert(row(1, "k"))
     leader.fetch(10)
     successor = outbox.source()
@@ -123,7 +123,7 @@ def test_a_deposed_leader_cannot_reset_what_its_successor_took(outbox, leader):
     successor.close()
 
 
-def test_a_delivered_row_is_purged_even_if_a_deposed_leader_has_marked_it(outbox, leader):
+def test_a_delivered_row_is_purged_even_if_a_fenced_leader_has_marked_it(outbox, leader):
     """Left in the table it would be marked and sent once more, behind its successors."""
     outbox.insert(row(1, "k"))
     leader.fetch(10)
@@ -155,7 +155,7 @@ def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):
 
 
 def parked(outbox):
-    """Return what is set aside: id, and whether it is held."""
+    """Return what is parked: id, and whether it is held."""
     if isinstance(outbox, FakeOutbox):
         return {record_id: held for record_id, (_, _, held) in outbox.parked.items()}
     return dict(outbox.connection.execute("SELECT id, held FROM outbox_parked ORDER BY id").fetchall())
@@ -196,7 +196,7 @@ def test_a_key_is_held_in_its_topic_alone(outbox, leader):
     assert {each for each in batch.parked if each in {("t", "a"), ("other", "a")}} == {("t", "a")}
 
 
-def test_a_deposed_leader_parks_nothing_of_its_successors(outbox, leader):
+def test_a_fenced_leader_parks_nothing_of_its_successors(outbox, leader):
     """I6."""
     outbox.insert(row(1, "a"), row(2, "a"))
     leader.fetch(10)
@@ -233,7 +233,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     source.fetch(10)
     source.park({1: "bad"})
     real.insert(row(7, "a"))
-    look, retried = source._read_parked, threading.Event()
+    read, retried = source._read_parked, threading.Event()
 
     def retry():
         with psycopg.connect(dsn) as operator:
@@ -245,7 +245,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     def retry_then_look(keys):
         person.start()
         retried.wait(0.5)
-        return look(keys)
+        return read(keys)
 
     source._read_parked = retry_then_look
     batch = source.fetch(10)
@@ -253,7 +253,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     assert batch.parked == {("t", "a"): 1}
     person.join(20)
     assert retried.is_set(), "afterwards it is"
-    source._read_parked = look
+    source._read_parked = read
     assert ids(source.fetch(10)) == [1]
     source.close()
     real.connection.close()

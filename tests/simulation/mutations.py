@@ -347,6 +347,6 @@ MUTATIONS = (
     _mutation(
         "ids are not spelled as they are read",
         _PAGES,
-        _edit(mark_batches, "_sums", "total += each", "total = each"),
+        _edit(mark_batches, "decode_ids", "accumulate(map(int, text.split()))", "map(int, text.split())"),
     ),
 )

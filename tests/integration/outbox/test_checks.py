@@ -1,4 +1,4 @@
-"""CHECK constraints: a writer is refused what Kafka can never take, and nobody fails over rows that are there."""
+"""CHECK constraints: a writer is refused what Kafka rejects permanently, and nobody fails over rows that are there."""
 
 import psycopg
 import pytest
@@ -83,7 +83,7 @@ def test_there_are_none_where_nobody_asked_for_them(connection, init, options):
 
 
 def test_a_table_in_use_gets_them_and_what_is_there_is_exempt(connection, init, dsn, bootstrap_servers, group_id):
-    """A mark updates each row, a reset too, and what was parked is put back: the constraints look at rows again."""
+    """A mark updates each row, a reset too, and what was parked is put back: the constraints check rows again."""
     NativeTable(outbox=OUTBOX).create(connection)
     ParkedRecords(OUTBOX).create(connection)
     for values in BAD.values():

@@ -194,7 +194,7 @@ def test_killed_after_any_step_it_goes_on(plain, step):
     assert plain.one("SELECT min(id) FROM outbox WHERE id > 40") > 1_000_000
 
 
-def test_a_broken_index_is_built_anew(plain):
+def test_a_broken_index_is_rebuilt(plain):
     """What CREATE INDEX CONCURRENTLY leaves behind when it is killed."""
     plain.write(5)
     with pytest.raises(Killed):

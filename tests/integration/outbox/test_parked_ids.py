@@ -1,4 +1,4 @@
-"""Records that Kafka can never take, harvested by laps from the native table: each costs its own key and no other."""
+"""Records that Kafka rejects permanently, read in batches from the native table: each costs its key and no other."""
 
 import random
 import uuid
@@ -65,7 +65,7 @@ def config(dsn, bootstrap_servers, group_id, delivery):
     return make
 
 
-def set_aside(connection):
+def parked_ids(connection):
     rows = connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
     return {record_id: "held" if held else reason for record_id, held, reason in rows}
 
@@ -106,7 +106,7 @@ def test_each_kind_of_bad_record_costs_its_own_key_only(
     good = [insert(key) for key in ("missing", "illegal", "large")]  # in another topic than what is bad
     good += [insert(f"good-{number % 20}") for number in range(200)]
     done = Harvest(config()).drain(60)
-    found = set_aside(connection)
+    found = parked_ids(connection)
     assert {record_id: found[record_id] for record_id in bad} == bad
     assert "size" in found.pop(large).lower()
     assert "size" in found.pop(huge).lower()
@@ -126,26 +126,26 @@ def test_under_stop_the_harvester_ends(connection, insert, config):
     harvest.start()
     with pytest.raises(RecordError, match=f"record {bad} "):
         harvest.await_stopped(20)
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
 def test_under_skip_the_key_goes_on(connection, insert, config, topic, bootstrap_servers):
     ids = [insert("a"), insert("a", names=["a"]), insert("a", "z" * 1_200_000), insert("a")]
     Harvest(config(parking="skip")).drain(60)
-    assert set(set_aside(connection)) == set(ids[1:3])
+    assert set(parked_ids(connection)) == set(ids[1:3])
     assert set(delivered(bootstrap_servers, topic)) == {ids[0], ids[3]}
 
 
-def test_what_is_set_aside_stays_so_under_the_next_leader(connection, insert, config, topic, bootstrap_servers):
+def test_what_is_parked_stays_so_under_the_next_leader(connection, insert, config, topic, bootstrap_servers):
     bad = insert("a", names=["n"])
     Harvest(config()).drain(60)
     later, other = insert("a"), insert("b")
     Harvest(config()).drain(60)
-    assert set_aside(connection) == {bad: "1 header names, 0 header values", later: "held"}
+    assert parked_ids(connection) == {bad: "1 header names, 0 header values", later: "held"}
     assert delivered(bootstrap_servers, topic) == [other]
 
 
-def test_retention_keeps_what_is_set_aside(connection, insert, config):
+def test_retention_keeps_what_is_parked(connection, insert, config):
     insert("a")
     bad = insert("b", to="no/such topic")
     insert("b")
@@ -154,7 +154,7 @@ def test_retention_keeps_what_is_set_aside(connection, insert, config):
 
 
 def test_a_topic_that_is_removed_while_records_come(connection, insert, config, admin, make_topic):
-    """What was known of it is asked again; its records are set aside, and others go on."""
+    """What was known of it is asked again; its records are parked, and others go on."""
     doomed = make_topic(partitions=1)
     soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
     insert("a", to=doomed)
@@ -163,7 +163,7 @@ def test_a_topic_that_is_removed_while_records_come(connection, insert, config, 
         admin.delete_topics([doomed])[doomed].result(20)
         lost = insert("a", to=doomed)
         insert("b")
-        eventually(lambda: set(set_aside(connection)) == {lost}, 40, "it is set aside")
+        eventually(lambda: set(parked_ids(connection)) == {lost}, 40, "it is parked")
         eventually(lambda: harvest.delivered_records == 2, 20, "the other is delivered")
 
 
@@ -177,7 +177,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
     topic = unique("later")
     with Harvest(config()):
         ids = [insert("a", to=topic), insert("a", to=topic)]
-        eventually(lambda: set(set_aside(connection)) == set(ids), 20, "both are set aside")
+        eventually(lambda: set(parked_ids(connection)) == set(ids), 20, "both are parked")
         make_topic(name=topic)
 
         def arrived():
@@ -188,7 +188,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
         eventually(arrived, 30, "the first arrives")
         ids.append(insert("a", to=topic))
         eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), 30, "all arrive")
-        eventually(lambda: set_aside(connection) == {}, 10, "nothing is left")
+        eventually(lambda: parked_ids(connection) == {}, 10, "nothing is left")
     assert delivered(bootstrap_servers, topic) == ids
     assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] is None
 
@@ -196,7 +196,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
 def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, bootstrap_servers):
     bad, *held = insert("a", names=["n"]), insert("a"), insert("a")
     with Harvest(config()):
-        eventually(lambda: set(set_aside(connection)) == {bad, *held}, 20, "all are set aside")
+        eventually(lambda: set(parked_ids(connection)) == {bad, *held}, 20, "all are parked")
         connection.execute("DELETE FROM outbox_set_aside WHERE id = %s", (bad,))
         eventually(lambda: delivered(bootstrap_servers, topic) == held, 20, "those behind it arrive")
         held.append(insert("a"))
@@ -213,7 +213,7 @@ def test_a_retry_waits_for_the_next_leader_and_is_part_of_a_drain(
     connection.execute(RETRY)
     assert Harvest(config()).drain(60).records == 2
     assert delivered(bootstrap_servers, topic) == ids
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
 def test_what_was_held_behind_another_topic_is_sent(connection, insert, config, topic, bootstrap_servers):
@@ -232,7 +232,7 @@ def test_what_was_held_behind_another_topic_is_sent(connection, insert, config, 
         eventually(
             lambda: delivered(bootstrap_servers, topic) == [held, later, following], 30, "all are sent, in order"
         )
-    assert set(set_aside(connection)) == {bad}
+    assert set(parked_ids(connection)) == {bad}
 
 
 def test_what_is_refused_again_is_parked_again(connection, insert, config, topic, bootstrap_servers):
@@ -260,20 +260,20 @@ def random_text(number):
 
 
 def test_one_too_large_among_many_that_are_not(connection, insert, config, make_topic, bootstrap_servers):
-    """Of those that exceed the limit as they stand, only the one that compression does not help is set aside."""
+    """Of those that exceed the limit as they stand, only the one that compression does not help is parked."""
     small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
     good = [insert(f"k{number % 25}", to=small) for number in range(250)]
     good.append(insert("repetitive", "x" * 9_000, to=small))
     bad = insert("k-bad", random_text(9_000), to=small)
     good += [insert(f"k{number % 25}", to=small) for number in range(250)]
     Harvest(config(producer_kafka_config={"compression.type": "lz4"})).drain(60)
-    assert set(set_aside(connection)) == {bad}
+    assert set(parked_ids(connection)) == {bad}
     assert set(delivered(bootstrap_servers, small)) == set(good)
     assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, small).values())
 
 
 def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, bootstrap_servers, admin):
-    """It was lowered while records came: laps are halved until those to blame are alone; then it is raised again."""
+    """It was lowered while records came: batches are halved until those to blame are alone; then it is raised again."""
     topic = make_topic(partitions=1)
     good = [insert("first", to=topic)]
     with Harvest(config()) as harvest:
@@ -285,7 +285,7 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
                 if number in {130, 270}:
                     bad.append(insert(f"bad-{number}", random_text(9_000), to=topic))
                 good.append(insert(f"k{number % 20}", to=topic))
-        eventually(lambda: set(set_aside(connection)) == set(bad), 60, "both are set aside")
+        eventually(lambda: set(parked_ids(connection)) == set(bad), 60, "both are parked")
         eventually(lambda: set(delivered(bootstrap_servers, topic)) == set(good), 60, "the others arrive")
         limit(admin, topic, 1_000_000)
 
@@ -301,7 +301,7 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
 def test_retention_and_removal_of_a_subscription(connection, insert, config):
-    """Whatever `holds` says: a subscription that was rewound, or divided anew, has no leader yet that could say it."""
+    """Whatever `holds` says: a subscription that was rewound, or resharded, has no leader yet that could say it."""
     outbox = OutboxTable.parse("outbox")
     bad = insert("b", to="no/such topic")
     Harvest(config()).drain(60)
@@ -313,7 +313,7 @@ def test_retention_and_removal_of_a_subscription(connection, insert, config):
     assert f"holds the record {bad}" in drop_passed(connection, outbox, keep_seconds=0).because
     subscriptions = Subscriptions(connection, outbox, Selection(table=outbox.identifier))
     subscriptions.remove("default", force=True)
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
@@ -329,17 +329,17 @@ def test_a_key_is_held_and_released_whatever_number_of_shards_there_was(
     Resharding(subscriptions, "default", 3).run(20.0)
     second = [insert(key, to=topic) for key in keys]
     Harvest(config(shards=3)).drain(60)
-    assert set(set_aside(connection)) == {*first, *second}
+    assert set(parked_ids(connection)) == {*first, *second}
     make_topic(partitions=2, name=topic)
     connection.execute(RETRY)
     assert Harvest(config(shards=3)).drain(60).records == 16
     assert keys_in_order(bootstrap_servers, topic) == {
         key: list(ids) for key, *ids in zip(keys, first, second, strict=True)
     }
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
-def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, dsn):
+def test_a_fenced_leader_parks_nothing_and_releases_nothing(connection, dsn):
     """I6: the epoch is compared by the statement that writes."""
     outbox = OutboxTable.parse("outbox")
     old, new = (CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
@@ -350,12 +350,12 @@ def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, ds
         new.lead(uuid.uuid4())
         assert not places[0].add([Entry(2, "t", "b", "because", held=False)])
         assert not places[0].release([1])
-        assert set_aside(connection) == {1: "because"}
+        assert parked_ids(connection) == {1: "because"}
         assert places[1].add([Entry(1, "t", "a", "held", held=True), Entry(3, "t", "a", "held", held=True)])
-        assert set_aside(connection) == {1: "because", 3: "held"}, "what is parked is never held"
+        assert parked_ids(connection) == {1: "because", 3: "held"}, "what is parked is never held"
         assert places[1].load(each=False) == [(("t", "a"), 1)]
         assert places[1].release([1, 3])
-        assert set_aside(connection) == {}
+        assert parked_ids(connection) == {}
 
 
 # -- ids that are given out again
@@ -373,7 +373,7 @@ def test_a_new_row_with_a_parked_id_is_sent(connection, insert, config, topic, b
     settings = config(parking=policy)
 
     def is_settled():
-        return len(set_aside(connection)) + len(delivered(bootstrap_servers, topic)) == 2
+        return len(parked_ids(connection)) + len(delivered(bootstrap_servers, topic)) == 2
 
     expected = sorted([bad, held, held + 1, *([held] if policy == "skip" else [])])
     with Harvest(settings):
@@ -411,7 +411,7 @@ def test_a_new_row_that_is_refused_takes_the_place_of_the_old_one(connection, in
     make_topic(name=missing)
     assert parked.retry(connection, ParkedSelection()).parked == 1
     assert Harvest(config()).drain(60).records == 1
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
@@ -422,7 +422,7 @@ def test_all_of_them_are_dropped_with_those_that_are_gone(connection, insert, co
     parked = ParkedIdTable(OutboxTable.parse("outbox"))
     assert parked.retry(connection, ParkedSelection()).parked == 0
     assert parked.drop(connection, ParkedSelection()).dropped == 1
-    assert set_aside(connection) == {}
+    assert parked_ids(connection) == {}
 
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
@@ -434,7 +434,7 @@ def test_retention_does_not_wait_for_a_parked_row_that_is_gone(connection, inser
     connection.execute("SELECT setval('outbox_id_seq', 20000000)")
     insert("b")
     Harvest(config()).drain(60)
-    assert set(set_aside(connection)) == {bad}
+    assert set(parked_ids(connection)) == {bad}
     assert "holds the record" not in drop_passed(connection, outbox, keep_seconds=0).because
 
 
@@ -455,7 +455,7 @@ def test_what_was_parked_before_the_column_goes_by_its_id(connection, insert, co
         "SELECT s.id, s.transaction_id = o.transaction_id FROM outbox_set_aside AS s JOIN outbox AS o USING (id) "
         "ORDER BY id"
     ).fetchall() == [(ids[0], True), (ids[1], None)]
-    assert set_aside(connection)[ids[1]] == "because"
+    assert parked_ids(connection)[ids[1]] == "because"
     assert [each.gone for each in ParkedIdTable(OutboxTable.parse("outbox")).list(connection)] == [False, False]
 
 

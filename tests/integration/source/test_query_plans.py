@@ -1,6 +1,6 @@
-"""What a look and a page cost: rows and buffers, which do not depend on the machine, whatever is kept in the table.
+"""What a poll and a page cost: rows and buffers, which do not depend on the machine, whatever is kept in the table.
 
-Statements are taken from the source as it fills them, and explained as it runs them: a look by a plan that is kept,
+Statements are taken from the source as it fills them, and explained as it runs them: a poll by a plan that is kept,
 made for no values in particular, a page by one for its values. Each table has 20,000 records that were read and are
 kept, in several segments; one was never analyzed, as after a bulk load.
 """
@@ -83,7 +83,7 @@ def opened(table, start):
     return source
 
 
-def look(source, limit=501):
+def poll(source, limit=501):
     values = {
         "before": str(source._prev.xmax - 1),
         "open": [str(each) for each in source._prev.in_progress],
@@ -99,24 +99,24 @@ def page(source, statement, values):
     return Cost(source._connection, statement, values)
 
 
-def batch(source, cur):
+def window(source, cur):
     """The values of EXTENT and FRESH for what became visible up to a snapshot."""
     return {"from": str(source._prev.xmax), "to": str(cur.xmax), "now": str(cur)}
 
 
-def test_a_look_that_finds_nothing_or_little_does_not_read_what_is_kept(table):
+def test_a_poll_that_finds_nothing_or_little_does_not_read_what_is_kept(table):
     source = opened(table, table.snapshot())
-    empty = look(source)
+    empty = poll(source)
     assert empty.rows == 0, empty
     assert empty.buffers < FEW_BUFFERS, empty
     fill(table.connection, 10)
-    found = look(source)
+    found = poll(source)
     assert found.rows == 10, found
     assert found.buffers < FEW_BUFFERS, found
 
 
-def test_a_writer_that_idles_since_long_costs_a_look_nothing(dsn):
-    """From its xmin on, every look would read what was written since."""
+def test_a_writer_that_idles_since_long_costs_a_poll_nothing(dsn):
+    """From its xmin on, every poll would read what was written since."""
     table = RealPagedTable(dsn, segment_size=4_000, ahead=SEGMENTS - 1)
     idle = table.begin()
     idle.write("idle")
@@ -124,35 +124,35 @@ def test_a_writer_that_idles_since_long_costs_a_look_nothing(dsn):
         fill(table.connection, KEPT // 20)
     source = opened(table, table.snapshot())
     assert source._prev.in_progress == (idle.id,)
-    empty = look(source)
+    empty = poll(source)
     assert empty.rows <= 1, empty
     assert empty.buffers < FEW_BUFFERS, empty
     fill(table.connection, 10)
-    found = look(source)
+    found = poll(source)
     assert found.rows <= 11, found
     idle.commit()
-    late = look(source)
+    late = poll(source)
     assert late.rows == 11, late
     assert late.buffers < FEW_BUFFERS, late
     table.close()
 
 
 def test_what_an_open_transaction_has_written_is_stepped_over(table):
-    """A job that inserts for minutes must not be read by each look until it commits; nor what it leaves behind."""
+    """A job that inserts for minutes must not be read by each poll until it commits; nor what it leaves behind."""
     source = opened(table, table.snapshot())
     bulk = table.begin()
     bulk._connection.execute(_FILL.format(records=KEPT))
     fill(table.connection, 10)
-    meanwhile = look(source)
+    meanwhile = poll(source)
     assert meanwhile.rows == 10, meanwhile
     assert meanwhile.buffers < FEW_BUFFERS, meanwhile
     assert len(read_rows(source, 10)) == 10
     assert bulk.id in source._prev.in_progress
-    again = look(source)
+    again = poll(source)
     assert again.rows == 0, again
     assert again.buffers < FEW_BUFFERS, again
     bulk.commit()
-    first = look(source)
+    first = poll(source)
     assert first.rows <= 502 + SEGMENTS, first
     assert first.buffers < FEW_BUFFERS, first
 
@@ -161,7 +161,7 @@ def test_a_page_of_fresh_records_is_read_by_the_primary_key(table):
     source = opened(table, table.snapshot())
     fill(table.connection, KEPT)
     cur = table.snapshot()
-    values = batch(source, cur)
+    values = window(source, cur)
     extent = page(source, source._extent, values)
     assert extent.rows <= KEPT, extent
     low, high = source._connection.execute(source._extent, values).fetchone()
@@ -179,9 +179,9 @@ def test_a_page_of_fresh_records_is_read_by_the_primary_key(table):
 
 def test_the_first_pages_of_a_new_subscription_are_read_by_the_primary_key(table):
     source = opened(table, Snapshot(1, 1))
-    first = look(source)
+    first = poll(source)
     assert first.rows <= 502 + SEGMENTS, first
-    values = batch(source, table.snapshot())
+    values = window(source, table.snapshot())
     read = page(source, source._fresh, {**values, "after": 9_900, "high": 2**63 - 1, "limit": 500, "bytes": PAGE_BYTES})
     assert read.rows == 500, read
     assert read.buffers < FEW_BUFFERS, read
@@ -226,8 +226,8 @@ def test_transaction_id_reads_a_page_by_the_index(table):
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "transaction_id"])
-def test_the_plan_of_a_look_is_made_once(dsn, kind):
-    """To plan it anew takes three times as long as to run it; so a page needs a plan for its values, a look none."""
+def test_the_plan_of_a_poll_is_made_once(dsn, kind):
+    """To plan it again takes three times as long as to run it; so a page needs a plan for its values, a poll none."""
     table = RealPagedTable(dsn, segment_size=4_000)
     source = table.source(kind=kind)
     source.open(None)

@@ -29,7 +29,7 @@ def filled(records):
     return table
 
 
-def test_what_was_put_off_is_not_purged_before_it_is_sent():
+def test_what_was_deferred_is_not_purged_before_it_is_sent():
     table = filled(8)
     leader = MarkPages(FakeSource(table))
     leader.open(None)
@@ -43,7 +43,7 @@ def test_what_was_put_off_is_not_purged_before_it_is_sent():
     assert not table.rows
 
 
-def test_whoever_goes_on_sends_what_was_put_off():
+def test_whoever_goes_on_sends_what_was_deferred():
     table = filled(8)
     leader = MarkPages(FakeSource(table))
     leader.open(None)
