@@ -34,12 +34,12 @@ _MATCHES = """
 _ITS_TRANSACTION = ", coalesce((SELECT o.{transaction_id} FROM {outbox} AS o WHERE o.{id} = r.id LIMIT 1), '0'::xid8)"
 
 _MATCHING = """
-SELECT s.id FROM {set_aside} AS s
+SELECT s.id FROM {parked_ids} AS s
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND {s_matches}
 """
 
 _LOAD = """
-SELECT kafka_topic, kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {set_aside} AS s
+SELECT kafka_topic, kafka_key, CASE WHEN %(each)s THEN id ELSE 0 END AS one, min(id) FROM {parked_ids} AS s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND {s_matches} GROUP BY 1, 2, 3
 """
 
@@ -53,14 +53,14 @@ leads AS (
 # Entries of other rows with these ids, which make room. Not an update, for which another privilege would be needed.
 _REPLACE = f"""
 WITH {_LEADS}
-DELETE FROM {{set_aside}} AS s USING leads
+DELETE FROM {{parked_ids}} AS s USING leads
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
 """  # noqa: S608 - it is above
 
 # What is parked once more is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
 _ADD = f"""
 WITH {_LEADS}, added AS (
-  INSERT INTO {{set_aside}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held{{column}})
+  INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held{{column}})
   SELECT %(subscription)s, %(shard)s, r.*{{value}} FROM leads, unnest(
     %(ids)s::bigint[], %(topics)s::text[], %(keys)s::text[], %(reasons)s::text[], %(helds)s::boolean[]
   ) AS r (id, kafka_topic, kafka_key, reason, held)
@@ -76,20 +76,20 @@ SELECT count(*) FROM leads
 _MOVED = """
 SELECT known.topic, known.key
 FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
-LEFT JOIN {set_aside} AS s ON s.subscription = %(subscription)s AND s.id = known.id
+LEFT JOIN {parked_ids} AS s ON s.subscription = %(subscription)s AND s.id = known.id
 WHERE s.id IS NULL OR s.held OR s.retry OR NOT {s_matches}
 """
 
 _DUE = """
 SELECT s.id FROM (
   SELECT moved.topic, moved.key, (
-    SELECT min(p.id) FROM {set_aside} AS p
+    SELECT min(p.id) FROM {parked_ids} AS p
     WHERE p.kafka_topic = moved.topic AND p.kafka_key = moved.key AND p.subscription = %(subscription)s
       AND p.shard = %(shard)s AND NOT p.held AND NOT p.retry AND {p_matches}
   ) AS stays
   FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(keys)s::text[]) AS each (topic, key)) AS moved
 ) AS first
-JOIN {set_aside} AS s
+JOIN {parked_ids} AS s
   ON s.kafka_topic = first.topic AND s.kafka_key = first.key AND s.subscription = %(subscription)s
   AND s.shard = %(shard)s
 WHERE (first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)) AND {s_matches}
@@ -98,7 +98,7 @@ ORDER BY s.id LIMIT %(limit)s
 
 _RELEASE = f"""
 WITH {_LEADS}, released AS (
-  DELETE FROM {{set_aside}} AS s USING leads WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[])
+  DELETE FROM {{parked_ids}} AS s USING leads WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[])
 )
 SELECT count(*) FROM leads
 """  # noqa: S608 - as above
@@ -130,7 +130,7 @@ class ParkedIds:
     ) -> None:
         self._checkpoints = checkpoints
         self._table = table
-        self._names = {"set_aside": in_statement(table), "subscriptions": in_statement(subscriptions)}
+        self._names = {"parked_ids": in_statement(table), "subscriptions": in_statement(subscriptions)}
         self._by_row = rows is not None
         self._is_checked = rows is None
         self._fill(rows)

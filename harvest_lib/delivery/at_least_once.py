@@ -9,8 +9,8 @@ Promises
 - A record's timestamp is taken before the check that it may still be sent. So where the topic refuses old timestamps
   (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket buffer of
   its own, which nothing on this side can take back: see docs/operations.md, "Topics that refuse the late".
-- Brokers refuse whole batches. The records of a refused one are *suspects*: they are reported as failed, and when they
-  come again each is sent alone. One that is refused alone is reported as refused, and nothing else is.
+- Brokers refuse whole batches. The records of a refused batch are reported as failed, and when they come again
+  each is sent alone, *isolated*. One that is refused alone is reported as refused, and nothing else is.
 - Settings on which these rest cannot be overridden (see `harvest_lib.config`).
 
 A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
@@ -83,9 +83,9 @@ class AtLeastOnce:
         self._topics = topics or Topics(settings.kafka)
         self._batch_bytes = DEFAULT_BATCH_BYTES
         self._queue: deque[Row] = deque()  # taken from the loop, and not yet by the producer
-        self._flying: dict[int, tuple[float, Row]] = {}  # id -> when the producer took it, in boot seconds, and what
-        self._suspects: set[int] = set()
-        self._alone: Row | None = None
+        self._in_flight: dict[int, tuple[float, Row]] = {}  # id -> when the producer took it, in boot seconds, and what
+        self._to_isolate: set[int] = set()
+        self._isolated: Row | None = None
         self._headers_of = header_maker(None)
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
@@ -138,12 +138,12 @@ class AtLeastOnce:
     @property
     def outstanding(self) -> int:
         """Return how many records the producer has taken and not reported."""
-        return len(self._flying)
+        return len(self._in_flight)
 
     @property
     def is_busy(self) -> bool:
         """Tell whether anything waits here: with the producer, for it, or to be reported."""
-        return bool(self._flying or self._queue or self._reports.failed or self._reports.acknowledged)
+        return bool(self._in_flight or self._queue or self._reports.failed or self._reports.acknowledged)
 
     def _fits(self) -> bool:
         """Tell whether the producer's batches are small enough; with the next producer they are, and this one is
@@ -152,12 +152,12 @@ class AtLeastOnce:
             raise RuntimeError("send before begin")
         if self._topics.smallest_limit >= self._batch_bytes:
             return True
-        if not self._flying:
+        if not self._in_flight:
             self._renew()
-        return not self._flying
+        return not self._in_flight
 
     def _listen(self, producer: KafkaProducer, timeout_seconds: float) -> int:
-        few = 0 < len(self._flying) <= _FEW_RECORDS and timeout_seconds > 0
+        few = 0 < len(self._in_flight) <= _FEW_RECORDS and timeout_seconds > 0
         # A flush does not linger: the last few are better off alone than waiting for company that does not come.
         return producer.flush(timeout_seconds) if few else producer.poll(timeout_seconds)
 
@@ -173,18 +173,18 @@ class AtLeastOnce:
         # This runs for every record: names are bound once, and arguments go by position (topic, value, key, partition,
         # callback, its other name, timestamp, headers), which together halves the time it takes.
         produce, headers_of, report = self._producer.produce, self._headers_of, self._report
-        partial, clock, flying, now = functools.partial, time.time, self._flying, boot_seconds()
-        suspects, large = self._suspects, self._large
+        partial, clock, in_flight, now = functools.partial, time.time, self._in_flight, boot_seconds()
+        to_isolate, large = self._to_isolate, self._large
         while rows:
             timestamp_ms = int(clock() * 1000)
             if not may_send():
                 return Went.UNTIL_TOLD
             row = rows[0]
             record_id, topic, key, value, names, contents = row
-            if suspects or self._alone or (value is not None and len(value) > large):
-                if flying and (self._alone or self._is_suspect(row)):
-                    return Went.UNTIL_TOLD  # a suspect waits until all others have acked, and they until it has
-                self._alone = row if self._is_suspect(row) else None
+            if to_isolate or self._isolated or (value is not None and len(value) > large):
+                if in_flight and (self._isolated or self._needs_isolation(row)):
+                    return Went.UNTIL_TOLD  # it waits until all others have acked, and they until it has
+                self._isolated = row if self._needs_isolation(row) else None
             try:
                 headers = headers_of(record_id, names, contents)
                 produce(topic, value, key, ANY_PARTITION, partial(report, row), None, timestamp_ms, headers)
@@ -192,13 +192,13 @@ class AtLeastOnce:
                 return Went.UNTIL_FULL
             except (KafkaException, ValueError, TypeError) as error:
                 rows.popleft()
-                self._alone = None
+                self._isolated = None
                 self._fail(row, error)
                 if self._halts:
                     return Went.UNTIL_TOLD
             else:
                 rows.popleft()
-                flying[record_id] = now, row
+                in_flight[record_id] = now, row
         return Went.WHOLLY
 
     @property
@@ -206,8 +206,8 @@ class AtLeastOnce:
         """Return the length of a value beyond which its record may be too large for company."""
         return self._batch_bytes // _LONGEST_CHARACTER_BYTES - _BATCH_OVERHEAD_BYTES
 
-    def _is_suspect(self, row: Row) -> bool:
-        if row[0] in self._suspects:
+    def _needs_isolation(self, row: Row) -> bool:
+        if row[0] in self._to_isolate:
             return True
         _, topic, key, value, names, contents = row
         texts = (key, value, *names, *contents)
@@ -225,7 +225,7 @@ class AtLeastOnce:
         self._reports.failed.append(Failure(row=row, reason=reason.str(), refused=reason.code() in NEVER_TAKEN))
 
     def _report(self, row: Row, error: KafkaError | None, message: Message) -> None:
-        if self._flying.pop(row[0], None) is None:
+        if self._in_flight.pop(row[0], None) is None:
             return  # given up on
         if error is not None:
             self._failed(row, error)
@@ -233,18 +233,18 @@ class AtLeastOnce:
             self._reports.failed.append(Failure(row=row, reason=_NO_OFFSET))
         else:
             self._reports.acknowledged.append(row)
-        if row is self._alone:
-            self._alone = None
-            self._suspects.discard(row[0])
+        if row is self._isolated:
+            self._isolated = None
+            self._to_isolate.discard(row[0])
 
     def _failed(self, row: Row, error: KafkaError) -> None:
         self._learn_from(error)
         if may_pass(error, gave_up=self._gave_up):
             self._topics.blame(row[1], error.str())
         refused = error.code() in NEVER_TAKEN
-        if refused and row is not self._alone:  # the batch was; who is to blame shows when each is sent alone
+        if refused and row is not self._isolated:  # the batch was; who is to blame shows when each is sent alone
             refused = False
-            self._suspects.add(row[0])
+            self._to_isolate.add(row[0])
         self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))
 
     def _serve(self, call: Callable[[], int]) -> int:
@@ -262,7 +262,7 @@ class AtLeastOnce:
 
     def _replace(self) -> None:
         """Discard a producer that is of no use any more, once what it has on the wire has acked or had its time."""
-        if (producer := self._producer) is not None and self._flying:
+        if (producer := self._producer) is not None and self._in_flight:
             self._serve(lambda: producer.flush(self._settings.delivery_timeout_seconds))
         self._discard()
         self._dead = False
@@ -282,18 +282,18 @@ class AtLeastOnce:
             producer.purge(in_queue=True, in_flight=True, blocking=True)
             # By polls: a flush goes on with reports after what is fatal was raised, and the next one is lost with it.
             deadline = Deadline(_ABANDON_SECONDS)
-            while self._flying and not deadline.passed:
+            while self._in_flight and not deadline.passed:
                 self._serve(lambda: producer.poll(_ABANDON_POLL_SECONDS))
                 self._hear(producer)
-            if self._flying:
+            if self._in_flight:
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
             self._serve(producer.close)
-        unreported = [row for _, row in self._flying.values()]
-        self._flying.clear()
+        unreported = [row for _, row in self._in_flight.values()]
+        self._in_flight.clear()
         self._reports.failed.extend(Failure(row=row, reason="no report came") for row in unreported)
         self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
         self._queue.clear()
-        self._alone = None
+        self._isolated = None
 
     def _make_producer(self) -> KafkaProducer:
         self._batch_bytes = min(self._topics.smallest_limit, DEFAULT_BATCH_BYTES)

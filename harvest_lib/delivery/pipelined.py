@@ -55,7 +55,7 @@ class Pipelined(AtLeastOnce):
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> None:
-        if self._give_up is not None and self._flying:
+        if self._give_up is not None and self._in_flight:
             return  # another lane is the reason; this one tells why it halted when nothing is outstanding any more
         self._is_told = False
         if self._give_up is not None:
@@ -65,13 +65,13 @@ class Pipelined(AtLeastOnce):
 
     @property
     def takes(self) -> bool:
-        return self._give_up is None and not (self._by_rounds and self._flying)
+        return self._give_up is None and not (self._by_rounds and self._in_flight)
 
     def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
         if not self.takes:
             return
         if self._by_rounds is bool(self._singly):
-            if self._flying:
+            if self._in_flight:
                 return  # the other way needs another producer; this one is replaced once it has nothing to do
             self._renew()
         super().send(rows, may_send)
@@ -86,7 +86,7 @@ class Pipelined(AtLeastOnce):
             reports.failed.extend(self._reports.failed)
             reports.acknowledged.extend(self._reports.acknowledged)
             self._reports = Reports()
-        elif self._flying and self._give_up.passed:
+        elif self._in_flight and self._give_up.passed:
             self._gave_up = True
             self._discard()
             last = super().poll(0)
@@ -94,7 +94,7 @@ class Pipelined(AtLeastOnce):
             reports.failed.extend(last.failed)
         self._failures.extend(reports.failed)
         reports.failed = []
-        if not self._flying:  # all may have acked after all: it has to begin again nevertheless
+        if not self._in_flight:  # all may have acked after all: it has to begin again nevertheless
             reports.failed, self._failures = self._failures, []
             reports.halted, self._is_told = not self._is_told, True
         return reports
@@ -114,7 +114,7 @@ class Pipelined(AtLeastOnce):
         assert self._producer is not None  # noqa: S101 - `send` has checked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers).
-        produce, headers_of, flying, now = self._producer.produce, self._headers_of, self._flying, boot_seconds()
+        produce, headers_of, in_flight, now = self._producer.produce, self._headers_of, self._in_flight, boot_seconds()
         large = self._large
         while rows:
             timestamp_ms = int(time.time() * 1000)
@@ -123,7 +123,7 @@ class Pipelined(AtLeastOnce):
             for _ in range(min(_SLICE, len(rows))):
                 row = rows[0]
                 record_id, topic, key, value, names, contents = row
-                if value is not None and len(value) > large and self._is_suspect(row):
+                if value is not None and len(value) > large and self._needs_isolation(row):
                     self._singly = max(self._singly, _LEAST_SINGLY)  # it has to travel alone
                     return Went.UNTIL_TOLD
                 try:
@@ -135,19 +135,19 @@ class Pipelined(AtLeastOnce):
                     self._singly = max(self._singly, _LEAST_SINGLY)  # then it is reported
                     return Went.UNTIL_TOLD
                 rows.popleft()
-                flying[record_id] = now, row
+                in_flight[record_id] = now, row
         return Went.WHOLLY
 
     def _listen(self, producer: KafkaProducer, timeout_seconds: float) -> int:
-        if self._by_rounds and self._flying and timeout_seconds > 0:
+        if self._by_rounds and self._in_flight and timeout_seconds > 0:
             return producer.flush(timeout_seconds)
         return super()._listen(producer, timeout_seconds)
 
     def _hear(self, producer: KafkaProducer) -> None:
-        if not self._by_rounds or not self._flying or len(producer):
+        if not self._by_rounds or not self._in_flight or len(producer):
             return
-        rows = [row for _, row in self._flying.values()]
-        self._flying.clear()
+        rows = [row for _, row in self._in_flight.values()]
+        self._in_flight.clear()
         if self._error is None:
             self._reports.acknowledged.extend(rows)
         else:
@@ -163,9 +163,9 @@ class Pipelined(AtLeastOnce):
 
     def _learn_from(self, error: KafkaError) -> None:
         super()._learn_from(error)
-        if self._by_rounds and self._flying:
+        if self._by_rounds and self._in_flight:
             self._error = self._error or error
-            self._singly = max(self._singly, _LEAST_SINGLY, 2 * len(self._flying))
+            self._singly = max(self._singly, _LEAST_SINGLY, 2 * len(self._in_flight))
 
     def _make_producer(self) -> KafkaProducer:
         self._by_rounds = not self._singly
@@ -179,12 +179,12 @@ class Pipelined(AtLeastOnce):
         return settings
 
     def _is_overdue(self) -> bool:
-        oldest, _ = next(iter(self._flying.values()), (None, None))
+        oldest, _ = next(iter(self._in_flight.values()), (None, None))
         return oldest is not None and boot_seconds() - oldest > self._settings.delivery_timeout_seconds
 
     def _halt(self) -> None:
         """Throw away what has not left; what has is waited for as long as it may take."""
-        oldest, _ = next(iter(self._flying.values()), (boot_seconds(), None))
+        oldest, _ = next(iter(self._in_flight.values()), (boot_seconds(), None))
         self._give_up = Deadline(oldest + self._settings.delivery_timeout_seconds - boot_seconds())
         self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
         self._queue.clear()

@@ -308,8 +308,8 @@ class Neli(ElectedLeadership):
 
     def _prove(self, consumer: KafkaConsumer, producer: KafkaProducer) -> None:
         now = self._clock()
-        standing = [candidacy for candidacy in self._candidacies if candidacy.assigned]
-        due = [candidacy for candidacy in standing if now >= candidacy.next_heartbeat]
+        assigned = [candidacy for candidacy in self._candidacies if candidacy.assigned]
+        due = [candidacy for candidacy in assigned if now >= candidacy.next_heartbeat]
         for candidacy in due:
             leads = candidacy.shard in self._registry.terms
             candidacy.next_heartbeat = now + (
@@ -319,7 +319,7 @@ class Neli(ElectedLeadership):
             for candidacy in due:
                 self._send_heartbeat(producer, candidacy, now)
             if due and not self._commits:
-                self._commit(consumer, standing, now)
+                self._commit(consumer, assigned, now)
         except (BufferError, KafkaException) as error:
             if isinstance(error, KafkaException):
                 self._trouble.note("heartbeat", error.args[0], self._last_error.text)
@@ -330,11 +330,11 @@ class Neli(ElectedLeadership):
     def _send_heartbeat(self, producer: KafkaProducer, candidacy: Candidacy, now: float) -> None:
         producer.produce(self._settings.topic, candidacy.heartbeat(now), partition=candidacy.shard)
 
-    def _commit(self, consumer: KafkaConsumer, standing: list[Candidacy], now: float) -> None:
+    def _commit(self, consumer: KafkaConsumer, assigned: list[Candidacy], now: float) -> None:
         # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
         topic, trouble = self._settings.topic, self._trouble.text
         said = spoken(self._pool, consumer.memberid() or "", trouble) if self._pool is not None else ""
-        positions = [(candidacy.shard, candidacy.position) for candidacy in standing]
+        positions = [(candidacy.shard, candidacy.position) for candidacy in assigned]
         if said and trouble:  # it may never hear anything, and has to say why
             positions = [(shard, _end(consumer, topic, shard) if at is None else at) for shard, at in positions]
         offsets = [TopicPartition(topic, shard, at, said) for shard, at in positions if at is not None]

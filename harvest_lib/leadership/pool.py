@@ -1,4 +1,4 @@
-"""Who a pool is: the election it stands in and the outbox it harvests, as its processes tell others.
+"""Who a pool is: the election it takes part in and the outbox it harvests, as its processes tell others.
 
 Two processes belong to one pool if they stand in the same election for the same outbox. Neither the host a process runs
 on, nor the address by which it reaches Postgres, is part of that: both change in the life of a pool.

@@ -132,8 +132,8 @@ class PostgresLeadership(ElectedLeadership):
         in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
-            sight = session.look()
-            if not sight.held:
+            observation = session.look()
+            if not observation.held:
                 self._registry.vacate(TermEnd.FENCED)
                 return
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
@@ -144,7 +144,7 @@ class PostgresLeadership(ElectedLeadership):
                 in_doubt_until = self._clock() + self._settings.session_timeout_seconds
             elif len(self._registry.terms) == self._settings.shards:
                 pass
-            elif sight.left_in_order:
+            elif observation.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
             elif sent_at >= waits_until and self._clock() < lease_until:
                 self._registry.take(*self._terms(lease_until))

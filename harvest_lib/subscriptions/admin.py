@@ -55,7 +55,7 @@ VALUES (%(name)s, %(shard)s, %(shards)s, %(source)s, %(generation)s, %(topics)s,
 
 _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
-_FORGET = "DELETE FROM {set_aside} WHERE subscription = %(name)s"
+_FORGET = "DELETE FROM {parked_ids} WHERE subscription = %(name)s"
 
 _MOVE = """
 UPDATE {table} SET source = %(source)s, generation = %(generation)s, seen = %(seen)s, holds = %(holds)s,
@@ -140,16 +140,16 @@ class Subscriptions:
             next_step=f"correct the name, or `harvest subscriptions add {name}`",
         )
 
-    def lag(self, standing: SubscriptionShard) -> Lag:
+    def lag(self, shard: SubscriptionShard) -> Lag:
         """Return how far behind a shard is; counts no further than `harvest_lib.subscriptions.lag.MOST`."""
         return lag(
             self.connection,
             self._selection,
-            source=standing.source,
-            position=standing.checkpoint.position if standing.checkpoint is not None else None,
-            share=(standing.shard, standing.shards),
-            topics=standing.topics,
-            keys=standing.keys,
+            source=shard.source,
+            position=shard.checkpoint.position if shard.checkpoint is not None else None,
+            share=(shard.shard, shard.shards),
+            topics=shard.topics,
+            keys=shard.keys,
         )
 
     # -- changing
@@ -346,8 +346,8 @@ class Subscriptions:
         self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""
-        tables = {"table": self.outbox.subscriptions.identifier, "set_aside": self.outbox.parked_ids.identifier}
+        """Run a statement on the table of subscriptions, {table}, or of the ids that they have parked, {parked_ids}."""
+        tables = {"table": self.outbox.subscriptions.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(each) for name, each in tables.items()}
         return self.connection.execute(sql.SQL(statement).format(**names), values)
 
@@ -419,25 +419,25 @@ def _make_position(source: str) -> Callable[[Snapshot, Mapping[str, str]], Mappi
     return transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
 
 
-def _mirrored(standing: SubscriptionShard, source: str, generation: int) -> Checkpoint:
+def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpoint:
     """Return the checkpoint that is kept in Postgres as one that counts."""
-    kept = standing.checkpoint
+    kept = shard.checkpoint
     if kept is None or kept.position is None:
         raise CheckpointError(
-            f"the subscription {standing.name!r} has no checkpoint in Postgres",
-            evidence=f"shard {standing.shard} was never harvested",
-            next_step=f"harvest subscriptions rewind {standing.name} --to beginning|now|SNAPSHOT",
+            f"the subscription {shard.name!r} has no checkpoint in Postgres",
+            evidence=f"shard {shard.shard} was never harvested",
+            next_step=f"harvest subscriptions rewind {shard.name} --to beginning|now|SNAPSHOT",
         )
-    position, seen = kept.position, Snapshot.parse(standing.seen)
-    if source != standing.source:
-        if standing.source not in SOURCES:
-            raise _unknown_source(standing.source)
+    position, seen = kept.position, Snapshot.parse(shard.seen)
+    if source != shard.source:
+        if shard.source not in SOURCES:
+            raise _unknown_source(shard.source)
         position = {
             **_make_position(source)(seen, position.get("server", {})),
             "deferred": position.get("deferred", []),
         }
     return replace(
-        kept, generation=generation, position=position, seen=standing.seen, holds=standing.holds, kept_in="postgres"
+        kept, generation=generation, position=position, seen=shard.seen, holds=shard.holds, kept_in="postgres"
     )
 
 

@@ -91,7 +91,7 @@ class Broker(FakeDelivery):
 
     @property
     def flying(self):
-        return list(self._flying)
+        return list(self._in_flight)
 
     def begin(self, leader_id):
         super().begin(leader_id)
@@ -106,12 +106,12 @@ class Broker(FakeDelivery):
                 left.append(rows.popleft())
             else:
                 self._machine.sends(self, self._leader, rows[0])
-                self._flying.append((self._leader, rows.popleft()))
+                self._in_flight.append((self._leader, rows.popleft()))
         rows.extendleft(reversed(left))
 
     def _must_wait(self, sending):
         """Tell whether a suspect is alone with Kafka, or wants to be."""
-        lane = [flying[0] for _, flying in self._flying if flying[2] == sending[2]] if self._piped else []
+        lane = [flying[0] for _, flying in self._in_flight if flying[2] == sending[2]] if self._piped else []
         return bool(lane) and not self._suspects.isdisjoint([*lane, sending[0]])
 
     def poll(self, timeout_seconds):  # noqa: ARG002 - nothing here takes time
@@ -125,8 +125,8 @@ class Broker(FakeDelivery):
     def abandon(self):
         self.cut_off(self.lands_at_abandon)
         self.abandoned += 1
-        self._reports.failed.extend(Failure(row=sent, reason="purged") for _, sent in self._flying)
-        self._flying.clear()
+        self._reports.failed.extend(Failure(row=sent, reason="purged") for _, sent in self._in_flight)
+        self._in_flight.clear()
         self._reports.halted = False
         reports, self._reports = self._reports, Reports()
         return reports
@@ -138,13 +138,13 @@ class Broker(FakeDelivery):
                 arrive -= 1
                 self._machine.arrives(*flight)
                 if acknowledged:
-                    self._flying.remove(flight)
+                    self._in_flight.remove(flight)
                     self._reports.acknowledged.append(flight[1])
             elif self._piped:
                 break
 
     def report(self, flight, outcome):
-        if flight not in self._flying:
+        if flight not in self._in_flight:
             return
         for before in self._lane(flight):
             if before is flight:
@@ -160,7 +160,7 @@ class Broker(FakeDelivery):
 
     def _land(self, flight):
         self._machine.arrives(*flight)
-        self._flying.remove(flight)
+        self._in_flight.remove(flight)
         self._reports.acknowledged.append(flight[1])
 
     def _fail(self, flight, outcome):
@@ -174,11 +174,11 @@ class Broker(FakeDelivery):
         if not good:
             self._suspects.update(each[1][0] for each in lane)
         for each in lane:
-            self._flying.remove(each)
+            self._in_flight.remove(each)
             self._reports.failed.append(Failure(row=each[1], reason=outcome, refused=refused))
 
     def _lane(self, flight):
-        return [each for each in self._flying if each[1][2] == flight[1][2]] if self._piped else [flight]
+        return [each for each in self._in_flight if each[1][2] == flight[1][2]] if self._piped else [flight]
 
 
 class Process:

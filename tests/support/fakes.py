@@ -151,7 +151,7 @@ class FakeDelivery:
         self.before_send = None
         self.land_at_most = None  # per poll
         self.abandoned = 0
-        self._flying = deque()
+        self._in_flight = deque()
         self._leader = None
 
     def begin(self, leader_id):
@@ -165,7 +165,7 @@ class FakeDelivery:
         while rows and may_send():
             if self.before_send is not None:
                 self.before_send(rows[0])
-            self._flying.append((self._leader, rows.popleft()))
+            self._in_flight.append((self._leader, rows.popleft()))
 
     def poll(self, timeout_seconds):  # noqa: ARG002 - nothing here takes time
         reports = Reports()
@@ -175,12 +175,12 @@ class FakeDelivery:
 
     def abandon(self):
         self.abandoned += 1
-        reports = Reports(failed=[Failure(row=row, reason="purged") for _, row in self._flying])
-        self._flying.clear()
+        reports = Reports(failed=[Failure(row=row, reason="purged") for _, row in self._in_flight])
+        self._in_flight.clear()
         return reports
 
     def close(self):
-        self._flying.clear()
+        self._in_flight.clear()
 
     @property
     def sent_ids(self):
@@ -188,9 +188,9 @@ class FakeDelivery:
 
     def _land(self, reports):
         landed = 0
-        while self._flying and landed != self.land_at_most:
+        while self._in_flight and landed != self.land_at_most:
             landed += 1
-            leader, row = self._flying.popleft()
+            leader, row = self._in_flight.popleft()
             if row[0] in self.refuse:
                 reports.failed.append(Failure(row=row, reason=self.refuse[row[0]], refused=True))
             elif self.fail.get(row[0], 0):

@@ -26,7 +26,7 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
         lambda event: acquired.append(boot_seconds()) if isinstance(event, LeaderAcquired) else None
     )
     with harvest:
-        eventually(lambda: delivery._flying if abandons else not table.rows, 10, "the first term is at work")
+        eventually(lambda: delivery._in_flight if abandons else not table.rows, 10, "the first term is at work")
         leadership.fence()
         fenced = boot_seconds()
         eventually(lambda: delivery.abandoned == int(abandons), 10, "the end of the term")

@@ -74,7 +74,7 @@ def test_nothing_is_purged_that_was_not_acknowledged():
     bench = Bench()
     bench.table.insert(row(1, "a"), row(2, "b"))
     bench.delivery.hold = True
-    bench.run(until=lambda: len(bench.delivery._flying) == 2)
+    bench.run(until=lambda: len(bench.delivery._in_flight) == 2)
     assert bench.table.ids == [1, 2]
     assert bench.delivery.abandoned == 1
 
@@ -136,7 +136,7 @@ def test_an_error_while_ending_still_leaves_nothing_in_the_producer():
         bench.run()
     assert bench.delivery.abandoned == 1
     assert bench.term.abandoned
-    assert not bench.delivery._flying
+    assert not bench.delivery._in_flight
     assert bench.term.quiesced.is_set()
 
 
@@ -179,7 +179,7 @@ def test_records_abandoned_are_counted():
     bench = Bench()
     bench.table.insert(row(1, "a"))
     bench.delivery.hold = True
-    bench.run(until=lambda: len(bench.delivery._flying) == 1)
+    bench.run(until=lambda: len(bench.delivery._in_flight) == 1)
     assert bench.loop.abandoned == 1
 
 
@@ -219,7 +219,7 @@ def test_a_revoked_term_lets_what_is_in_flight_land():
     bench.delivery.hold = True
 
     def revoke():
-        if len(bench.delivery._flying) == bench.loop.in_flight.records > 0:
+        if len(bench.delivery._in_flight) == bench.loop.in_flight.records > 0:
             bench.term.end(TermEnd.REVOKED)
             bench.delivery.hold = False
         return False
@@ -237,7 +237,7 @@ def test_a_fenced_term_stops_at_once_and_leaves_its_marks_to_the_successor():
     bench.delivery.hold = True
 
     def fence():
-        if len(bench.delivery._flying) == bench.loop.in_flight.records > 0:
+        if len(bench.delivery._in_flight) == bench.loop.in_flight.records > 0:
             bench.term.end(TermEnd.FENCED)
         return False
 

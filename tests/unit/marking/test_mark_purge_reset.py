@@ -17,7 +17,7 @@ def bench(*rows, **settings):
 
 
 def flying(made):
-    return [sent[0] for _, sent in made.delivery._flying]
+    return [sent[0] for _, sent in made.delivery._in_flight]
 
 
 def refreshed(made):

@@ -140,7 +140,7 @@ def test_what_is_to_be_parked_when_the_term_ends_is_given_back():
     poll = bench.delivery.poll
 
     def stop_then_land(timeout_seconds):
-        if bench.delivery._flying:
+        if bench.delivery._in_flight:
             bench.stopping.set()
         return poll(timeout_seconds)
 
@@ -156,11 +156,11 @@ def test_a_delivery_that_halted_begins_again_under_a_new_leader_id():
     poll, halted = bench.delivery.poll, []
 
     def halt_once(timeout_seconds):
-        if halted or not bench.delivery._flying:
+        if halted or not bench.delivery._in_flight:
             return poll(timeout_seconds)
         halted.append(True)
-        failed = [Failure(row=sent, reason="halted") for _, sent in bench.delivery._flying]
-        bench.delivery._flying.clear()
+        failed = [Failure(row=sent, reason="halted") for _, sent in bench.delivery._in_flight]
+        bench.delivery._in_flight.clear()
         return Reports(failed=failed, halted=True)
 
     bench.delivery.poll = halt_once
