@@ -124,18 +124,18 @@ class Engine(Protocol):
 
     def stand_by(self) -> None:
         """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
-        ...
+        return
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         """Return the loop of a term."""
         ...
 
-    def close(self, deadline: Deadline) -> None:
+    def close(self, deadline: Deadline) -> None:  # noqa: ARG002 - for those who need it
         """Let go of everything; nothing leaves after that. Safe to repeat."""
-        ...
+        return
 
 
-class MarkEngine:
+class MarkEngine(Engine):
     """`Engine` that marks and purges; one shard."""
 
     def __init__(
@@ -168,9 +168,6 @@ class MarkEngine:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
         conninfo = self._config.data_source.conninfo()
         self._thread = SourceThread(self._source, lambda: translate_missing_table(conninfo, tables))
-
-    def stand_by(self) -> None:
-        """See `Engine`. Nothing is kept that could be another's."""
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
@@ -206,7 +203,7 @@ def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
     return topics.refused(rows, max([len(row[3]) for row in rows if row[3]], default=0))
 
 
-class BatchEngine:
+class BatchEngine(Engine):
     """`Engine` in batches, with parts of its own for each shard. `kind` names the source."""
 
     def __init__(
@@ -339,6 +336,3 @@ class BatchEngine:
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             self._maintenance.begin(term, stopping)
         return BatchLoop(term, ports, stopping)
-
-    def close(self, deadline: Deadline) -> None:
-        """See `Engine`. Nothing outlives a term."""

@@ -26,7 +26,7 @@ OURS: Mapping[str, str] = {
 
 
 class Reader(Protocol):
-    """Used by one thread."""
+    """Used by one thread. One that inherits it has a `kept` and a `close` that do nothing."""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         """Return messages in batches, an empty one where nothing is ready, for ever or until all was read.
@@ -37,17 +37,17 @@ class Reader(Protocol):
         """
         ...
 
-    def kept(self, last: Mapping[str, Message]) -> None:
+    def kept(self, last: Mapping[str, Message]) -> None:  # noqa: ARG002 - for those who need it
         """Hear that all up to these has reached every writer, and may be forgotten at the source."""
-        ...
+        return
 
     def close(self) -> None:
         """Let go of connections. Idempotent."""
-        ...
+        return
 
 
 class Writer(Protocol):
-    """Used by one thread."""
+    """Used by one thread. One that inherits it has a `close` that does nothing."""
 
     def write(self, messages: Sequence[Message]) -> None:
         """Write them in their order, and return once all of them are durable.
@@ -59,7 +59,7 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Let go of connections. Idempotent."""
-        ...
+        return
 
 
 class Options(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from harvest_lib.errors import AdaptorError
-from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
+from harvest_lib.pipeline.adaptors import Adaptor, Options, Side, Writer
 from harvest_lib.pipeline.adaptors.envelope import Content, encode
 from harvest_lib.pipeline.message import Message, Op
 
@@ -18,7 +18,7 @@ class StdoutWriting(Options):
     """`envelope`: whole messages; `data`: their data alone, without deletes and commands. Default: envelope."""
 
 
-class StdoutWriter:
+class StdoutWriter(Writer):
     """`Writer` to the standard output. What the next program made of it is not known here."""
 
     def __init__(self, options: StdoutWriting) -> None:
@@ -35,9 +35,6 @@ class StdoutWriter:
                 evidence=f"{type(error).__name__}: {error}",
                 next_step="have the program that reads it run as long as the pipeline",
             ) from error
-
-    def close(self) -> None:
-        """See `Writer`."""
 
 
 ADAPTOR = Adaptor(summary="lines of JSON on the standard output", writes=Side(options=StdoutWriting, make=StdoutWriter))

@@ -27,6 +27,7 @@ from zlib import crc32
 
 from harvest_lib.clock import unix_ms
 from harvest_lib.errors import MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
@@ -111,7 +112,7 @@ class JsonLinesWriter:
         self._files.pop(path).close()
 
 
-class JsonLinesReader:
+class JsonLinesReader(Reader):
     """`Reader` of one file."""
 
     def __init__(self, path: Path, *, content: Content, namespace: str, follow: bool, batch_rows: int) -> None:
@@ -142,12 +143,6 @@ class JsonLinesReader:
                     self._require_length(file, position)
                     yield []
                     time.sleep(_WAIT_SECONDS)
-
-    def kept(self, last: Mapping[str, Message]) -> None:
-        """See `Reader`. The file stays as it is."""
-
-    def close(self) -> None:
-        """See `Reader`."""
 
     def _require_length(self, file: BinaryIO, position: int) -> None:
         size = os.fstat(file.fileno()).st_size

@@ -26,6 +26,7 @@ from typing import Any
 
 from harvest_lib.clock import unix_ms
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
+from harvest_lib.pipeline.adaptors import Reader, Writer
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.extended_json import dumps, loads
@@ -42,7 +43,7 @@ _PLAIN = {bool, int, float, str, bytes}
 _OPS = {each.name.lower(): each for each in Op}
 
 
-class ParquetWriter:
+class ParquetWriter(Writer):
     """`Writer` that adds files."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,9 +63,6 @@ class ParquetWriter:
                 make_folder(folder)
                 with held_folder(folder):
                     self._add(folder, table)
-
-    def close(self) -> None:
-        """See `Writer`."""
 
     def _add(self, folder: Path, table: Any) -> None:
         number = self._next[folder] if folder in self._next else self._open(folder)
@@ -122,7 +120,7 @@ class ParquetWriter:
         return pa.field(name, pa.string(), metadata=_JSON), pa.array(texts, pa.string())
 
 
-class ParquetReader:
+class ParquetReader(Reader):
     """`Reader` of a folder: of the files in it, and in the folders right below it."""
 
     def __init__(self, folder: Path, *, namespace: str | None, follow: bool, batch_rows: int) -> None:
@@ -147,12 +145,6 @@ class ParquetReader:
                         return
                     yield []
                     time.sleep(_WAIT_SECONDS)
-
-    def kept(self, last: Mapping[str, Message]) -> None:
-        """See `Reader`. The files stay as they are."""
-
-    def close(self) -> None:
-        """See `Reader`."""
 
     def _files(self, done: Mapping[Path, str], last: Mapping[str, Message]) -> list[Path]:
         found = []

@@ -30,6 +30,7 @@ from harvest_lib.kafka_client import (
     refused_settings,
     translate,
 )
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.extended_json import loads
@@ -53,7 +54,7 @@ _LOOK_SECONDS = 30.0
 """So often it is asked whether there are more partitions."""
 
 
-class KafkaReader:
+class KafkaReader(Reader):
     """`Reader` of topics."""
 
     def __init__(self, options: KafkaReading, *, provider: KafkaConsumerProvider = Consumer) -> None:
@@ -83,9 +84,6 @@ class KafkaReader:
                     look_at = boot_seconds() + _LOOK_SECONDS
         except KafkaException as error:
             raise self._translated(error.args[0]) from error
-
-    def kept(self, last: Mapping[str, Message]) -> None:
-        """See `Reader`. Topics keep records by their own rules."""
 
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
