@@ -7,6 +7,7 @@ Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harve
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ _READ_SECONDS = 5.0
 """Whoever stops waits for this; what takes longer is asked again."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
+_NO_LEADER_YET = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
 
 
 def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
@@ -84,7 +86,7 @@ def read_checkpoints(
     consumer = _reader(settings, topic, "read_committed", provider)
     deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
     try:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)
+        low, high = _offsets(consumer, topic, partition)
         start = high
         while start > low:
             start = max(low, high - step)
@@ -139,7 +141,7 @@ def hidden_by_a_transaction(
     for isolation in ("read_committed", "read_uncommitted"):
         consumer = _reader(settings, topic, isolation, provider)
         try:
-            ends.append(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)[1])
+            ends.append(_offsets(consumer, topic, partition)[1])
         except KafkaException as error:
             raise translate(error.args[0], settings=settings) from error
         finally:
@@ -159,6 +161,20 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
     }
     with refused_settings():
         return provider(client_settings(settings, **own))
+
+
+def _offsets(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+    """Return the partition's first offset and its end; wait for the leader of a partition that was just created."""
+    deadline = Deadline(_READ_SECONDS)
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or deadline.passed:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return first, end
 
 
 def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> list[Any]:

@@ -63,13 +63,13 @@ def postgres(
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
         outbox=outbox,
-        way=actions.grants.way_of(harvest, outbox, source),
+        mode=actions.grants.reading_mode(harvest, outbox, source),
         harvester=harvester,
         reader=reader,
         writers=actions.grants.writer_topics(writer or ["writer"], allow or [], harvester, reader),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
-        mapped=harvest.columns is not None,
+        has_column_mapping=harvest.columns is not None,
     )
     if actions.grants.reads_table(harvest, source):  # otherwise the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:

@@ -45,11 +45,11 @@ def list_(
 
       harvest park list -f reaper.yaml --topic orders --json | jq '.[].id'
     """
-    from harvest_lib.outbox import Selection
+    from harvest_lib.outbox import ParkedSelection
 
     with actions.park.open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
-        counts = parked.counts(connection, Selection(topic=topic, key=key))
+        counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
     if as_json:
         typer.echo(json.dumps([actions.park.record_json(record) for record in records]))
         return

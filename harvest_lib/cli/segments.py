@@ -48,10 +48,10 @@ def ensure(
 
     Example:  harvest segments ensure -f reaper.yaml
     """
-    from harvest_lib.outbox import ensure_ahead
+    from harvest_lib.outbox import ensure_segments
 
     with actions.segments.open_native(config) as (outbox, connection):
-        done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
+        done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
 

@@ -2,7 +2,7 @@
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
 id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
-INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first look
+INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
 notes them in `<outbox>_segments`, a later one finds them gone.
 
 Promises
@@ -60,7 +60,7 @@ class Segments:
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
         with translated():
-            rows = connection.execute(statement, {"outbox": _quoted(placed)}).fetchall()
+            rows = connection.execute(statement, {"outbox": str(placed)}).fetchall()
         found = [_segment(self.outbox, row) for row in rows]
         if not found:
             raise OutboxTableError(
@@ -73,13 +73,13 @@ class Segments:
     def size_bytes(self, connection: psycopg.Connection[Any], segment: Segment) -> int:
         """Return what a segment takes on disk, indexes included."""
         with translated():
-            row = connection.execute(queries.BYTES, (_quoted(segment.table),)).fetchone()
+            row = connection.execute(queries.BYTES, (str(segment.table),)).fetchone()
         return row[0] if row is not None else 0
 
     def sequence(self, connection: psycopg.Connection[Any]) -> OutboxTable:
         """Return the name of the sequence the ids come from."""
         with translated():
-            row = connection.execute(queries.SEQUENCE, {"outbox": _quoted(self.outbox)}).fetchone()
+            row = connection.execute(queries.SEQUENCE, {"outbox": str(self.outbox)}).fetchone()
         if row is None or row[0] is None:
             raise OutboxTableError(
                 f"the ids of {self.outbox} come from no sequence of its own",
@@ -105,7 +105,7 @@ class Segments:
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
 
-        Needs a connection in autocommit: each look has to be a new one.
+        Needs a connection in autocommit: each poll has to be a new one.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         passed = [each for each in segments if each.closed_at is None and each.is_passed(next_id)]
@@ -116,7 +116,7 @@ class Segments:
             values = {
                 "names": [each.name for each in passed if each.table.parts[0] == schema],
                 "schema": schema,
-                "outbox": _quoted(placed),
+                "outbox": str(placed),
             }
             with translated():
                 for query in (queries.NOTE, queries.CLOSE):
@@ -131,11 +131,11 @@ class Segments:
         with translated():
             return [row[0] for row in connection.execute(statement, values).fetchall()]
 
-    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, seen: str) -> bool:
+    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str) -> bool:
         """Tell whether a segment has a record that is not visible in a snapshot."""
         statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segment.table.identifier))
         with translated():
-            row = connection.execute(statement, {"seen": seen}).fetchone()
+            row = connection.execute(statement, {"low_watermark": low_watermark}).fetchone()
         return row is not None and bool(row[0])
 
 
@@ -157,10 +157,6 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
         passed_at=passed_at,
         closed_at=closed_at,
     )
-
-
-def _quoted(table: OutboxTable) -> str:
-    return table.identifier.as_string(None)
 
 
 def _unquoted(name: str) -> list[str]:

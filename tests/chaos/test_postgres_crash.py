@@ -272,7 +272,7 @@ def fall_behind(postgres, standby, harvest, topic):
     with Writer(postgres.dsn, topic) as writer:
         writer.commit(20, "both")
         eventually(lambda: harvest.delivered_records == 20, 30, "the first are delivered")
-        eventually(lambda: harvest._loops[0]._saved_number > 1, 10, "its checkpoint is saved")
+        eventually(lambda: harvest._loops[0]._state.saved_number > 1, 10, "its checkpoint is saved")
         await_replicated(postgres, standby)
         standby.stop()
         writer.commit(10, "lost")

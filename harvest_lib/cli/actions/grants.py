@@ -8,21 +8,21 @@ from harvest_lib.cli.options import Source
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.grants import Way
+from harvest_lib.grants import ReadingMode
 from harvest_lib.grants.kafka import Acl, commands
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.record import is_legal_topic
 
 
-def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
+def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> ReadingMode:
     """Return how a configuration reads records. If it leaves that open, the table decides."""
     kind = source or harvest.source
     if reads_table(harvest, source):
         with connect(harvest.data_source.conninfo()) as connection:
             kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
     if kind == "mark":
-        return "mark_laps" if harvest.exactly_once else "mark"
-    return "laps"
+        return "mark_batches" if harvest.exactly_once else "mark"
+    return "batches"
 
 
 def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:

@@ -17,10 +17,17 @@ from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
-from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
+from harvest_lib.outbox import (
+    OutboxTable,
+    ParkedIdTable,
+    ParkedRecord,
+    ParkedRecords,
+    ParkedRow,
+    ParkedSelection,
+    Retried,
+)
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.source.mapping import mapped_columns
-from harvest_lib.source.selection import COLUMNS
+from harvest_lib.source.selection import COLUMNS, columns_of
 
 NOTHING_PARKED = "no matching record is parked"
 _HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
@@ -34,7 +41,7 @@ def parked_table(
     mapped = config.columns is not None
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
-    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    columns = COLUMNS if config.columns is None else columns_of(config.columns)
     return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
 
 
@@ -49,10 +56,10 @@ def open_parked(
         yield parked, connection, harvest
 
 
-def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:
+def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> ParkedSelection:
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
         raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
-    return Selection(ids=ids or None, topic=topic, key=key)
+    return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 
 def record_json(record: ParkedRecord) -> dict[str, object]:

@@ -21,7 +21,7 @@ from harvest_lib.cli.actions.tables import Fitting, print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.status import Backlog, StatusReader
-from harvest_lib.outbox import OutboxTable, check_mapped
+from harvest_lib.outbox import OutboxTable, check_column_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def open_readings(config: Path | None) -> Iterator[StatusReadings]:
         if harvest.columns is None:
             table.check_columns(connection)  # status needs no privilege but SELECT
         else:
-            check_mapped(connection, table, harvest.columns)
+            check_column_mapping(connection, table, harvest.columns)
         yield StatusReadings(connection, table, harvest)
 
 
