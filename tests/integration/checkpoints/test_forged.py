@@ -142,7 +142,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     write(outbox, "1")
     drain(outbox)
     _, before = last(outbox)
-    monkeypatch.setattr("harvest_lib.batching.loop.TailLoop._save", lambda _self: True)
+    monkeypatch.setattr("harvest_lib.batching.loop.BatchLoop._save", lambda _self: True)
     write(outbox, "2")
     drain(outbox)
     monkeypatch.undo()
@@ -323,7 +323,7 @@ def test_another_group_is_said_to_be_what_changed(outbox):
     with pytest.raises(CheckpointError) as error:
         drain(outbox)
     assert "the configuration names another" in error.value.cause
-    assert "made anew" not in str(error.value)
+    assert "recreated" not in str(error.value)
     assert f"`leaderGroupID` was '{group}' and is '{group}2'" in error.value.evidence
     outbox.group = group
     write(outbox, "2")
@@ -358,5 +358,5 @@ def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
     eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
     with pytest.raises(CheckpointError, match="behind its mirror") as error:
         drain(outbox)
-    assert "deleted and made anew" in error.value.cause
+    assert "deleted and recreated" in error.value.cause
     assert "the topic's id was" in error.value.evidence
