@@ -12,7 +12,7 @@ def test_a_zombie_that_marks_has_nothing_sent_twice():
     zombie.open(None)
     leader.open(None)
     sent = [row[0] for row in leader.read(4).rows]
-    zombie.read(8)  # in the middle of the leader's lap, as one that was frozen would
+    zombie.read(8)  # in the middle of the leader's batch, as one that was frozen would
     for _ in range(4):
         if (page := leader.read(4)) is not None:
             sent += [row[0] for row in page.rows]
@@ -55,7 +55,7 @@ def test_whoever_goes_on_sends_what_was_put_off():
     successor.close()
 
 
-def test_whoever_goes_on_repeats_nothing_of_a_lap_whose_purge_was_not_asked_for_yet():
+def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_for_yet():
     """The second page was marked ahead, before the first one was committed: only the position knows of the first."""
     table = filled(3)
     leader = MarkPages(FakeSource(table))
