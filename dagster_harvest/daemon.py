@@ -4,7 +4,7 @@ What it does, in order
 1. take the row by which it is known to live (`dagster_harvest.heartbeat`); refused if another run has it and lives
 2. start the harvester; stand by or lead, as the election says
 3. every few seconds tell the numbers: a log line, and an observation of each topic that the UI plots
-4. end by an interrupt (the run is terminated), by what killed the harvester, or because another run was given its row:
+4. end by SIGTERM (the run is terminated), by what killed the harvester, or because another run was given its row:
    the harvester stops and hands leadership over, and the row says that it was in order
 """
 

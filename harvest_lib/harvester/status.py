@@ -18,7 +18,7 @@ from harvest_lib.harvester.added_partitions import said_of
 from harvest_lib.harvester.factory import make_selection, pool_at
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.leadership import lock_holder
-from harvest_lib.leadership.election import members
+from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.trouble import topic_trouble

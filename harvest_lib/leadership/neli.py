@@ -59,7 +59,7 @@ from harvest_lib.kafka_client import (
 )
 from harvest_lib.leadership.candidacy import NEVER, Candidacy
 from harvest_lib.leadership.diagnosis import Diagnosis
-from harvest_lib.leadership.election import spoken
+from harvest_lib.leadership.group_members import spoken
 from harvest_lib.leadership.other_pools import Notices, other_pool, tell
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd

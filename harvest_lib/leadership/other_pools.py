@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from harvest_lib.errors import PoolConflict
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings
-from harvest_lib.leadership.election import members
+from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.pool import Pool, log_fields, one_group
 
 _log = logging.getLogger(__name__)

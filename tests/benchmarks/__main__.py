@@ -11,7 +11,7 @@ from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import drain, drain_laps
+from tests.benchmarks.drain import drain, drain_batches
 from tests.benchmarks.report import Result, show, write
 from tests.benchmarks.scenarios import ONLY_WHEN_NAMED, SCENARIOS, Size
 
@@ -37,7 +37,7 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
         servers.insert(_WARM_UP_RECORDS)
         for delivery in ("transactional", "pipelined") * 2:
             servers.forget()
-            drain_laps(servers, _WARM_UP_RECORDS, delivery=delivery)
+            drain_batches(servers, _WARM_UP_RECORDS, delivery=delivery)
         for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
                 found = list(SCENARIOS[name](servers, Size(records=records, rounds=rounds)))

@@ -52,8 +52,8 @@ def drain(servers: Servers, records: int, *, delivery: str, lanes: int) -> Drain
     return Drain(rate=records / seconds, statements=source.worked / records * 1_000)
 
 
-def drain_laps(servers: Servers, records: int, *, delivery: str, **more: object) -> float:
-    """Return records per second of a harvest by laps, from the moment it leads; the subscription goes on where it was.
+def drain_batches(servers: Servers, records: int, *, delivery: str, **more: object) -> float:
+    """Return records per second of a harvest in batches, from the moment it leads; the subscription continues.
 
     `more` are settings; a `leader_group_id` of its own gives it a checkpoint topic of its own.
     """

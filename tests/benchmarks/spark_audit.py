@@ -15,7 +15,7 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import drain_laps
+from tests.benchmarks.drain import drain_batches
 from tests.benchmarks.report import Result, at_most
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     own.make_native()
     own.insert(records)
     own.settle()
-    drain_laps(own, records, delivery="pipelined")
+    drain_batches(own, records, delivery="pipelined")
     state = default_state()
     java_home = find_java(state)
     jars = [path for each in (POSTGRES_JDBC, SPARK_KAFKA) for path in resolve(each, state, java_home)]

@@ -27,7 +27,7 @@ RECORDS = 2_500
 MORE = 300
 
 STEPS = {
-    # The n-th time is one at which a lap was committed before, and others were to come.
+    # The n-th time is one at which a batch was committed before, and others were to come.
     "transactional": {
         "lead": 1,
         "begin": 1,
@@ -39,7 +39,7 @@ STEPS = {
         "save": 2,
         "saved": 2,
     },
-    "laps": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
+    "batches": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
     "marks": {"fetched": 3, "produce": 700, "purge": 2, "purged": 2},
     "sequenced": {
         "lead": 1,
@@ -60,15 +60,23 @@ STEPS = {
         "purge": 2,
         "purged": 2,
     },
-    "marks_by_laps": {"fetched": 3, "produce": 1_300, "commit": 2, "committed": 2, "save": 2, "purge": 2, "purged": 2},
+    "marks_in_batches": {
+        "fetched": 3,
+        "produce": 1_300,
+        "commit": 2,
+        "committed": 2,
+        "save": 2,
+        "purge": 2,
+        "purged": 2,
+    },
 }
 
 WAYS = {
     # name: source, delivery, steps
     "snapshot_transactional": ("snapshot", "transactional", "transactional"),
-    "snapshot_pipelined": ("snapshot", "pipelined", "laps"),
-    "snapshot_barrier": ("snapshot", "barrier", "laps"),
-    "mark_transactional": ("mark", "transactional", "marks_by_laps"),
+    "snapshot_pipelined": ("snapshot", "pipelined", "batches"),
+    "snapshot_barrier": ("snapshot", "barrier", "batches"),
+    "mark_transactional": ("mark", "transactional", "marks_in_batches"),
     "snapshot_sequenced": ("snapshot", "sequenced", "sequenced"),
     "mark_sequenced": ("mark", "sequenced", "marks_sequenced"),
     "mark_pipelined": ("mark", "pipelined", "marks"),
@@ -141,8 +149,8 @@ class Crashes:
 @pytest.fixture
 def crashes(dsn, make_topic, bootstrap_servers, group_id, tmp_path, way):
     source, delivery, _ = WAYS[way]
-    by_laps = source != "mark" or delivery in ONCE
-    outbox = (NativeOutbox if by_laps else Outbox)(dsn, make_topic(4))
+    in_batches = source != "mark" or delivery in ONCE
+    outbox = (NativeOutbox if in_batches else Outbox)(dsn, make_topic(4))
     yield Crashes(outbox, bootstrap_servers, group_id, tmp_path, source, delivery)
     outbox.close()
 

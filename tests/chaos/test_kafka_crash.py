@@ -87,7 +87,7 @@ def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap
         (stack.kafka.start if how == "killed" else stack.kafka.resume)()
         assert harvest.delivered_records < RECORDS, "it was over before it began"
 
-        def there():  # a lap whose commit was answered to nobody may have been committed, and is not counted
+        def there():  # a batch whose commit was answered to nobody may have been committed, and is not counted
             return len(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed"))
 
         # What killed the harvester, if anything did, is raised here.

@@ -66,7 +66,7 @@ class Rivals:
         self.part(delivery)._producer.flush(5)
 
     def part(self, delivery):
-        """Return what has the present lap."""
+        """Return what has the present batch."""
         return delivery._deliveries[0] if isinstance(delivery, AlternatingProducers) else delivery
 
     def committed(self):
@@ -222,7 +222,7 @@ def watch(zombie, successor):
         pytest.param("sequenced", "acknowledge", 6, marks=pytest.mark.long),
     ],
 )
-def test_one_that_was_frozen_in_a_lap_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
+def test_one_that_was_frozen_in_a_batch_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
     outbox.fill(RECORDS, keys=500)
     zombie = freeze(pool, step, nth)
     successor, row = succeed(pool, outbox, bootstrap_servers)

@@ -1,4 +1,4 @@
-"""The key barrier by laps: nothing lost, nothing of a key twice between two checkpoints, order kept."""
+"""The key barrier in batches: nothing lost, nothing of a key twice between two checkpoints, order kept."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,22 +16,22 @@ def row(record_id, key, value="v"):
 
 @given(ROUNDS)
 def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(rounds):
-    barrier, gone, lap, offered = KeyBarrier(), [], [], []
+    barrier, gone, batch, offered = KeyBarrier(), [], [], []
     for keys, saved in rounds:
         rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
         offered += rows
-        lap += barrier.admit(rows, PLENTY, first=True)
-        assert len({each[2] for each in lap}) == len(lap), "a key went twice before its checkpoint was on disk"
+        batch += barrier.admit(rows, PLENTY, first=True)
+        assert len({each[2] for each in batch}) == len(batch), "a key went twice before its checkpoint was on disk"
         if saved:
-            gone, lap = gone + lap, []
+            gone, batch = gone + batch, []
             barrier.checkpoint_saved()
-        assert sorted([*barrier.deferred_ids, *(each[0] for each in gone + lap)]) == [each[0] for each in offered]
+        assert sorted([*barrier.deferred_ids, *(each[0] for each in gone + batch)]) == [each[0] for each in offered]
     while barrier.deferred_ids:
-        gone, lap = gone + lap, []
+        gone, batch = gone + batch, []
         barrier.checkpoint_saved()
-        lap = barrier.admit([], PLENTY, first=True)
-        assert lap, "what was put off goes on once the checkpoint is on disk"
-    gone += lap
+        batch = barrier.admit([], PLENTY, first=True)
+        assert batch, "what was put off goes on once the checkpoint is on disk"
+    gone += batch
     for key in "abcd":
         ours = [each[0] for each in gone if each[2] == key]
         assert ours == [each[0] for each in offered if each[2] == key]

@@ -34,7 +34,7 @@ from tests.simulation.statements import KNOWN, OUTBOX, SUBSCRIPTIONS
 
 _SNAPSHOT = tuple(each for each in MODES if each.startswith("snapshot"))
 _BY_ID = tuple(each for each in MODES if each.startswith("transaction_id"))
-_LAPS = _SNAPSHOT + _BY_ID
+_BATCHES = _SNAPSHOT + _BY_ID
 _MARK = ("mark-barrier", "mark-pipelined")
 _PAGES = ("mark-transactional",)
 
@@ -169,7 +169,7 @@ MUTATIONS = (
         _edit(Term, "is_live", " and self._clock() < self._lease_until", ""),
     ),
     _mutation(
-        "no key gate in laps",
+        "no key barrier in batches",
         ("snapshot-barrier",),
         _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
@@ -184,8 +184,8 @@ MUTATIONS = (
         _edit(BatchLoop, "_restart", "if may_arrive:", "if False:"),
     ),
     _mutation(
-        "a checkpoint is saved before the lap is committed",
-        _LAPS,
+        "a checkpoint is saved before the batch is committed",
+        _BATCHES,
         _edit(
             BatchLoop,
             "_commit",
@@ -194,8 +194,8 @@ MUTATIONS = (
         ),
     ),
     _mutation(
-        "the position goes on though the lap failed",
-        _LAPS,
+        "the position goes on though the batch failed",
+        _BATCHES,
         _edit(
             BatchLoop,
             "_commit",
@@ -205,16 +205,16 @@ MUTATIONS = (
     ),
     _mutation(
         "what is held is not written down",
-        _LAPS,
+        _BATCHES,
         _edit(BatchLoop, "_commit", "if not ports.parking.write():", "if False:"),
     ),
     _mutation(
-        "a lap does not wait for its reports",
+        "a batch does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier"),
         _edit(AtLeastOnceBatches, "commit", "return self._delivery.flush(may_send)", "return BatchCommitted()"),
     ),
     _mutation(
-        "a lap does not hear of failures",
+        "a batch does not hear of failures",
         ("snapshot-pipelined", "snapshot-barrier"),
         _edit(PipelinedBatches, "_failed", "self._failure = error", "pass"),
     ),
@@ -227,7 +227,7 @@ MUTATIONS = (
     ),
     _mutation(
         "epochs are ignored",
-        _LAPS,
+        _BATCHES,
         Statement(
             owner=checkpoint,
             name="_SAVE",
@@ -243,7 +243,7 @@ MUTATIONS = (
     ),
     _mutation(
         "generations are ignored",
-        _LAPS,
+        _BATCHES,
         Statement(
             owner=checkpoint,
             name="_SAVE",
@@ -287,7 +287,7 @@ MUTATIONS = (
     ),
     _mutation(
         "no durability barrier",
-        _LAPS,
+        _BATCHES,
         _edit(
             server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
         ),

@@ -15,7 +15,7 @@ MODES = (
     "transaction_id-barrier",
 )
 """How the outbox is read, and how Kafka gets it."""
-_BY_LAPS = ("split", "split")
+_IN_BATCHES = ("split", "split")
 _DISASTERS = ("kill", "freeze", "cut off", "crash", "crash", "outage", "slow wire", "stop")
 _ONLY_READ = ("rewind",)
 _RATES = (0.0, 0.01, 0.03, 0.08)
@@ -38,10 +38,10 @@ class Plan:
     """Whether Kafka refuses some records until everything heals."""
     harvesters: int
     transactions: int
-    lap: int
-    """Records in the first lap."""
+    batch: int
+    """Records in the first batch."""
     lanes: int
-    """Producers side by side, where terms do not go by laps."""
+    """Producers side by side, where terms do not go in batches."""
 
     @property
     def source(self):
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def by_batches(self):
-        """Whether a term goes by laps, and its subscription has an epoch."""
+        """Whether a term goes in batches, and its subscription has an epoch."""
         return self.source != "mark" or self.delivery == "transactional"
 
     def __str__(self):
@@ -66,7 +66,7 @@ def plan_of(seed, modes=MODES):
     mode = modes[seed % len(modes)]
     kinds = _DISASTERS
     if mode.endswith("transactional") or not mode.startswith("mark"):
-        kinds += _BY_LAPS
+        kinds += _IN_BATCHES
     if not mode.startswith("mark"):
         kinds += _ONLY_READ
     disasters = sorted((round(dice.uniform(0.2, 3.5), 3), dice.choice(kinds)) for _ in range(dice.randint(0, 4)))
@@ -79,6 +79,6 @@ def plan_of(seed, modes=MODES):
         poisoned=dice.random() < 0.2,
         harvesters=dice.randint(2, 3),
         transactions=dice.randint(8, 24),
-        lap=dice.choice((2, 5, 12)),
+        batch=dice.choice((2, 5, 12)),
         lanes=dice.choice((1, 1, 2)),
     )

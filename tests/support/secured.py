@@ -20,7 +20,7 @@ OUTBOX = OutboxTable(("outbox",))
 
 MARK = {"source": "mark", "delivery": "barrier"}
 SNAPSHOT = {"source": "snapshot", "delivery": "transactional", "leadership": "solo"}
-MARK_LAPS = {"source": "mark", "delivery": "transactional", "leadership": "solo"}
+MARK_BATCHES = {"source": "mark", "delivery": "transactional", "leadership": "solo"}
 SEQUENCED = {"source": "snapshot", "delivery": "sequenced", "leadership": "solo"}
 MARK_SEQUENCED = {"source": "mark", "delivery": "sequenced", "leadership": "solo"}
 

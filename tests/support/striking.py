@@ -3,7 +3,7 @@
 The steps are those of its own parts, which are wrapped here; the product knows nothing of it.
 
     lead      the epoch was raised               produce  a record is about to be handed to librdkafka
-    begin     the delivery is about to begin     landed   all of the lap has been acknowledged
+    begin     the delivery is about to begin     landed   all of the batch has been acknowledged
     begun     it has begun                       commit   the transaction is about to be committed
     save      a checkpoint is about to be        committed  it was
               written to Postgres                committing  it is being, for so many milliseconds

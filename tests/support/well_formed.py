@@ -36,8 +36,8 @@ TOPIC = "orders"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that after a lap the topic
-    is deleted and recreated."""
+    """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that the topic is
+    deleted and recreated after a batch."""
 
     promise: Promise
     writes: int = 12
@@ -129,7 +129,7 @@ class Model:
         )
 
     def _harvests(self) -> Iterator[Event]:
-        return self._transaction() if self.shape.promise.transactional else self._lap()
+        return self._transaction() if self.shape.promise.transactional else self._batch()
 
     def _now(self, kind: str, process: str) -> dict[str, object]:
         self.clock += 0.001
@@ -204,7 +204,7 @@ class Model:
             offset=place.shown.offset,
         )
 
-    def _lap(self) -> Iterator[Event]:
+    def _batch(self) -> Iterator[Event]:
         """At least once: mark, send, purge what was acknowledged, reset what failed; or die in the middle of it."""
         rows = self._page(one_per_key=self.shape.promise.barrier)
         ids = tuple(row.id for row in rows)

@@ -323,7 +323,7 @@ def test_another_group_is_said_to_be_what_changed(outbox):
     with pytest.raises(CheckpointError) as error:
         drain(outbox)
     assert "the configuration names another" in error.value.cause
-    assert "made anew" not in str(error.value)
+    assert "recreated" not in str(error.value)
     assert f"`leaderGroupID` was '{group}' and is '{group}2'" in error.value.evidence
     outbox.group = group
     write(outbox, "2")

@@ -27,7 +27,7 @@ def settings(bootstrap_servers, kind):
     return kind(kafka={"bootstrap.servers": bootstrap_servers, "linger.ms": 0}, delivery_timeout_seconds=10)
 
 
-def test_a_lap_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_topic, bootstrap_servers):
+def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_topic, bootstrap_servers):
     """The client calls it fatal, amid the reports of what was purged."""
     topic = make_topic(partitions=2)
     made = settings(bootstrap_servers, BatchDeliverySettings)

@@ -134,7 +134,7 @@ def compare(written, kept, aside, *, once, holds=True, sent=as_sent):
     """Hold what is in Kafka, and what was set aside, against what was written."""
     arrive, parked, held = expected(written, holds=holds)
     first = {each.id: each for each in reversed(kept)}
-    # Else a record that the client itself refuses fails its lap, and on a slow machine so does a deadline.
+    # Else a record that the client itself refuses fails its batch, and on a slow machine so does a deadline.
     assert len(kept) == len(first) or not once
     kept = [each for each in kept if first[each.id] is each]
     assert sorted(each.id for each in kept) == arrive

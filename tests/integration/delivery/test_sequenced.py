@@ -87,7 +87,7 @@ def subscriptions(outbox):
 
 
 class Leader:
-    """The parts of a leader; a lap is the rows of some ids."""
+    """The parts of a leader; a batch is the rows of some ids."""
 
     def __init__(self, dsn, servers, topic):
         kafka = {"bootstrap.servers": servers}
@@ -112,7 +112,7 @@ class Leader:
         assert self.delivery.send(rows, always) == {}
 
     def following(self):
-        position = {"lap": self.at.number + 1}
+        position = {"batch": self.at.number + 1}
         return Checkpoint(generation=self.at.generation, number=self.at.number + 1, position=position)
 
     def commit(self):
@@ -122,12 +122,12 @@ class Leader:
         self.at = following if isinstance(outcome, BatchCommitted) else self.at
         return outcome
 
-    def lap(self, *ids):
+    def batch(self, *ids):
         self.send(*ids)
         assert self.commit() == BatchCommitted()
 
     def crash_once_kept(self, *ids):
-        """Deliver a lap up to where its checkpoint is kept, and do nothing more."""
+        """Deliver a batch up to where its checkpoint is kept, and do nothing more."""
 
         def crash(_intents):
             raise Crashed
@@ -170,35 +170,35 @@ def settled(leader):
 
 def test_what_a_leader_had_pending_when_it_was_fenced_is_never_read(leader, read, outbox):
     old = leader().lead()
-    old.lap(*range(20))
+    old.batch(*range(20))
     old.send(*range(20, 40))
     new = leader().lead()
-    assert new.at.position == {"lap": 1}
+    assert new.at.position == {"batch": 1}
     kept = outbox.subscription()
     assert isinstance(old.commit(), BatchFailed)
     assert old.store.leadership_status() is LeadershipStatus.FENCED
     assert outbox.subscription() == kept
     old.delivery.abandon()
     assert read() == list(range(20))
-    new.lap(*range(20, 45))
+    new.batch(*range(20, 45))
     settled(new)
     assert read() == list(range(45))
 
 
 def test_what_was_kept_and_not_acknowledged_is_acknowledged_by_who_leads_next(leader, read):
     old = leader().lead()
-    old.lap(*range(10))
+    old.batch(*range(10))
     old.crash_once_kept(*range(10, 30))
     assert read() == list(range(10))
     new = leader().lead()
-    assert new.at.position == {"lap": 2}
+    assert new.at.position == {"batch": 2}
     assert read() == list(range(30)), "before it sends anything"
 
 
 def test_each_id_ticks_and_acknowledgements_that_are_written_again_have_the_same(leader, bootstrap_servers, outbox):
     old = leader().lead()
-    for lap in range(3):
-        old.lap(*range(lap * 100, lap * 100 + 100))
+    for batch in range(3):
+        old.batch(*range(batch * 100, batch * 100 + 100))
     settled(old)
     by_partition = read_ids(bootstrap_servers, outbox.topic)
     check_ids(by_partition)
@@ -211,7 +211,7 @@ def test_each_id_ticks_and_acknowledgements_that_are_written_again_have_the_same
     assert {number: ids[-1] for number, ids in again.items()} == {each.partition: unpack(each.id) for each in kept}
 
 
-def test_a_lap_that_failed_is_never_read(leader, read):
+def test_a_batch_that_failed_is_never_read(leader, read):
     """Sent again under the same producer id, it would be acknowledged with what comes after it."""
     only = leader().lead()
     for _ in range(2):  # the first time there is nothing to write again, which would give up what is pending
@@ -220,7 +220,7 @@ def test_a_lap_that_failed_is_never_read(leader, read):
         only.delivery._producer.flush(10)
         only.delivery.abandon()
         only.begin()
-        only.lap(*range(first, first + 10))
+        only.batch(*range(first, first + 10))
         settled(only)
     assert read() == list(range(20))
 
@@ -237,8 +237,8 @@ def test_a_header_of_the_same_name_that_a_record_has_of_its_own_does_not_count(l
 
 def test_acknowledgements_that_were_kept_may_be_written_again_and_again(leader, read, bootstrap_servers, outbox):
     old = leader().lead()
-    for lap in range(3):
-        old.lap(*range(lap * 10, lap * 10 + 10))
+    for batch in range(3):
+        old.batch(*range(batch * 10, batch * 10 + 10))
     intents = [Intent.of_json(each) for each in outbox.subscription()["checkpoint"]["intents"]]
     assert len(intents) == 4
     settled(old)
@@ -247,50 +247,50 @@ def test_acknowledgements_that_were_kept_may_be_written_again_and_again(leader, 
         acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
     new = leader().lead()
     acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
-    new.lap(*range(30, 40))
+    new.batch(*range(30, 40))
     acknowledge_again({"bootstrap.servers": bootstrap_servers}, intents)
     settled(new)
     assert read() == list(range(40))
 
 
 def test_a_checkpoint_whose_answer_was_lost_counts_at_once_or_never(leader, read):
-    """It arrives when the leader has begun anew, and has acknowledged what was kept before: that gave the lap up."""
+    """It arrives when the leader has begun anew, and has acknowledged what was kept before: that gave the batch up."""
     only = leader().lead()
-    only.lap(*range(10))
+    only.batch(*range(10))
     only.send(*range(10, 20))
     late = copy.copy(only.checkpoints)
     following = only.following()
     only.delivery.abandon()
     only.begin()
     assert not late.save(following)
-    only.lap(*range(10, 20))
+    only.batch(*range(10, 20))
     settled(only)
     assert read() == list(range(20))
 
 
 def test_a_checkpoint_whose_answer_was_lost_is_gone_on_from(leader, read):
     only = leader().lead()
-    only.lap(*range(10))
+    only.batch(*range(10))
     heard = only.store._mirror
     only.crash_once_kept(*range(10, 20))
     only.store._mirror = heard
     only.begin()
-    assert only.at.position == {"lap": 2}
-    only.lap(*range(20, 30))
+    assert only.at.position == {"batch": 2}
+    only.batch(*range(20, 30))
     settled(only)
     assert read() == list(range(30))
 
 
 def test_a_leader_that_ends_in_order_leaves_nothing_unread(leader, read):
     only = leader().lead()
-    only.lap(*range(1_000))
+    only.batch(*range(1_000))
     only.delivery.abandon()
     assert read() == list(range(1_000))
 
 
 def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, admin, outbox):
     only = leader().lead()
-    only.lap(*range(10))
+    only.batch(*range(10))
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(10)
     only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
@@ -301,12 +301,12 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
 def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers, monkeypatch, ring):
     monkeypatch.setattr("harvest_lib.audit.acknowledged.Sequencer", partial(Sequencer, ring=ring))
     only = leader().lead()
-    only.lap(*range(1, 500))
+    only.batch(*range(1, 500))
     only.send(*range(500, 600))
     only.delivery._producer.flush(10)
     only.delivery.abandon()
     only.begin()
-    only.lap(*range(500, 700))
+    only.batch(*range(500, 700))
     settled(only)
     batches = list(read_topics({"bootstrap.servers": bootstrap_servers}, [outbox.topic]))
     assert sorted(record.id for batch in batches for record in batch) == list(range(1, 700))
@@ -316,7 +316,7 @@ def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers,
 
 
 def crashed_once_kept(config, leader):
-    """Have a lap delivered and kept, by a leader that died before it acknowledged it."""
+    """Have a batch delivered and kept, by a leader that died before it acknowledged it."""
     Harvest(config()).drain(60)  # so that there is a position to go on from
     old = leader().lead()
     position = old.at.position
@@ -327,7 +327,7 @@ def crashed_once_kept(config, leader):
 
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
 def test_another_delivery_acknowledges_what_was_kept(outbox, config, leader, read, delivery):
-    """Else a lap that its position has passed would be read by nobody."""
+    """Else a batch that its position has passed would be read by nobody."""
     crashed_once_kept(config, leader)
     Harvest(config(delivery=delivery)).drain(60)
     assert read() == list(range(20))
@@ -355,11 +355,11 @@ def test_a_topic_that_is_not_there_holds_up_nobody_and_is_acknowledged_once_it_i
     with monkeypatch.context() as patched:
         patched.setattr("harvest_lib.delivery.sequenced.topic_partitions", lambda _: {})
         new = leader().lead()
-        new.lap(*range(10, 20))
+        new.batch(*range(10, 20))
         settled(new)
         assert read() == list(range(10, 20))
         kept = outbox.subscription()["checkpoint"]["intents"]
-        assert [topic for topic, *_ in kept] == [outbox.topic] * 4, "of the first lap only: the second's were written"
+        assert [topic for topic, *_ in kept] == [outbox.topic] * 4, "of the first batch only: the second's were written"
     leader().lead()
     assert read() == list(range(20))
 
@@ -371,7 +371,7 @@ def test_a_leader_acknowledges_what_it_owed_once_the_topic_is_there(leader, read
     with monkeypatch.context() as patched:
         patched.setattr("harvest_lib.delivery.sequenced.topic_partitions", lambda _: {})
         new = leader().lead()
-    new.lap(*range(10, 20))
+    new.batch(*range(10, 20))
     settled(new)
     assert sorted(read()) == list(range(20))
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 from psycopg import sql
-from support.secured import MARK, MARK_LAPS, SNAPSHOT
+from support.secured import MARK, MARK_BATCHES, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
@@ -71,15 +71,15 @@ def denials(caplog, event="database_access_denied"):
         (without_login, "not permitted to log in"),
     ],
 )
-@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_LAPS], ids=["mark", "snapshot", "mark_laps"])
+@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_BATCHES], ids=["mark", "snapshot", "mark_batches"])
 def test_it_waits_for_its_rights_and_loses_nothing(secured, caplog, way, revoked, reason):
     waits(secured, caplog, way, revoked, reason)
 
 
 @pytest.mark.parametrize(
     "way",
-    [MARK, pytest.param(SNAPSHOT, marks=SLOW), pytest.param(MARK_LAPS, marks=SLOW)],
-    ids=["mark", "snapshot", "mark_laps"],
+    [MARK, pytest.param(SNAPSHOT, marks=SLOW), pytest.param(MARK_BATCHES, marks=SLOW)],
+    ids=["mark", "snapshot", "mark_batches"],
 )
 def test_so_it_does_for_the_schema(secured, caplog, way):
     """Without which Postgres says that there are no tables."""
@@ -146,7 +146,7 @@ def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
 def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
     for name in ("_FIRST_ASK_SECONDS", "_ASK_SECONDS"):
         monkeypatch.setattr(f"harvest_lib.harvester.engines.{name}", 0.1)
-    way = {**MARK_LAPS, "leadership": "postgres"}
+    way = {**MARK_BATCHES, "leadership": "postgres"}
     secured.prepare(way)
     secured.write(5)
     with Harvest(secured.config(**way)) as leader:

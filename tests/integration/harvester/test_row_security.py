@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from support.secured import MARK, MARK_LAPS, OUTBOX, SNAPSHOT
+from support.secured import MARK, MARK_BATCHES, OUTBOX, SNAPSHOT
 from support.waiting import eventually
 from typer.testing import CliRunner
 
@@ -16,8 +16,8 @@ from harvest_lib.source import SnapshotSource, TransactionIdSource
 from harvest_lib.source.selection import Selection
 
 TRANSACTION_ID = {**SNAPSHOT, "source": "transaction_id", "delivery": "barrier"}
-WAYS = [MARK, SNAPSHOT, TRANSACTION_ID, MARK_LAPS]
-NAMES = ["mark", "snapshot", "transaction_id", "mark_laps"]
+WAYS = [MARK, SNAPSHOT, TRANSACTION_ID, MARK_BATCHES]
+NAMES = ["mark", "snapshot", "transaction_id", "mark_batches"]
 
 ENABLE = "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY"
 EVEN = "CREATE POLICY even ON outbox FOR ALL TO harvester USING (id % 2 = 0)"
@@ -58,7 +58,7 @@ def test_a_harvester_from_whom_rows_are_hidden_does_not_start(secured, way, poli
     assert "harvest grants postgres" in refused.value.next_step
 
 
-@pytest.mark.parametrize("way", [MARK, MARK_LAPS], ids=["mark", "mark_laps"])
+@pytest.mark.parametrize("way", [MARK, MARK_BATCHES], ids=["mark", "mark_batches"])
 def test_to_see_all_rows_is_not_enough_where_they_are_marked(secured, way):
     secured.prepare(way)
     run(secured, ENABLE, ALL.replace("FOR ALL", "FOR SELECT"))

@@ -6,7 +6,7 @@ import stat
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from support.secured import MARK, MARK_LAPS, MARK_SEQUENCED, SEQUENCED, SNAPSHOT, printed
+from support.secured import MARK, MARK_BATCHES, MARK_SEQUENCED, SEQUENCED, SNAPSHOT, printed
 from support.waiting import eventually
 from typer.testing import CliRunner
 
@@ -23,7 +23,7 @@ from harvest_lib.local_stack.secure import settings_text
         (MARK, True),
         (SNAPSHOT, False),
         (SNAPSHOT, True),
-        (MARK_LAPS, False),
+        (MARK_BATCHES, False),
         (SEQUENCED, False),
         (MARK_SEQUENCED, False),
     ],
@@ -32,7 +32,7 @@ from harvest_lib.local_stack.secure import settings_text
         "mark-mtls",
         "snapshot-scram",
         "snapshot-mtls",
-        "mark_laps-scram",
+        "mark_batches-scram",
         "sequenced-scram",
         "mark_sequenced-scram",
     ],

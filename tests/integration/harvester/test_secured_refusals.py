@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.secured import MARK, MARK_LAPS, OUTBOX, SEQUENCED, SNAPSHOT
+from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
@@ -337,7 +337,9 @@ def environment_output(secured, environment, settings, loud, *command):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_LAPS, SEQUENCED], ids=["mark", "laps", "mark_laps", "sequenced"])
+@pytest.mark.parametrize(
+    "way", [MARK, SNAPSHOT, MARK_BATCHES, SEQUENCED], ids=["mark", "batches", "mark_batches", "sequenced"]
+)
 def test_a_topic_that_we_may_not_write_to_costs_its_own_records_only(secured, way):
     """Whether it exists or not: anybody may name it."""
     secured.prepare(way)

@@ -1,4 +1,4 @@
-"""What harvesting by laps costs both ends, by count: a gate that the machine's mood does not move."""
+"""What harvesting in batches costs both ends, by count: a gate that the machine's mood does not move."""
 
 import json
 
@@ -91,15 +91,15 @@ def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, de
     assert rows <= written
     assert (outbox_rows, dead) == (0, 0), "nothing is written to the outbox"
     assert wal <= wal_bytes
-    laps = outbox.connection.execute("SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions").fetchone()[0]
-    assert laps <= 12, "Kafka transactions, or flushes: laps grow under a backlog"
+    batches = outbox.connection.execute("SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions").fetchone()[0]
+    assert batches <= 12, "Kafka transactions, or flushes: batches grow under a backlog"
 
 
 @pytest.mark.parametrize(("delivery", "produces", "others"), [("transactional", 60, 60), ("pipelined", 60, 20)])
 def test_what_a_drain_costs_kafka(outbox, bootstrap_servers, group_id, delivery, produces, others):
     """Records travel by the hundred; a transaction costs one request that names partitions and one that ends it.
 
-    The producer lingers until a lap is flushed: so batches do not end earlier where the machine is slow.
+    The producer lingers until a batch is flushed: so batches do not end earlier where the machine is slow.
     """
     config = harvest_config(
         outbox.dsn,

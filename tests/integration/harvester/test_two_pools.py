@@ -10,7 +10,7 @@ from support.waiting import eventually
 from harvest_lib.errors import PoolConflict
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.leadership import Solo
-from harvest_lib.leadership.election import members
+from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.least import LIMITED, limiting
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
-from support.secured import MARK, MARK_LAPS, SNAPSHOT, Secured
+from support.secured import MARK, MARK_BATCHES, SNAPSHOT, Secured
 from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest
@@ -31,7 +31,7 @@ def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
 def test_what_is_printed_is_enough_for_the_older_servers_too(tmp_path, parts):
     """TLS everywhere, and exactly the grants that `harvest grants` prints."""
     with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts, secure=True) as stack:
-        for name, way in {"mark": MARK, "snapshot": SNAPSHOT, "mark_laps": MARK_LAPS}.items():
+        for name, way in {"mark": MARK, "snapshot": SNAPSHOT, "mark_batches": MARK_BATCHES}.items():
             secured = Secured(stack, name)
             assert secured.owner.info.server_version // 10_000 == 16
             secured.prepare(way)

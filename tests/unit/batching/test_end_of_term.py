@@ -34,7 +34,7 @@ def loop_of(term):
     return BatchLoop(term, ports, threading.Event())
 
 
-def test_a_lap_that_failed_just_before_the_end_may_still_arrive():
+def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
     term = Term(uuid4())
     loop = loop_of(term)
     loop.in_flight.records = 500
@@ -59,25 +59,25 @@ def test_it_is_not_idle_for_a_look_that_was_not_made():
 def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sent):
     """I4: behind a record and its successor the old one of the two would be a step back; without the barrier a run
     would be repeated that nothing completes."""
-    laps = BatchRuns(one_per_key=one_per_key)
-    laps.table.insert(*[row(number, "k") for number in range(1, 4)])
-    laps.kafka.broken, laps.delivery.leaves_behind = 1, True
-    loop = laps.loop()
+    runs = BatchRuns(one_per_key=one_per_key)
+    runs.table.insert(*[row(number, "k") for number in range(1, 4)])
+    runs.kafka.broken, runs.delivery.leaves_behind = 1, True
+    loop = runs.loop()
     for _ in range(20):
         if loop._may_go_on():
             loop.turn()
     assert loop._term.ended is TermEnd.FENCED
-    assert laps.kafka.ids == []
+    assert runs.kafka.ids == []
     loop._end()
     assert loop.abandoned == sent
 
 
 def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     """Else the next term begins at once, and sends the same again while it is on the wire."""
-    laps = BatchRuns(one_per_key=True)
-    laps.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
-    laps.delivery.exactly_once, laps.delivery.refused, laps.delivery.leaves_behind = False, {3: "never"}, True
-    loop = laps.loop()
+    runs = BatchRuns(one_per_key=True)
+    runs.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
+    runs.delivery.exactly_once, runs.delivery.refused, runs.delivery.leaves_behind = False, {3: "never"}, True
+    loop = runs.loop()
     loop.turn()
     loop._end()
     assert loop._term.ended is TermEnd.FENCED

@@ -1,4 +1,4 @@
-"""Rights that are gone while a loop by laps runs are waited for; what will not come back ends it."""
+"""Rights that are gone while a loop in batches runs are waited for; what will not come back ends it."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +11,7 @@ from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTa
 
 
 @pytest.fixture
-def laps():
+def runs():
     made = BatchRuns()
     made.table.insert(row(1, "k"))
     return made
@@ -38,15 +38,15 @@ def said(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_an_acl_on_the_checkpoint_topic_is_waited_for(laps, caplog):
-    laps.store.load = raises_once(laps.store.load, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
-    run(laps.loop())
-    assert laps.kafka.ids == [1]
+def test_an_acl_on_the_checkpoint_topic_is_waited_for(runs, caplog):
+    runs.store.load = raises_once(runs.store.load, KafkaAccessDenied("no", evidence="refused", next_step="ACL"))
+    run(runs.loop())
+    assert runs.kafka.ids == [1]
     assert said(caplog) == ["kafka_access_denied"]
 
 
-def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
-    loop, gone = laps.loop(), OutboxTableError("not there", next_step="init")
+def test_a_table_that_is_only_hidden_is_waited_for(runs, caplog):
+    loop, gone = runs.loop(), OutboxTableError("not there", next_step="init")
 
     @contextmanager
     def sight():
@@ -55,15 +55,15 @@ def test_a_table_that_is_only_hidden_is_waited_for(laps, caplog):
         except OutboxTableError as error:
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
-    loop._ports.guarantee.store.lead = raises_once(laps.store.lead, gone)
+    loop._ports.guarantee.store.lead = raises_once(runs.store.lead, gone)
     loop._ports = replace(loop._ports, translate_errors=sight)
     run(loop)
-    assert laps.kafka.ids == [1]
+    assert runs.kafka.ids == [1]
     assert said(caplog) == ["database_access_denied"]
 
 
-def test_a_table_that_is_gone_is_not(laps):
-    loop = laps.loop()
-    loop._ports.guarantee.store.lead = raises_once(laps.store.lead, OutboxTableError("not there", next_step="init"))
+def test_a_table_that_is_gone_is_not(runs):
+    loop = runs.loop()
+    loop._ports.guarantee.store.lead = raises_once(runs.store.lead, OutboxTableError("not there", next_step="init"))
     with pytest.raises(OutboxTableError):
         run(loop)

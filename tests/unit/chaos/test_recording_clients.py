@@ -25,7 +25,7 @@ class Recorder:
 
 
 class Rows:
-    """`Checkpoints` of a leader that is fenced from the second lap on."""
+    """`Checkpoints` of a leader that is fenced from the second batch on."""
 
     def lead(self, _leader_id):
         return Checkpoint(generation=0)
@@ -49,7 +49,7 @@ class Flushed:
         return BatchCommitted()
 
 
-def test_what_a_lap_has_kept_is_not_told_once_more_as_it_is_saved():
+def test_what_a_batch_has_kept_is_not_told_once_more_as_it_is_saved():
     """A leader that was frozen in between would be said to have stored it after its successor's."""
     recorder = Recorder()
     guarantee = SequencedBatches(Flushed(), IntentStore(Rows(), list))

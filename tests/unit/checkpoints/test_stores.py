@@ -14,11 +14,11 @@ class Mirror:
         return Checkpoint(generation=0, number=7, position={"at": 7}, kept_in="kafka")
 
 
-def test_kafka_s_last_checkpoint_is_passed_by_the_first_lap_without_transactions():
+def test_kafka_s_last_checkpoint_is_passed_by_the_first_batch_without_transactions():
     store = PostgresStore(Mirror(), None)
     store.lead(uuid4())
     begun = store.load()
     assert begun.position == {"at": 7}
-    lap = Checkpoint(generation=0, number=begun.number + 1, position={"at": 500})
+    batch = Checkpoint(generation=0, number=begun.number + 1, position={"at": 500})
     in_kafka = {**Checkpoint(generation=0, number=10, position={"at": 10}, kept_in="kafka").as_json(), "outbox": "o"}
-    assert newest(lap, in_kafka, ours=Belonging(outbox="o"), place="here") == lap
+    assert newest(batch, in_kafka, ours=Belonging(outbox="o"), place="here") == batch

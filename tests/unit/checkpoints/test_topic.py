@@ -34,7 +34,7 @@ def test_a_new_subscription_has_neither():
     assert decided(begun, None) == begun
 
 
-def test_the_first_lap_after_a_delivery_without_transactions():
+def test_the_first_batch_after_a_delivery_without_transactions():
     mirror = checkpoint(5, kept_in="postgres")
     assert decided(mirror, None) == mirror
     assert decided(mirror, record(4)) == mirror, "transactions, then none, then transactions again"

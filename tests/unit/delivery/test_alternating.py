@@ -52,14 +52,14 @@ def always():
     return True
 
 
-def lap(delivery, *ids):
+def batch(delivery, *ids):
     assert delivery.send([row(each, "k") for each in ids], always) == {}
     return delivery.commit(b"", always)
 
 
-def test_each_lap_is_the_others(delivery, parts, kafka):
+def test_each_batch_is_the_others(delivery, parts, kafka):
     for number in range(5):
-        assert lap(delivery, number) == BatchCommitted()
+        assert batch(delivery, number) == BatchCommitted()
     assert [part.committed for part in parts] == [3, 2]
     assert kafka.ids == [0, 1, 2, 3, 4]
 
@@ -67,7 +67,7 @@ def test_each_lap_is_the_others(delivery, parts, kafka):
 def test_to_begin_is_to_begin_both(delivery, parts):
     """Else one who led before could commit under the other's id what the checkpoint read now does not know."""
     assert [part.begun for part in parts] == [1, 1]
-    lap(delivery, 1)
+    batch(delivery, 1)
     assert delivery.begin(uuid.uuid4()) == BatchCommitted()
     assert [part.begun for part in parts] == [2, 2]
 
@@ -81,8 +81,8 @@ def test_it_has_not_begun_unless_both_have(parts, failing, outcome):
 
 def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):
     kafka.broken = 1
-    assert isinstance(lap(delivery, 1), BatchFailed)
-    assert lap(delivery, 1) == BatchCommitted()
+    assert isinstance(batch(delivery, 1), BatchFailed)
+    assert batch(delivery, 1) == BatchCommitted()
     assert [part.committed for part in parts] == [2, 0]
 
 

@@ -1,4 +1,4 @@
-"""Whom a delivery by laps blames for a failure: a topic of the lap only where a record of the lap failed."""
+"""Whom a delivery in batches blames for a failure: a topic of the batch only where a record of the batch failed."""
 
 import uuid
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ class Made:
         transactional = (settings, self.topics, "id", PLACE)
         self.delivery = Transactional(*transactional) if is_transactional else PipelinedBatches(settings, self.topics)
 
-    def lap(self):
+    def batch(self):
         self.delivery.begin(uuid.uuid4())
         self.delivery.send([row(1, "k", topic="theirs")], lambda: True)
         if isinstance(self.delivery, Transactional):
@@ -75,7 +75,7 @@ class Made:
 def test_no_record_is_blamed_for_a_checkpoint_that_failed(code):
     made = Made()
     made.fails = {"checkpoints": code}
-    outcome = made.lap()
+    outcome = made.batch()
     assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
     assert not outcome.refused
@@ -85,7 +85,7 @@ def test_no_record_is_blamed_for_a_checkpoint_that_failed(code):
 def test_no_record_is_blamed_for_a_commit_that_failed():
     made = Made()
     made.why = KafkaError._TIMED_OUT
-    outcome = made.lap()
+    outcome = made.batch()
     assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
 
@@ -94,9 +94,9 @@ def test_no_record_is_blamed_for_a_checkpoint_topic_that_has_the_transaction_pur
     """Where both are purged it is not known whose fault it is; the next time they go one after the other."""
     made = Made()
     made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
-    first = made.lap()
+    first = made.batch()
     made.fails = {"checkpoints": PURGED}
-    second = made.lap()
+    second = made.batch()
     assert isinstance(first, BatchFailed)
     assert isinstance(second, BatchFailed)
     assert not first.unnamed
@@ -106,8 +106,8 @@ def test_no_record_is_blamed_for_a_checkpoint_topic_that_has_the_transaction_pur
 def test_a_record_that_has_the_transaction_purged_is_found_out():
     made = Made()
     made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
-    made.lap()
-    outcome = made.lap()
+    made.batch()
+    outcome = made.batch()
     assert isinstance(outcome, BatchFailed)
     assert outcome.unnamed
 
@@ -115,10 +115,10 @@ def test_a_record_that_has_the_transaction_purged_is_found_out():
 def test_what_failed_by_name_is_over_once_a_record_is_taken():
     made = Made(is_transactional=False)
     made.fails = {"theirs": KafkaError.NOT_ENOUGH_REPLICAS}
-    outcome = made.lap()
+    outcome = made.batch()
     assert isinstance(outcome, BatchFailed)
     assert not outcome.unnamed
     assert made.topics.in_trouble
     made.fails = {}
-    made.lap()
+    made.batch()
     assert not made.topics.in_trouble

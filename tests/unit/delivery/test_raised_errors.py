@@ -55,7 +55,7 @@ def delivery(producer):
 @pytest.mark.parametrize(
     "error", [KafkaException(FATAL), in_a_callback(KafkaException(FATAL))], ids=["raised", "in_a_callback"]
 )
-def test_a_fatal_error_fails_the_lap(error):
+def test_a_fatal_error_fails_the_batch(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
@@ -64,7 +64,7 @@ def test_a_fatal_error_fails_the_lap(error):
     assert producer.closed
 
 
-def test_a_fatal_error_that_the_client_has_lost_fails_the_lap():
+def test_a_fatal_error_that_the_client_has_lost_fails_the_batch():
     producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)

@@ -55,7 +55,7 @@ def test_whoever_goes_on_sends_what_was_deferred():
     successor.close()
 
 
-def test_whoever_goes_on_repeats_nothing_of_a_lap_whose_purge_was_not_asked_for_yet():
+def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_for_yet():
     """The second page was marked ahead, before the first one was committed: only the position knows of the first."""
     table = filled(3)
     leader = MarkPages(FakeSource(table))

@@ -1,4 +1,4 @@
-"""Scenarios of harvesting by laps: drains of the native table, against what its two ends allow in the same run."""
+"""Scenarios of harvesting in batches: drains of the native table, against what its two ends allow in the same run."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from tests.benchmarks import floors
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import drain_laps
+from tests.benchmarks.drain import drain_batches
 from tests.benchmarks.report import Result, at_least, at_most
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def drains(servers: Servers, size: "Size") -> Iterator[Result]:
         floor = _slower_floor(servers, records)
         for delivery, rates in found.items():
             servers.forget()
-            rates.append(Rate(rate=drain_laps(servers, records, delivery=delivery), floor=floor))
+            rates.append(Rate(rate=drain_batches(servers, records, delivery=delivery), floor=floor))
     for (delivery, rates), target in zip(found.items(), (0.5, 0.5, 0.25), strict=True):
         yield _line(f"drain-snapshot-{delivery}", rates, target)
 
@@ -83,12 +83,12 @@ def one_transaction(servers: Servers, size: "Size") -> Iterator[Result]:
         with psycopg.connect(servers.dsn) as open_one:
             servers.insert(records, connection=open_one)
             servers.insert(1)
-            drain_laps(
+            drain_batches(
                 servers, 1, delivery="transactional", checkpoint_topic=topic
             )  # its last snapshot lists the open one
             servers.settle()
             open_one.commit()
-        rates.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=topic))
+        rates.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic))
     yield _against("drain-one-transaction", rates, many, 0.8)
 
 
@@ -114,7 +114,7 @@ def behind_kept(servers: Servers, size: "Size") -> Iterator[Result]:
         topic = _topic()
         _begin_now(servers, topic)  # its last snapshot lists the idle one
         idle.commit()
-    own = drain_laps(servers, _OWN_RECORDS, delivery="transactional", checkpoint_topic=topic)
+    own = drain_batches(servers, _OWN_RECORDS, delivery="transactional", checkpoint_topic=topic)
     yield _against("drain-behind-kept", kept, empty, 0.9)
     yield _against("drain-beside-idle-writer", beside, kept, 0.9)
     yield at_least(
@@ -143,7 +143,7 @@ def _fresh(servers: Servers, records: int, *, keys: int | None = None, analyze: 
                 connection.execute(f"ALTER TABLE {segment} SET (autovacuum_enabled = off)")
     servers.insert(records, **({} if keys is None else {"keys": keys}))
     servers.settle(analyze=analyze)
-    return drain_laps(servers, records, delivery="transactional")
+    return drain_batches(servers, records, delivery="transactional")
 
 
 def _drains_after_now(servers: Servers, records: int, rounds: int) -> list[float]:
@@ -155,7 +155,7 @@ def _drains_after_now(servers: Servers, records: int, rounds: int) -> list[float
         _begin_now(servers, topic)
         servers.insert(records)
         servers.settle(analyze=False)
-        found.append(drain_laps(servers, records, delivery="transactional", checkpoint_topic=topic))
+        found.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic))
     return found
 
 

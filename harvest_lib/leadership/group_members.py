@@ -1,4 +1,4 @@
-"""What the members of a pool's consumer group say of themselves, as anybody may ask who may describe the group.
+"""What the members of a pool's consumer group say of themselves. Any process that may describe the group can read it.
 
 A member that was assigned a shard's partition commits where it is in the leader topic. With that it says who it is: the
 metadata of the committed offset holds its member id, its pool, and what keeps it from leading, if anything does. That

@@ -5,7 +5,7 @@ import json
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib.leadership import election
+from harvest_lib.leadership import group_members
 from harvest_lib.leadership.pool import Pool
 
 
@@ -19,12 +19,12 @@ def answers(monkeypatch):
             raise KafkaException(KafkaError(given.pop(0)))
         return ["a member"]
 
-    monkeypatch.setattr(election, "_members", answer)
+    monkeypatch.setattr(group_members, "_members", answer)
     return given
 
 
 def asked():
-    return election.members({"bootstrap.servers": "127.0.0.1:1"}, "g", timeout_seconds=3)
+    return group_members.members({"bootstrap.servers": "127.0.0.1:1"}, "g", timeout_seconds=3)
 
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE])
@@ -48,7 +48,7 @@ def test_a_refusal_is_told_at_once(answers):
 @pytest.mark.parametrize("name", ["harvester", "é" * 100, "é" * 5_000])
 def test_what_a_member_says_of_itself_is_never_more_than_kafka_takes(name, trouble):
     """A commit with more is refused, and who commits nothing never leads."""
-    said = election.spoken(Pool(leadership="neli", group="g", process=name), "m-1", trouble)
+    said = group_members.spoken(Pool(leadership="neli", group="g", process=name), "m-1", trouble)
     assert len(said.encode()) <= 4_096
     assert len(name) > 1_000 or json.loads(said)["member"] == "m-1"
     assert bool(trouble) == ("trouble" in said) or not said
