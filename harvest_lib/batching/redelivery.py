@@ -18,7 +18,7 @@ from harvest_lib.source import BatchSource
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""What is parked is looked at this often: somebody may want it sent again."""
+"""What is parked is checked this often: somebody may want it sent again."""
 _LOOKING_SHARE = 0.1
 """And looking takes no more of the time than this."""
 _BUSY_SECONDS = 0.01

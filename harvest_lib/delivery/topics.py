@@ -99,7 +99,7 @@ class Topics:
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
         """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic.
-        `largest` is the length of the longest value; headers are not looked at unless that is long. Without it each
+        `largest` is the length of the longest value; headers are not checked unless that is long. Without it each
         record is measured."""
         known, is_plain = self._limits, _LOOKED_AT.isdisjoint
         array: type = list
@@ -126,7 +126,7 @@ class Topics:
 
     def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:
         """Return the ids of those that a broker refuses unless they can be compressed, and with them all that is in one
-        batch with them. `largest` is the length of the longest value; headers are not looked at unless that is long."""
+        batch with them. `largest` is the length of the longest value; headers are not checked unless that is long."""
         if largest * _LONGEST_CHARACTER_BYTES + _BATCH_OVERHEAD_BYTES <= self.smallest_limit:
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
@@ -225,7 +225,7 @@ class Topics:
         is_overdue = trouble.at_once and now - trouble.since >= _LONGEST_WAIT_SECONDS
         if not is_due or not (is_overdue or self._only_this_one(topic)):
             return ""
-        self._limits.pop(topic, None)  # so that each page is looked at
+        self._limits.pop(topic, None)  # so that each page is checked
         trouble.refused_until = now + trouble.pause
         trouble.pause = min(2 * trouble.pause, _LONGEST_REFUSE_SECONDS)
         _log.warning("topic_refused", extra={"topic": topic, "reason": trouble.reason})

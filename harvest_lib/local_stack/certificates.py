@@ -1,6 +1,6 @@
 """A certificate authority of one folder, and certificates that it signs: for servers of this machine, and for clients.
 
-Keys are written for the owner's eyes only, and nowhere else. The authority is made once; what it signs is made anew
+Keys are written for the owner's eyes only, and nowhere else. The authority is made once; what it signs is made again
 whenever it is asked for.
 """
 

@@ -9,7 +9,7 @@ Before it turns into COMMAND by `exec` it
 2. with `--reach`, keeps the one capability that lets that user pass folders closed to it, so that a server below
    `/root` or another private folder reaches its own binaries and data;
 3. asks the kernel for signal N (9 by default) when the parent dies. This comes last, as a change of identity clears
-   it, and the parent is looked at afterwards, as it may have died in between.
+   it, and the parent is checked afterwards, as it may have died in between.
 
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.

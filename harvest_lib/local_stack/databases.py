@@ -1,7 +1,7 @@
 """Databases for the services of the platform: each has one of its own, and a role that may enter no other's.
 
 The passwords are made once and kept beside the data, readable by the owner only; what Postgres has is set to them at
-each start, so that either side may be made anew.
+each start, so that either side may be recreated.
 """
 
 import secrets
