@@ -155,7 +155,7 @@ def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):
 
 
 def parked(outbox):
-    """Return what is set aside: id, and whether it is held."""
+    """Return what is parked: id, and whether it is held."""
     if isinstance(outbox, FakeOutbox):
         return {record_id: held for record_id, (_, _, held) in outbox.parked.items()}
     return dict(outbox.connection.execute("SELECT id, held FROM outbox_parked ORDER BY id").fetchall())

@@ -172,7 +172,7 @@ MUTATIONS = (
         _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
-        "what was put off is forgotten",
+        "what was deferred is forgotten",
         ("snapshot-barrier",),
         _edit(BatchLoop, "_following", "if deferred_ids := self._barrier.deferred_ids:", "if deferred_ids := []:"),
     ),

@@ -63,7 +63,7 @@ def test_show_has_the_payload_only_when_asked(park, parking):
 
 @pytest.fixture
 def by_laps(dsn):
-    """The same in a native table, set aside by the subscription `default`; another one has set aside record 4."""
+    """The same in a native table, parked by the subscription `default`; another one has parked record 4."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         NativeTable(outbox=OutboxTable.parse("outbox"), value_type="text").create(connection)
         keys = ("o-1", "o-2", "o-1", "o-1", "o-3")

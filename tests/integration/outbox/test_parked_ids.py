@@ -1,4 +1,4 @@
-"""Records that Kafka can never take, harvested in batches: each costs its own key and no other."""
+"""Records that Kafka can never take, harvested by laps from the native table: each costs its own key and no other."""
 
 import random
 import uuid
@@ -273,7 +273,7 @@ def test_one_too_large_among_many_that_are_not(connection, insert, config, make_
 
 
 def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, bootstrap_servers, admin):
-    """It was lowered while records came: batches are halved until those to blame are alone; then it is raised again."""
+    """It was lowered while records came: laps are halved until those to blame are alone; then it is raised again."""
     topic = make_topic(partitions=1)
     good = [insert("first", to=topic)]
     with Harvest(config()) as harvest:
