@@ -28,8 +28,8 @@ def take_over(servers: Servers) -> float:
     """Return the seconds from the SIGKILL of a leader to the term of the next."""
     servers.fill(0)
     with _pool(servers) as (pool, lead):
-        struck = pool.kill(lead)
-        return _successor(pool, lead).at - struck
+        killed_at = pool.kill(lead)
+        return _successor(pool, lead).at - killed_at
 
 
 def hand_over(servers: Servers) -> float:

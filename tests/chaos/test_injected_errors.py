@@ -25,7 +25,7 @@ long = pytest.mark.long
 
 @pytest.fixture
 def outbox(dsn, make_topic):
-    """An outbox whose topic refuses what a deposed leader's client sends late."""
+    """An outbox whose topic refuses what a fenced leader's client sends late."""
     topic = make_topic(partitions=4, **{"message.timestamp.before.max.ms": (SESSION_SECONDS - 1) * 1000})
     made = Outbox(dsn, topic)
     yield made

@@ -69,16 +69,16 @@ def harass(pool, outbox, *, leaders, seed):
         how = signal.SIGKILL if (turn + seed) % 2 else signal.SIGSTOP
         known = {term for member in pool.members for term in member.terms}
         leader.signal(how)
-        struck = time.monotonic()
+        killed_at = time.monotonic()
         others = [member for member in pool.members if member is not leader and member not in frozen]
         eventually(lambda known=known, others=others: any(set(m.terms) - known for m in others), 20, "a successor")
-        takeovers.append(time.monotonic() - struck)
+        takeovers.append(time.monotonic() - killed_at)
         if how is signal.SIGSTOP:
             frozen.append(leader)
-            eventually(lambda struck=struck: time.monotonic() - struck > SESSION_SECONDS + 1, 10)
+            eventually(lambda killed_at=killed_at: time.monotonic() - killed_at > SESSION_SECONDS + 1, 10)
             leader.signal(signal.SIGCONT)
             frozen.remove(leader)
-            # Until it has heard that it was deposed, it says that it leads: the next strike would be at nobody.
+            # Until it has heard that it was fenced, it says that it leads: the next strike would be at nobody.
             eventually(
                 lambda leader=leader, known=known: not leader.leads or set(leader.terms) - known, 30, "it hears of it"
             )
@@ -112,7 +112,7 @@ def test_leaders_are_killed_and_frozen(pool, outbox, bootstrap_servers, seed):
     ids=["unmarks", "takes"],
 )
 def test_a_deposed_leader_that_unmarks_or_takes_our_rows_changes_nothing(pool, outbox, bootstrap_servers, statement):
-    """goharvest resets by id alone, so one that was deposed unmarks rows that are in flight here; they come again."""
+    """goharvest resets by id alone, so one that was fenced unmarks rows that are in flight here; they come again."""
     member = pool.add()
     touched = 0
     with Writers(outbox) as writers:

@@ -30,7 +30,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
         gone, batch = gone + batch, []
         barrier.checkpoint_saved()
         batch = barrier.admit([], PLENTY, first=True)
-        assert batch, "what was put off goes on once the checkpoint is on disk"
+        assert batch, "what was deferred goes on once the checkpoint is on disk"
     gone += batch
     for key in "abcd":
         ours = [each[0] for each in gone if each[2] == key]

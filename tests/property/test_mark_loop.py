@@ -277,7 +277,7 @@ class Pool(RuleBasedStateMachine):
 
     def sends(self, broker, leader_id, sent):
         process = self.process
-        assert broker is process.broker, "sent by a process that was deposed"
+        assert broker is process.broker, "sent by a process that was fenced"
         assert process.term.is_live()
         assert leader_id == process.loop.leader_id
         assert sent[0] not in self.seen_before
@@ -407,17 +407,17 @@ class Pool(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5), given_back=st.booleans(), purged=st.booleans())
     def steal(self, limit, given_back, purged):
-        """A deposed leader marks, gives back, and purges what Kafka acknowledged."""
-        deposed = FakeSource(self.table)
-        deposed.open(uuid.uuid4())
-        stolen = [each[0] for each in deposed.fetch(limit).rows]
+        """A fenced leader marks, gives back, and purges what Kafka acknowledged."""
+        former = FakeSource(self.table)
+        former.open(uuid.uuid4())
+        stolen = [each[0] for each in former.fetch(limit).rows]
         self.stolen = True
         if given_back:
             before = self.table.leaders()
-            deposed.reset(self.table.ids)
+            former.reset(self.table.ids)
             assert not [i for i, leader in self.table.leaders().items() if leader != before[i] and i not in stolen]
         if purged and self.barrier:
-            deposed.fetch(0, [i for i in stolen if i in self._arrived()])
+            former.fetch(0, [i for i in stolen if i in self._arrived()])
 
     @precondition(lambda self: self.table.parked)
     @rule(number=st.integers(0, 9), cured=st.booleans())
@@ -499,7 +499,7 @@ class Pool(RuleBasedStateMachine):
         assert len(broker.flying) <= flight.records <= self.window
 
     def teardown(self):
-        """Let everything land: whatever was committed is in Kafka, or set aside until somebody cures it."""
+        """Let everything land: whatever was committed is in Kafka, or parked until somebody cures it."""
         with self.stack:
             if sys.exc_info()[0] is not None:
                 return
@@ -557,10 +557,10 @@ def test_a_park_that_comes_late_holds_the_key_for_the_leader_that_is_there():
     """A leader freezes with a park on its way; it arrives after the successor has read which keys are held."""
     pool = machine()
     with pool.stack:
-        deposed = _ask_for_park(pool)
+        former = _ask_for_park(pool)
         pool.freeze(arrive=0, acknowledged=False)
         pool.answer()
-        deposed.asks.work()
+        former.asks.work()
         assert pool.table.parked_keys == {("t", "a"): 1}
         pool.write(["a"], bad=7)
         pool.turn_and_land(8)  # `arrives` sees record 2, with record 1 parked

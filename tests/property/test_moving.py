@@ -1,7 +1,7 @@
 """Outboxes that are moved from server to server, over random histories: what was committed is delivered once.
 
 The servers are real, and so are dump and restore; what is delivered is what the sources return. A history has late
-transactions, records that were put off, several subscriptions, and writers that are there before the move.
+transactions, records that were deferred, several subscriptions, and writers that are there before the move.
 """
 
 import itertools
@@ -76,7 +76,7 @@ class Moved:
             self.late.pop()[0].close()
 
     def deliver(self, name, *, pages, limit, put_off):
-        """Read some pages and keep the checkpoint after each; every `put_off`-th record is put off."""
+        """Read some pages and keep the checkpoint after each; every `put_off`-th record is deferred."""
         kind = self.sources[name]
         make = SnapshotSource if kind == "snapshot" else TransactionIdSource
         source = make(self.dsn, Selection(table=OUTBOX.identifier), subscription=name)

@@ -61,7 +61,7 @@ class Barrier(RuleBasedStateMachine):
 
     @rule()
     def steal(self):
-        """A deposed leader marks everything; we mark it all again."""
+        """A fenced leader marks everything; we mark it all again."""
         self.marked.clear()
 
     @invariant()

@@ -18,7 +18,7 @@ class Faults:
         self.on = plan.rate > 0
         self.have_delayed = False  # a call, so that it took effect later
         self.have_frozen = False  # a leader, or have had two at a time
-        self.struck = set()  # leader ids that may not have heard of what they did
+        self.hit_leaders = set()  # leader ids that may not have heard of what they did
         for seconds, what in plan.disasters:
             self._scheduler.after(seconds, lambda what=what: self._happen(what))
         self._scheduler.after(FAULTY_SECONDS, self._heal)
@@ -35,7 +35,7 @@ class Faults:
             return self._dice.choice(_OF_A_REQUEST)
         fault, process = self._dice.choice(_OF_A_CALL), self._scheduler.current.process
         self._world.history.fault(f"{fault} at {name} of {process.name}")
-        self.struck.add(self._world.leader_of(process))
+        self.hit_leaders.add(self._world.leader_of(process))
         self.have_delayed = self.have_delayed or fault == "late"
         if fault == "kill":
             process.kill()
@@ -54,7 +54,7 @@ class Faults:
         match what:
             case "crash" if database.is_up:
                 database.crash()
-                self.struck.update(self._world.leader_of(each.process) for each in self._world.harvesters)
+                self.hit_leaders.update(self._world.leader_of(each.process) for each in self._world.harvesters)
                 self._scheduler.after(self._dice.uniform(0.05, _DOWN_SECONDS), database.start)
             case "outage":
                 self._world.broker.down_until = now + self._dice.uniform(0.1, _DOWN_SECONDS)

@@ -117,7 +117,7 @@ MUTATIONS = (
     _mutation(
         "purged before it is acknowledged",
         ("mark-barrier",),
-        _edit(AtLeastOnce, "_produce", "flying[record_id] = now, row", "self._reports.acknowledged.append(row)"),
+        _edit(AtLeastOnce, "_produce", "in_flight[record_id] = now, row", "self._reports.acknowledged.append(row)"),
     ),
     _mutation(
         "a failed report is taken for an acknowledgement",
@@ -174,7 +174,7 @@ MUTATIONS = (
         _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
-        "what was put off is forgotten",
+        "what was deferred is forgotten",
         ("snapshot-barrier",),
         _edit(BatchLoop, "_following", "if deferred_ids := self._barrier.deferred_ids:", "if deferred_ids := []:"),
     ),

@@ -52,7 +52,7 @@ class Promises:
     def stored(self, leader_id, generation, number):
         """Hear that a checkpoint is in the database."""
         if self._ranks[leader_id] != self._leads:
-            self.say(f"checkpoint {number} was stored by a leader that was deposed")
+            self.say(f"checkpoint {number} was stored by a leader that was fenced")
         if generation != 1 + self.rewinds:
             self.say(f"checkpoint {number} was stored of generation {generation}, and that was over")
         self._saved(generation, number)
@@ -69,7 +69,7 @@ class Promises:
     def released(self, harvester):
         """After an orderly end, with nothing going wrong, nothing is left marked."""
         rows, leader_id = self._world.database.rows, harvester.loop.leader_id
-        if str(leader_id) in self._world.faults.struck:
+        if str(leader_id) in self._world.faults.hit_leaders:
             return  # what it did not hear of stays marked for whoever comes next
         marked = [each for each, record in rows.items() if record.leader_id == leader_id]
         if marked:

@@ -237,7 +237,7 @@ class Statements:
         self._database.subscription = row
         transaction.undo.append(lambda: setattr(self._database, "subscription", before))
 
-    # -- what is set aside
+    # -- what is parked
 
     def load(self, values, _transaction):
         lowest = {}

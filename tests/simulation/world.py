@@ -61,7 +61,7 @@ class World:
         self.promises.rewinds += 1
 
     def release_parked(self):
-        """Have what was set aside sent again, as people do once Kafka takes it."""
+        """Have what was parked sent again, as people do once Kafka takes it."""
         if not self.database.is_up:
             return
         transaction = Transaction()

@@ -35,7 +35,7 @@ KEYS = 12
 class HostileRow:
     """One row. `headers` are what stands in the two columns: lists, or for an array of another form its SQL text.
 
-    `reason` is None for a row that has to arrive, else what has to be in the reason for which it is set aside."""
+    `reason` is None for a row that has to arrive, else what has to be in the reason for which it is parked."""
 
     topic: str | None  # None: the test's own
     key: str

@@ -132,7 +132,7 @@ class StrikingStore(Wrapped):
 
 
 class StrikingPlaces(Wrapped):
-    """The list of what is set aside."""
+    """The list of what is parked."""
 
     def add(self, entries):
         self._strike.at("shelve")

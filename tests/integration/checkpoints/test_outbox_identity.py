@@ -263,7 +263,7 @@ def test_another_server_is_told_how_to_move(outbox):
     with pytest.raises(ServerRegressed):
         checkpoints.lead(uuid.uuid4())
     checkpoints.close()
-    assert outbox.shard().epoch == epoch, "nobody is deposed by it"
+    assert outbox.shard().epoch == epoch, "nobody is fenced by it"
 
 
 def test_what_is_read_committed_says_who_wrote_it(outbox, bootstrap_servers):

@@ -62,8 +62,8 @@ def test_show_has_the_payload_only_when_asked(park, parking):
 
 
 @pytest.fixture
-def by_laps(dsn):
-    """The same in a native table, set aside by the subscription `default`; another one has set aside record 4."""
+def in_batches(dsn):
+    """The same in a native table, parked by the subscription `default`; another one has parked record 4."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         NativeTable(outbox=OutboxTable.parse("outbox"), value_type="text").create(connection)
         keys = ("o-1", "o-2", "o-1", "o-1", "o-3")
@@ -84,7 +84,7 @@ def entries(connection):
     return {(subscription[0], record_id): retry for subscription, record_id, retry in rows}
 
 
-def test_list_and_show_by_laps(park, by_laps):
+def test_list_and_show_in_batches(park, in_batches):
     shown = park("list").stdout
     assert "2 parked, 1 held" in shown
     listed = json.loads(park("list", "--subscription", "other", "--json").stdout)
@@ -92,33 +92,33 @@ def test_list_and_show_by_laps(park, by_laps):
     assert "canary" in park("show", "3", "--value").stdout
     assert "canary" not in park("show", "3").stdout
     assert park("show", "4").returncode == 1
-    by_laps.execute("DELETE FROM outbox")
+    in_batches.execute("DELETE FROM outbox")
     assert park("show", "3").returncode == 0
 
 
-def test_retry_and_drop_by_laps(park, by_laps):
+def test_retry_and_drop_in_batches(park, in_batches):
     assert park("retry", "3").stdout.splitlines() == [
         "will be sent again: 0 parked records, and 0 held behind them",
         "1 waits behind an earlier record of its key that is still parked: 1",
     ]
     assert park("retry", "1").stdout == "will be sent again: 1 parked record, and 1 held behind them\n"
-    assert entries(by_laps) == {("d", 1): True, ("d", 2): False, ("d", 3): True, ("o", 4): False}
+    assert entries(in_batches) == {("d", 1): True, ("d", 2): False, ("d", 3): True, ("o", 4): False}
     assert "to be retried: because" in park("list", "--json").stdout
     assert park("retry", "3", "9").returncode == 1
     assert park("drop", "--all", "--yes").stdout == "dropped: 2 parked records; will be sent: 1 held behind them\n"
-    assert entries(by_laps) == {("d", 3): True, ("o", 4): False}
+    assert entries(in_batches) == {("d", 3): True, ("o", 4): False}
     assert park("drop", "--all", "--subscription", "other", "--yes").stdout.startswith("dropped: 1 parked record;")
-    assert entries(by_laps) == {("d", 3): True}
-    assert by_laps.execute("SELECT count(*) FROM outbox").fetchone()[0] == 5
+    assert entries(in_batches) == {("d", 3): True}
+    assert in_batches.execute("SELECT count(*) FROM outbox").fetchone()[0] == 5
 
 
-def test_drop_by_laps_lets_go_what_was_held(park, by_laps):
+def test_drop_in_batches_lets_go_what_was_held(park, in_batches):
     done = json.loads(park("drop", "1", "--yes", "--json").stdout)
     assert done == {"dropped": 1, "released": 1}
-    assert entries(by_laps) == {("d", 2): False, ("d", 3): True, ("o", 4): False}
+    assert entries(in_batches) == {("d", 2): False, ("d", 3): True, ("o", 4): False}
 
 
-def test_status_counts_what_is_set_aside_by_laps(harvest, by_laps, dsn):
+def test_status_counts_what_is_set_aside_in_batches(harvest, in_batches, dsn):
     status = json.loads(harvest("status", "--json", HARVEST_DSN=dsn).stdout)
     assert (status["parked_records"], status["held_records"]) == (2, 1)
 
@@ -234,30 +234,30 @@ def test_run_has_a_status_line_only_for_a_person(reaper, outbox, allowed):
 KNOW_ROWS = "UPDATE outbox_set_aside AS s SET transaction_id = o.transaction_id FROM outbox AS o WHERE o.id = s.id"
 
 
-def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(by_laps):
+def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(in_batches):
     """A person with grants on the list alone, or one from whom a policy hides rows."""
-    by_laps.execute(KNOW_ROWS)
+    in_batches.execute(KNOW_ROWS)
     records = ParkedIdTable(OutboxTable.parse("outbox"))
     role = sql.Identifier(f"clerk {uuid.uuid4()}")
-    by_laps.execute(sql.SQL("CREATE ROLE {}").format(role))
+    in_batches.execute(sql.SQL("CREATE ROLE {}").format(role))
     try:
-        by_laps.execute(sql.SQL("GRANT SELECT, UPDATE, DELETE ON outbox_set_aside TO {}").format(role))
+        in_batches.execute(sql.SQL("GRANT SELECT, UPDATE, DELETE ON outbox_set_aside TO {}").format(role))
         for change in ("SELECT", "GRANT SELECT ON outbox TO {}; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY"):
-            by_laps.execute(sql.SQL(change).format(role))
-            with by_laps.transaction(force_rollback=True):
-                by_laps.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
-                assert [(each.id, each.gone) for each in records.list(by_laps)] == [(1, False), (2, False), (3, False)]
-                assert records.drop(by_laps, ParkedSelection()).released == 1, "what is held is not dropped"
+            in_batches.execute(sql.SQL(change).format(role))
+            with in_batches.transaction(force_rollback=True):
+                in_batches.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
+                assert [(each.id, each.gone) for each in records.list(in_batches)] == [(1, False), (2, False), (3, False)]
+                assert records.drop(in_batches, ParkedSelection()).released == 1, "what is held is not dropped"
     finally:
-        by_laps.execute(sql.SQL("DROP OWNED BY {}").format(role))
-        by_laps.execute(sql.SQL("DROP ROLE {}").format(role))
+        in_batches.execute(sql.SQL("DROP OWNED BY {}").format(role))
+        in_batches.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-def test_list_says_which_rows_are_gone(park, by_laps):
-    by_laps.execute(KNOW_ROWS)
-    by_laps.execute("DELETE FROM outbox WHERE id = 1")
+def test_list_says_which_rows_are_gone(park, in_batches):
+    in_batches.execute(KNOW_ROWS)
+    in_batches.execute("DELETE FROM outbox WHERE id = 1")
     assert "no longer in the outbox" in park("list").stdout
     assert [each["gone"] for each in json.loads(park("list", "--json").stdout)] == [True, False, False]
     assert "no longer in the outbox" in park("retry", "1").stderr
     assert json.loads(park("drop", "1", "--yes", "--json").stdout) == {"dropped": 1, "released": 0}
-    assert entries(by_laps) == {("d", 2): False, ("d", 3): False, ("o", 4): False}
+    assert entries(in_batches) == {("d", 2): False, ("d", 3): False, ("o", 4): False}

@@ -1,5 +1,5 @@
 """Thousands of rows as anybody may write them, through real servers, in every way of harvesting: what can be sent
-arrives byte for byte and in order, the rest is set aside by name, and the harvester comes to the end of it."""
+arrives byte for byte and in order, the rest is parked by name, and the harvester comes to the end of it."""
 
 from collections import defaultdict
 
@@ -31,7 +31,7 @@ MORE_WAYS = {
     "transaction_id, barrier": {"source": "transaction_id", "delivery": "barrier", "parking": "skip"},
 }
 ENDS_AT_A_BAD_ONE = ["mark, transactional"]
-"""Nothing is set aside there, as documented."""
+"""Nothing is parked there, as documented."""
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -131,7 +131,7 @@ def check(way, name, found, *, dsn, topic, bootstrap_servers, group_id, batch=10
 
 
 def compare(written, kept, aside, *, once, holds=True, sent=as_sent):
-    """Hold what is in Kafka, and what was set aside, against what was written."""
+    """Hold what is in Kafka, and what was parked, against what was written."""
     arrive, parked, held = expected(written, holds=holds)
     first = {each.id: each for each in reversed(kept)}
     # Else a record that the client itself refuses fails its batch, and on a slow machine so does a deadline.

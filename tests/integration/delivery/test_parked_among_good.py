@@ -170,7 +170,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
     records = ParkedRecords(outbox.name)
     with Harvest(config()):
         ids = [insert("a", topic=topic), insert("a", topic=topic)]
-        eventually(lambda: set(parked(outbox)) == set(ids), 20, "both are set aside")
+        eventually(lambda: set(parked(outbox)) == set(ids), 20, "both are parked")
         make_topic(name=topic)
 
         def arrived():

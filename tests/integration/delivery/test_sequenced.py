@@ -435,7 +435,7 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
         outbox.topic = compacted
         outbox.fill(1, keys=1)
         entries = "SELECT id, held, reason FROM outbox_set_aside ORDER BY id"
-        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), 30, "it was set aside")
+        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), 30, "it was parked")
     assert [each[:2] for each in found] == [(11, False)]
     assert "the topic is compacted (cleanup.policy=compact)" in found[0][2]
     outbox.fill(1, keys=1)

@@ -109,7 +109,7 @@ def test_consumer(run, dsn, bootstrap_servers, make_topic):
 
         eventually(counted, 60, "the orders are counted")
         parked = "SELECT key FROM consumers_parked"
-        eventually(lambda: connection.execute(parked).fetchall() == [(b"bad",)], 30, "the bad one is set aside")
+        eventually(lambda: connection.execute(parked).fetchall() == [(b"bad",)], 30, "the bad one is parked")
     assert example.end(signal.SIGTERM) == 0
     assert example.text.splitlines() == ["consuming", "stopped"]
 

@@ -132,7 +132,7 @@ def test_large_values_behind_many_small_ones(tmp_path, native, dsn, bootstrap_se
 
 
 def test_one_hot_key_of_large_values(tmp_path, native, dsn, bootstrap_servers, group_id, topic):
-    """Under the barrier all of them but one are put off in each batch."""
+    """Under the barrier all of them but one are deferred in each batch."""
     fill(native, topic, 200, 900_000, keys=1)
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot")
     peak = drained(tmp_path, bootstrap_servers, topic, 200, settings)

@@ -55,7 +55,7 @@ def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, c
         refused(member(outbox, group=f"{outbox.group}.other", name="second-process"))
         outbox.fill(5)
         eventually(lambda: first.delivered_records == 5, 20, "delivered")
-        assert first.leader_id == leader, "it was not deposed"
+        assert first.leader_id == leader, "it was not fenced"
         assert len(conflicts(caplog)) == 1, "said once"
 
 

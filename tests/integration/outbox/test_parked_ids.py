@@ -273,7 +273,7 @@ def test_one_too_large_among_many_that_are_not(connection, insert, config, make_
 
 
 def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, bootstrap_servers, admin):
-    """It was lowered while records came: batches are halved until those to blame are alone; then it is raised again."""
+    """It was lowered while records came: laps are halved until those to blame are alone; then it is raised again."""
     topic = make_topic(partitions=1)
     good = [insert("first", to=topic)]
     with Harvest(config()) as harvest:

@@ -188,7 +188,7 @@ def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
     new = restored(old, servers, make, unique)
     assert move(new).waiting == {"default": 1}
     new.harvest().drain(60)
-    assert sorted(new.arrived()) == [1, 2, 2], "it was put off, so it is still to come; what is parked stays"
+    assert sorted(new.arrived()) == [1, 2, 2], "it was deferred, so it is still to come; what is parked stays"
     assert new.connection.execute("SELECT id, held FROM outbox_set_aside ORDER BY id").fetchall() == [
         (3, False),
         (4, True),

@@ -137,7 +137,7 @@ def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(
         write(outbox, "after")
         eventually(lambda: 501 in outbox.arrived(isolation="read_committed"), 10)
         assert harvest.is_leader
-        assert outbox.shard().leader_id == leader_id, "it was not deposed"
+        assert outbox.shard().leader_id == leader_id, "it was not fenced"
         eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0, 10)
     assert sorted(outbox.arrived(isolation="read_committed")) == sorted([*range(1, 501)] * 2 + [501])
     outbox.harvest(source=source, delivery=delivery).drain(60)

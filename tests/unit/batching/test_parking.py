@@ -1,4 +1,4 @@
-"""What can never be sent, in the loop in batches over fakes: set aside before it is passed, and found out quickly."""
+"""What can never be sent, in the loop in batches over fakes: parked before it is passed, and found out quickly."""
 
 import pytest
 from support.batches import BatchRuns
