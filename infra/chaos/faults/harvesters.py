@@ -48,15 +48,15 @@ _REPLACED = led_within(SESSION_SECONDS + SLOW_SECONDS)
 
 FAULTS: Mapping[str, Fault] = {
     "leader-killed": Fault(
-        promise="another leads within the session timeout", strike=_leader_killed, checks=[_REPLACED]
+        promise="another leads within the session timeout", inject=_leader_killed, checks=[_REPLACED]
     ),
     "leader-released": Fault(
         promise="another leads at once, nothing repeats",
-        strike=_leader_released,
+        inject=_leader_released,
         seconds=(1, 4),
         checks=[led_within(_AT_ONCE_SECONDS), nothing_repeats],
     ),
     "leader-frozen": Fault(
-        promise="a zombie changes nothing", strike=_leader_frozen, seconds=REPLACED, checks=[_REPLACED]
+        promise="a zombie changes nothing", inject=_leader_frozen, seconds=REPLACED, checks=[_REPLACED]
     ),
 }

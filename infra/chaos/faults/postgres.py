@@ -72,23 +72,23 @@ def _prepared_left_open(system: System, draw: random.Random, write: Callable[[],
             writing.end("ok")
 
 
-def _waits(way: Mode) -> bool:
-    return way.source == "transaction_id"
+def _waits(mode: Mode) -> bool:
+    return mode.source == "transaction_id"
 
 
-def _goes_on(way: Mode) -> bool:
-    return not _waits(way)
+def _goes_on(mode: Mode) -> bool:
+    return not _waits(mode)
 
 
 _PASSED = "nobody waits for it, and nothing of it is lost"
 _WAITED_FOR = "all wait for it, and nothing is lost"
 
 FAULTS: Mapping[str, Fault] = {
-    "postgres-killed": Fault(promise="what was committed is there", strike=_postgres_killed, seconds=(1, 4)),
-    "postgres-frozen": Fault(promise="it waits, and goes on", strike=_postgres_frozen, seconds=(1, 6)),
-    "sessions-killed": Fault(promise="nothing is lost", strike=_backends_killed, seconds=(0.5, 1)),
-    "writer-left-open": Fault(promise=_PASSED, strike=_writer_left_open, fits=_goes_on),
-    "prepared-left-open": Fault(promise=_PASSED, strike=_prepared_left_open, fits=_goes_on),
-    "writer-waited-for": Fault(promise=_WAITED_FOR, strike=_writer_left_open, fits=_waits),
-    "prepared-waited-for": Fault(promise=_WAITED_FOR, strike=_prepared_left_open, fits=_waits),
+    "postgres-killed": Fault(promise="what was committed is there", inject=_postgres_killed, seconds=(1, 4)),
+    "postgres-frozen": Fault(promise="it waits, and goes on", inject=_postgres_frozen, seconds=(1, 6)),
+    "sessions-killed": Fault(promise="nothing is lost", inject=_backends_killed, seconds=(0.5, 1)),
+    "writer-left-open": Fault(promise=_PASSED, inject=_writer_left_open, fits=_goes_on),
+    "prepared-left-open": Fault(promise=_PASSED, inject=_prepared_left_open, fits=_goes_on),
+    "writer-waited-for": Fault(promise=_WAITED_FOR, inject=_writer_left_open, fits=_waits),
+    "prepared-waited-for": Fault(promise=_WAITED_FOR, inject=_prepared_left_open, fits=_waits),
 }
