@@ -12,5 +12,5 @@ assets       source data, outbox, topics, audit tables
 checks       what is asserted of them, with the numbers
 quality      contracts and expectations, imported when they are asked for
 alerts       what failed, why, and the next step; what has recovered
-piped        a Spark job under Dagster Pipes: its log and its numbers come back
+pipes_main   a Spark job under Dagster Pipes: its log and its numbers come back
 """

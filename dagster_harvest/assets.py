@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dagster_harvest.audit_results import TABLES, AuditMissing, details, last_summary, require_compared
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
-from dagster_harvest.pipes_main import SAID_VARIABLE, WELL_VARIABLE
+from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
 from harvest_lib.errors import HarvestError
@@ -99,7 +99,7 @@ def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.Asset
         arguments = ["--first-day", days.start, "--last-day", days.end]
         arguments += ["--table", writer.table, "--topic", settings.topics[0]]
         arguments += ["--source", writer.file] if writer.file else []
-        told = run_piped(context, settings, writer.module, arguments, outbox_option="--outbox")
+        told = run_under_pipes(context, settings, writer.module, arguments, outbox_option="--outbox")
         reports = _batches(writer.module, told)
         summary: Mapping[str, Any] = next((each["summary"] for each in told if "summary" in each), {})
         metadata = {
@@ -147,7 +147,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
-            run_piped(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
+            run_under_pipes(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
             with _resource(context, settings).connect() as connection:
                 summary = require_compared(last_summary(connection, audit_id), settings)
                 counts = details(connection, summary.audit_id)
@@ -201,7 +201,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     return verified
 
 
-def run_piped(
+def run_under_pipes(
     context: AssetExecutionContext,
     settings: OutboxSettings,
     module: str,
@@ -224,7 +224,7 @@ def run_piped(
         "HARVEST_OUTBOX_TABLE": config.outbox_table,
         "HARVEST_BOOTSTRAP_SERVERS": str(config.base_kafka_config.get("bootstrap.servers", "")),
         "PYTHONPATH": _search_path(),
-        WELL_VARIABLE: ",".join(map(str, well)),
+        SUCCESS_CODES_VARIABLE: ",".join(map(str, well)),
         **({CONFIG_VARIABLE: resource.config_file} if resource.config_file else {}),
         **({"PGPASSWORD": password} if password else {}),
     }
@@ -233,9 +233,9 @@ def run_piped(
         command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
     client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
     failed: str | None = None
-    with tempfile.TemporaryDirectory(prefix="harvest-piped-") as folder:
+    with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"
-        environment[SAID_VARIABLE] = str(said)
+        environment[STDERR_VARIABLE] = str(said)
         try:
             done = client.run(context=context, command=command, env=environment)
         except DagsterPipesExecutionError as error:

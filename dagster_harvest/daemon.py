@@ -20,7 +20,7 @@ import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
-from dagster_harvest.heartbeat_thread import Beating
+from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, OutboxTableError
@@ -105,7 +105,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
         f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
-        # Dagster's own retries know nothing of beats: the supervisor alone starts the next run.
+        # Dagster's own retries ignore heartbeats: only the supervisor starts the next run.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},
     )
     def job() -> None:
@@ -147,20 +147,20 @@ class _Daemon:
         run, daemon = self._context.run, self._settings.daemon
         place = Place(name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0")))
         outbox = OutboxTable.parse(self._config.outbox_table)
-        beating = Beating(
+        heartbeat_thread = HeartbeatThread(
             self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.beat_every_seconds
         )
         given = run.tags.get(GENERATION_TAG)
         try:
-            self._generation = beating.start(
+            self._generation = heartbeat_thread.start(
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
-            with _overheard(self._told):
-                self._harvest(beating)
+            with _forwarded_logs(self._told):
+                self._harvest(heartbeat_thread)
         finally:
-            beating.close()
+            heartbeat_thread.close()
 
-    def _harvest(self, beating: Beating) -> None:
+    def _harvest(self, heartbeat_thread: HeartbeatThread) -> None:
         tune_interpreter()  # the process is this run's alone, in Dagster's launchers
         harvest = Harvest(self._config)
         harvest.set_event_handler(self._hear)
@@ -170,11 +170,11 @@ class _Daemon:
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
-                if beating.was_succeeded.is_set():
+                if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
-                        "another run was given this one's place",
+                        "another run replaced this one",
                         evidence=f"the row of {self._settings.name!r} in harvest_daemons names another run",
-                        next_step="nothing: the other run harvests; look at why this one was taken for dead",
+                        next_step="nothing: the other run harvests; check why this one was considered dead",
                     )
                 if time.monotonic() >= due:
                     self._report(harvest)
@@ -263,7 +263,7 @@ def _without_dagsters_storage() -> Iterator[None]:
         _log.warning("event_log_failed", extra={"reason": type(error).__name__})
 
 
-class _Ear(logging.Handler):
+class _QueueHandler(logging.Handler):
     def __init__(self, told: "queue.SimpleQueue[tuple[int, str]]") -> None:
         super().__init__(logging.WARNING)
         self._told = told
@@ -275,14 +275,14 @@ class _Ear(logging.Handler):
 
 
 @contextmanager
-def _overheard(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
-    """Put what the library and the beats complain of into the queue."""
-    ear = _Ear(told)
+def _forwarded_logs(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
+    """Put warnings of the library and of the heartbeat thread into the queue."""
+    handler = _QueueHandler(told)
     loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
     for logger in loggers:
-        logger.addHandler(ear)
+        logger.addHandler(handler)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeHandler(ear)
+            logger.removeHandler(handler)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from dagster_pipes import PipesContext, open_dagster_pipes
 
-SAID_VARIABLE = "HARVEST_PIPED_SAID"
+STDERR_VARIABLE = "HARVEST_PIPED_SAID"
 """Names a file that takes what was written to standard error, for whoever has to tell why a job failed."""
 
-WELL_VARIABLE = "HARVEST_PIPED_WELL"
+SUCCESS_CODES_VARIABLE = "HARVEST_PIPED_WELL"
 """Exit codes, commas between them, that are no failure of the run: an audit that finds something has done its work."""
 
 
@@ -46,7 +46,7 @@ class Lines(io.TextIOBase):
 def main() -> int:
     """Run the module that the command line names; return its exit code."""
     module, *arguments = sys.argv[1:]
-    said = os.environ.get(SAID_VARIABLE)
+    said = os.environ.get(STDERR_VARIABLE)
     with open_dagster_pipes() as pipes:
         out, error = Lines(lambda line: _out(pipes, line)), Lines(lambda line: _error(pipes, line, said))
         sys.argv = [module, *arguments]
@@ -59,7 +59,7 @@ def main() -> int:
         out.close()
         error.close()
         if code is None or isinstance(code, int):
-            is_well = str(code) in os.environ.get(WELL_VARIABLE, "").split(",")
+            is_well = str(code) in os.environ.get(SUCCESS_CODES_VARIABLE, "").split(",")
             return 0 if code is None or is_well else code
         _error(pipes, str(code), said)
         return 1
