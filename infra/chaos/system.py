@@ -81,7 +81,7 @@ class System:
         """Have each harvester at the end of a network path of its own; before anything is started."""
         for member, path in zip(self.members, paths, strict=True):
             member.move(path)
-        self.kafka.lead(self._detours())
+        self.kafka.detours = self._detours()
 
     def _detours(self) -> dict[str, list[int | str]]:
         return {member.name: [f"{link.host}:{link.port}" for link in member.kafka] for member in self.members}
