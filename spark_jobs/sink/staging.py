@@ -102,7 +102,7 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError."""
     rows = frame.select(
         F.spark_partition_id().alias("partition"),
-        # The partition stands in the upper bits: what is left counts the rows of one partition.
+        # The upper bits are the partition: the others count its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
         *[column(each.name).alias(each.staged) for each in staged_columns(frame.schema)],
