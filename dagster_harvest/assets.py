@@ -3,8 +3,8 @@
     source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic>
           ──Spark──► audit/<name>/summary, lost, duplicates, … ──► audit/<name>/verified
 
-What Spark writes has daily partitions, and a backfill of many days is one run and one Spark. Topics are external: the
-harvester fills them, and tells of it by observations.
+What Spark writes has daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
+the harvester fills them and reports by observations.
 """
 
 import json
@@ -36,7 +36,7 @@ VERIFIED = "verified"
 
 _LONGEST_SAID = 2000
 _FOUND_SOMETHING = (1,)
-"""The audit's exit code for anomalies: that they are there is for the checks to say."""
+"""The audit's exit code for anomalies, which the checks report."""
 _WHAT_AUDITS_FIND = {
     "summary": "One row per audit: every number.",
     "lost": "Records that were committed and are not in Kafka.",
@@ -47,7 +47,7 @@ _WHAT_AUDITS_FIND = {
 
 
 def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
-    """Return what is filled by others than Dagster's assets: source, topics, and the outbox if nobody here writes."""
+    """Return the external assets: source, topics, and the outbox if no asset writes it."""
     group = settings.name
     specs = [
         dg.AssetSpec(
@@ -193,7 +193,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
         if wrong := [verdict.description for verdict in blocking_verdicts(summary) if not verdict.passed]:
             raise dg.Failure(
                 description=f"the audit {summary.audit_id} found anomalies: {'; '.join(map(str, wrong))}",
-                metadata={"next_step": "look at the checks of the audit's summary, then audit again"},
+                metadata={"next_step": "read the checks of the audit's summary, then audit again"},
                 allow_retries=False,
             )
         return dg.MaterializeResult(metadata=_numbers(summary))
@@ -212,8 +212,8 @@ def run_under_pipes(
 ) -> Sequence[Mapping[str, Any]]:
     """Run a module under Dagster Pipes with the harvester's connection; return its messages, its log is the run's.
 
-    `well` are exit codes beside 0 that are no failure. The password travels in the process's environment alone.
-    Raises Failure with what the module said of its end.
+    `well` are exit codes beside 0 that are no failure. The password is passed in the process's environment only.
+    Raises Failure with the module's last error output.
     """
     resource = _resource(context, settings)
     config = resource.config()
@@ -254,8 +254,8 @@ def run_under_pipes(
 
 
 def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return what a writer module has told of its batches. Raises Failure if that is nothing, or not what is to be told
-    of each: nobody knows then what was loaded."""
+    """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: it is
+    unknown then what was loaded."""
     reports = [each for each in told if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)
     if reports and broken is None:
@@ -288,7 +288,7 @@ def _numbers(summary: AuditSummary) -> dict[str, Any]:
 
 
 def _search_path() -> str:
-    # As Dagster found this code, so the process does, installed or not.
+    # The process finds this code where Dagster found it, installed or not.
     return ":".join(path for path in sys.path if path)
 
 

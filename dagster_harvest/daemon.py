@@ -1,11 +1,11 @@
-"""The run that harvests: a job of one op that starts the harvester and stays with it.
+"""The run that harvests: a job of one op that starts the harvester and runs as long as it does.
 
-What it does, in order
-1. take the row by which it is known to live (`dagster_harvest.heartbeat`); refused if another run has it and lives
-2. start the harvester; stand by or lead, as the election says
-3. every few seconds tell the numbers: a log line, and an observation of each topic that the UI plots
-4. end by an interrupt (the run is terminated), by what killed the harvester, or because another run was given its row:
-   the harvester stops and hands leadership over, and the row says that it was in order
+Steps
+1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
+2. start the harvester, which leads or is a standby
+3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
+4. end when the run is terminated, the harvester fails, or another run has claimed the row: the harvester stops and
+   hands leadership over, and the row records that it stopped in order
 """
 
 import logging
@@ -36,16 +36,16 @@ DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
 WORKED_TAG = "harvest/worked"
-"""Of a run that has delivered for `healthy_after_working_seconds`: what failed before it is not held against its
+"""The tag of a run that has delivered for `healthy_after_working_seconds`. Failures before it do not delay its
 successor."""
 
 _STEP_SECONDS = 0.2
-"""How long the interpreter is kept from running a signal handler at most."""
+"""The longest time for which a signal handler may be delayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What a run tells. `rate` is in records per second since it last told; `waiting` None while Postgres is away."""
+    """What a run reports. `rate` is in records per second since the last report; `waiting` is None without Postgres."""
 
     delivered: int
     rate: float
@@ -91,13 +91,13 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         tags={"kind": "kafka"},
     )
     def harvest(context: dg.OpExecutionContext) -> None:
-        """Harvest until the run is terminated, or something that will not pass ends it."""
+        """Harvest until the run is terminated or an error that is not temporary ends it."""
         failure: dg.Failure | None = None
         try:
             _Daemon(context, settings).run()
         except HarvestError as error:
             failure = as_failure(error)
-        if failure is not None:  # outside the handler: the causes of ours may quote a row, and Dagster stores them
+        if failure is not None:  # outside the handler: chained causes may quote a row, and Dagster stores them
             raise failure
 
     @dg.job(
@@ -115,7 +115,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
 
 
 def as_failure(error: HarvestError) -> dg.Failure:
-    """Return what a person reads in the run: cause, evidence and the next step."""
+    """Return the failure that the run shows: cause, evidence and next step."""
     return dg.Failure(
         description=str(error),
         metadata={"cause": error.cause, "evidence": error.evidence or "none", "next_step": error.next_step},
@@ -124,7 +124,7 @@ def as_failure(error: HarvestError) -> dg.Failure:
 
 
 def location_of(run: dg.DagsterRun) -> str:
-    """Return the code location that a run is of."""
+    """Return the code location of a run."""
     origin = run.remote_job_origin
     return origin.location_name if origin is not None else "in-process"
 
@@ -166,7 +166,7 @@ class _Daemon:
         harvest.set_event_handler(self._hear)
         try:
             harvest.start()
-            self._say(f"harvests as generation {self._generation}, or stands by for who leads")
+            self._say(f"harvests as generation {self._generation}, or is a standby")
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
@@ -185,7 +185,7 @@ class _Daemon:
     def _stop(self, harvest: Harvest) -> None:
         began = time.monotonic()
         harvest.stop()
-        with suppress(Exception):  # what killed it is on its way up already
+        with suppress(Exception):  # the error that ended it is being raised already
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
         self._pass_on()
@@ -211,7 +211,7 @@ class _Daemon:
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
-        """Mark the run once it has worked for long enough. While Dagster's storage is away: at the next report."""
+        """Tag the run once it has worked for long enough; at the next report if Dagster's storage is unavailable."""
         waiting = numbers.waiting.records if numbers.waiting is not None else None
         if is_at_work(leads=numbers.leader_id is not None, delivered=delivered, waiting=waiting):
             self._worked_seconds += seconds
@@ -225,7 +225,7 @@ class _Daemon:
         try:
             with self._resource.connect() as connection:
                 return StatusReader(connection, self._config).waiting()
-        except (DatabaseError, OutboxTableError) as error:  # the harvester waits it out or tells, and so do we
+        except (DatabaseError, OutboxTableError) as error:  # the harvester retries or reports it, and so does this run
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
 
@@ -243,7 +243,7 @@ class _Daemon:
                 pass
 
     def _pass_on(self) -> None:
-        """Log what other threads had to say; Dagster's event log is written from this one only."""
+        """Log the messages of other threads; only this thread writes Dagster's event log."""
         with suppress(queue.Empty):
             while True:
                 level, text = self._told.get_nowait()
@@ -256,7 +256,7 @@ class _Daemon:
 
 @contextmanager
 def _without_dagsters_storage() -> Iterator[None]:
-    """Go on while Dagster's own database is away: what is not told is no reason not to harvest."""
+    """Go on while Dagster's own database is unavailable: harvesting does not depend on reporting."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - of any of its storages; an interrupt is a BaseException

@@ -115,7 +115,7 @@ class HeartbeatTable:
             self._connection.execute(self._fill(_CREATE))
 
     def claim(self, place: Place, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
-        """Take the row for a run and return its generation; None stands for the next one.
+        """Claim the row for a run and return its generation; None means the next one.
 
         Raises LifecycleError if another run has it and lives.
         """

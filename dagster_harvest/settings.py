@@ -1,4 +1,4 @@
-"""What a `defs.yaml` may say of an outbox. Nothing here is secret: variables are named, never their values."""
+"""What a `defs.yaml` may contain about an outbox. No secrets: it names variables, never their values."""
 
 from collections.abc import Sequence
 from typing import Literal, Self

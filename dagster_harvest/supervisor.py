@@ -1,8 +1,8 @@
 """The sensor that keeps exactly one run of a daemon per code location and slot, or watches one that runs elsewhere.
 
 A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides what it does.
-It asks no broker unless the harvester runs elsewhere, gives no statement more than some seconds, and never harvests.
-The cursor is what the last tick saw, as JSON; the tick's message says it in words.
+It queries brokers only if the harvester runs elsewhere, limits each statement to some seconds, and never harvests.
+The cursor is what the last tick observed, as JSON; the tick's message says it in words.
 """
 
 import json
@@ -23,7 +23,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import Backlog, StatusReader
 from harvest_lib.outbox import OutboxTable
 
-_RUNS_LOOKED_AT = 25
+_RUNS_READ = 25
 _TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
 """By mode: a run tells its numbers itself."""
 
@@ -41,7 +41,7 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
-    """Return the sensor; it is on by default: whoever adds an outbox wants it harvested. `external` needs no job."""
+    """Return the sensor; it is on by default, because an outbox is added to be harvested. `external` needs no job."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -157,7 +157,7 @@ class _Tick:
     def _runs(self, slot: int) -> Sequence[DaemonRun]:
         found = self._context.instance.get_run_records(
             dg.RunsFilter(job_name=self._settings.daemon_job_name, tags={DAEMON_TAG: self._settings.name}),
-            limit=_RUNS_LOOKED_AT * self._settings.daemon.runs,
+            limit=_RUNS_READ * self._settings.daemon.runs,
         )
         return [
             _seen(record)
