@@ -21,7 +21,7 @@ _WAIT_SECONDS = 60.0
 
 
 class ConsumerPool:
-    """Some members of a group. Every number stands for a member, whichever process it has by now."""
+    """Some members of a group. A number identifies a member, whichever process it has by now."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path) -> None:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""

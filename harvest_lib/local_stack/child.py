@@ -3,13 +3,13 @@
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
 Run by path, not by module, so that it costs one bare interpreter start (about 20 ms) and imports nothing of ours.
-Before it turns into COMMAND by `exec` it
+Before it becomes COMMAND by `exec` it
 
 1. takes the user's identity, when one is given (a Postgres refuses to run as root);
 2. with `--reach`, keeps the one capability that lets that user pass folders closed to it, so that a server below
    `/root` or another private folder reaches its own binaries and data;
 3. asks the kernel for signal N (9 by default) when the parent dies. This comes last, as a change of identity clears
-   it, and the parent is looked at afterwards, as it may have died in between.
+   it, and the parent is checked afterwards, as it may have died in between.
 
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.

@@ -51,7 +51,7 @@ class Member:
 
     @property
     def process_name(self) -> str:
-        """The name under which its process stands in the history."""
+        """The name of its process in the history."""
         return f"harvester-{self.harvester.number}" if self.harvester is not None else ""
 
     @property

@@ -93,7 +93,7 @@ def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
 
 
 def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) -> None:
-    """Write the table into a file, in place of the one that stands between its marks, or as all of it."""
+    """Write the table into a file, in place of the one between its marks, or as the whole file."""
     text = file.read_text() if file.exists() else ""
     before, begins, rest = text.partition(_BEGINS)
     _, ends, after = rest.partition(_ENDS)

@@ -176,7 +176,7 @@ def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
 
 
 def not_kept(injected: Sequence[InjectedFault], terms: Sequence[Term], verdict: Verdict) -> list[Broken]:
-    """Return what faults promise and the checker does not look at, where it was not kept."""
+    """Return the broken promises of faults that the checker does not cover."""
     copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []
     for each in injected:

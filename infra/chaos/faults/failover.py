@@ -93,7 +93,7 @@ def _fall_behind(primary: PostgresServer) -> None:
 
 
 def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
-    """Have a standby take over that has followed until `since`, and note what it lacks."""
+    """Promote a standby that has followed until `since`, and record what it lacks."""
     at, asked = boot_seconds(), _asked_for(system)
     new.promote()
     with psycopg.connect(new.dsn, autocommit=True) as connection:
