@@ -64,7 +64,7 @@ WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND r
 
 _READ = """
 SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - beat_at)::float8,
-       extract(epoch FROM clock_timestamp() - started_at)::float8, stopped_at IS NOT NULL
+       stopped_at IS NOT NULL
 FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
 """
 
@@ -90,7 +90,6 @@ class Heartbeat:
     host: str
     pid: int
     age_seconds: float
-    lived_seconds: float
     is_stopped: bool
 
 
@@ -159,14 +158,13 @@ class HeartbeatTable:
             row = self._connection.execute(self._fill(_READ), place.values()).fetchone()
         if row is None:
             return None
-        run_id, generation, host, pid, age, lived, is_stopped = row
+        run_id, generation, host, pid, age, is_stopped = row
         return Heartbeat(
             run_id=run_id,
             generation=generation,
             host=host,
             pid=pid,
             age_seconds=max(0.0, age),
-            lived_seconds=max(0.0, lived - age),
             is_stopped=is_stopped,
         )
 

@@ -165,9 +165,11 @@ def hidden_rows(evidence: str) -> DatabaseAccessDenied:
     )
 
 
-def in_statement(name: sql.Identifier | sql.Literal) -> sql.SQL:
-    """Return a quoted name or value for a statement that is given values: there psycopg reads a % even inside it."""
-    return sql.SQL(name.as_string(None).replace("%", "%%"))
+def in_statement(part: sql.Composable) -> sql.Composable:
+    """Return a quoted name or value for a statement that is given values: there psycopg reads a % even inside it. In
+    another expression each % is doubled already."""
+    is_quoted = isinstance(part, sql.Identifier | sql.Literal)
+    return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
 
 
 def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:

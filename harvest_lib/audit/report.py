@@ -4,10 +4,12 @@ A report never holds a value, and holds keys only when they were asked for: keys
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +129,11 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values that `json.dumps` takes."""
-        document = asdict(self)
-        for group in ("explanations", "leaders"):
-            document[group] = [
-                {name: str(value) if isinstance(value, UUID) else value for name, value in entry.items()}
-                for entry in document[group]
-            ]
-        document["examples"] = {name: list(found) for name, found in document["examples"].items()}
-        document["moved_keys"] = list(document["moved_keys"])
+        document = _DOCUMENT.dump_python(self, mode="json")
         return {"ok": self.ok, "explained_duplicates": self.explained_duplicates, **document}
 
+
+_DOCUMENT = TypeAdapter(AuditReport)
 
 MUST_BE_ZERO = (
     "lost",

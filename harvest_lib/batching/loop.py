@@ -359,7 +359,7 @@ class BatchLoop:
         if deferred_ids := self._barrier.deferred_ids:
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._state.lowest_told = self._ports.parking.lowest
-        seen, holds = self._ports.source.seen(position)
+        seen, holds = self._ports.source.retention_bounds(position)
         needed = [each for each in (holds, self._state.lowest_told) if each is not None]
         return Checkpoint(
             generation=self._state.checkpoint.generation,

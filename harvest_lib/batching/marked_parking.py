@@ -49,7 +49,7 @@ class MarkedParking:
         parked = self._pages.parked
         if self._first:
             parked = {**self._first, **parked}
-        good = self._parking.sieve(rows, parked)
+        good = self._parking.filter(rows, parked)
         self.write()
         return good
 

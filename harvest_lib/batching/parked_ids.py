@@ -141,7 +141,7 @@ class ParkedIds:
         if rows is not None:
             its = {
                 "outbox": in_statement(rows.table),
-                **{each: _column(rows, each) for each in ("id", "transaction_id")},
+                **{each: in_statement(rows.columns[each]) for each in ("id", "transaction_id")},
             }
             names |= {"column": sql.SQL(", transaction_id"), "value": sql.SQL(_ITS_TRANSACTION).format(**its)}
             names |= {f"{each}_matches": sql.SQL(_MATCHES).format(entry=sql.SQL(each), **its) for each in ("s", "p")}
@@ -215,8 +215,3 @@ class ParkedIds:
 
 def _apart(keys: Sequence[HeldKey]) -> dict[str, list[str]]:
     return {"topics": [topic for topic, _ in keys], "keys": [key for _, key in keys]}
-
-
-def _column(rows: Selection, name: str) -> sql.Composable:
-    column = rows.columns[name]
-    return in_statement(column) if isinstance(column, sql.Identifier) else column

@@ -26,4 +26,4 @@ class BatchPorts:
     delivered: Callable[[int], None]
     """Told how many records were committed."""
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What the database is asked in: it may turn an error into another, see `harvest_lib.outbox.Sight`."""
+    """What the database is asked in: it may turn an error into another, see `translate_missing_table`."""

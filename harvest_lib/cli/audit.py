@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.history import history
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration
 from harvest_lib.cli.parsing import Group
@@ -87,7 +88,6 @@ def audit(
     from psycopg import sql
 
     from harvest_lib import audit as audits
-    from harvest_lib.cli.actions.audit import outbox_query, show_report
 
     if not topic:
         raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
@@ -97,7 +97,7 @@ def audit(
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
     harvest = configuration(config).harvest
     conninfo = harvest.data_source.conninfo()
-    outbox = outbox_query(harvest, topic)
+    outbox = actions.audit.outbox_query(harvest, topic)
     outbox_has_the_ids = id_header is None and committed_file is None
 
     def from_database(query: str | sql.Composed | None) -> Iterator[audits.CommittedRecord]:
@@ -123,7 +123,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps({**report.to_json(), "ok": ok, "empty": report.is_empty}))
     else:
-        show_report(report, topic)
+        actions.audit.show_report(report, topic)
     if report.is_empty and not allow_empty:
         raise NothingChecked(
             "the audit had nothing to compare",

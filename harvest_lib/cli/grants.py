@@ -1,31 +1,23 @@
 """`harvest grants postgres | kafka | consumer`: scripts that grant each role the least privileges."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.grants_consumer import app as consumer
-from harvest_lib.cli.options import ConfigFile, Source, configuration
-from harvest_lib.cli.parsing import Group
+from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration
+from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
-from harvest_lib.errors import ConfigError
-from harvest_lib.record import is_legal_topic
 
-app = typer.Typer(
-    name="grants",
-    cls=Group,
-    help="Least privilege: print the grants that each role needs in Postgres and Kafka.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("grants", "Least privilege: print the grants that each role needs in Postgres and Kafka.")
 app.add_typer(consumer)
 
 
 @app.command()
 def postgres(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
+    table: TableName = None,
     source: Annotated[
         Source | None, typer.Option(help="Default: the configuration's. With auto, the table decides.")
     ] = None,
@@ -61,7 +53,6 @@ def postgres(
 
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
     """
-    from harvest_lib.cli.actions.grants import allowed_topics, reads_table, separate_roles, way_of
     from harvest_lib.database import connect
     from harvest_lib.grants import Grants
     from harvest_lib.outbox import OutboxTable
@@ -70,15 +61,15 @@ def postgres(
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
         outbox=outbox,
-        way=way_of(harvest, outbox, source),
+        mode=actions.grants.reading_mode(harvest, outbox, source),
         harvester=harvester,
         reader=reader,
-        writers=separate_roles(allowed_topics(writer or ["writer"], allow or []), harvester, reader),
+        writers=actions.grants.writer_topics(writer or ["writer"], allow or [], harvester, reader),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
-        mapped=harvest.columns is not None,
+        has_column_mapping=harvest.columns is not None,
     )
-    if reads_table(harvest, source):  # otherwise the database is not needed
+    if actions.grants.reads_table(harvest, source):  # otherwise the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(
@@ -108,21 +99,10 @@ def kafka(
 
       harvest grants kafka -f harvest.yaml --topic orders --no-create --json
     """
-    from harvest_lib.cli.actions.grants import principal_name
-    from harvest_lib.grants.kafka import commands, harvester_acls, reader_acls
+    from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
     harvest = configuration(config, elects=True).harvest
-    for each in topic:
-        if each != "*" and not is_legal_topic(each.removesuffix("*")):
-            raise ConfigError(
-                "Kafka cannot have a topic of this name",
-                field="--topic",
-                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
-            )
-    acls = harvester_acls(harvest, principal_name(harvester), topic, creates=create) if harvester else []
-    acls += reader_acls(harvest, principal_name(reader), topic) if reader else []
-    if as_json:
-        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
-        return
-    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
-        typer.echo(line)
+    actions.grants.check_topics(topic, "--topic")
+    acls = harvester_acls(harvest, actions.grants.principal_name(harvester), topic, creates=create) if harvester else []
+    acls += reader_acls(harvest, actions.grants.principal_name(reader), topic) if reader else []
+    actions.grants.show_acls(acls, harvest, as_json=as_json)

@@ -1,22 +1,14 @@
 """`harvest grants consumer postgres | kafka`: the least privileges of a consumer of `harvest_lib.consume`."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, configuration
-from harvest_lib.cli.parsing import Group
-from harvest_lib.errors import ConfigError
-from harvest_lib.record import is_legal_topic
+from harvest_lib.cli.parsing import group
 
-app = typer.Typer(
-    name="consumer",
-    cls=Group,
-    help="Least privilege for a consumer built with `harvest_lib.consume`.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("consumer", "Least privilege for a consumer built with `harvest_lib.consume`.")
 
 _Topics = list[str] | None
 
@@ -68,21 +60,11 @@ def kafka(
 
       harvest grants consumer kafka --name order-states --topic orders --log order-states-log --json
     """
-    from harvest_lib.grants.kafka import commands, consumer_acls
+    from harvest_lib.grants.kafka import consumer_acls
 
-    for each in (*topic, *(publish or ()), *(log or ())):
-        if each != "*" and not is_legal_topic(each.removesuffix("*")):
-            raise ConfigError(
-                "Kafka cannot have a topic of this name",
-                field="--topic, --publish, --log",
-                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
-            )
-    who = principal if ":" in principal else f"User:{principal}"
+    actions.grants.check_topics([*topic, *(publish or ()), *(log or ())], "--topic, --publish, --log")
+    who = actions.grants.principal_name(principal)
     harvest = configuration(config).harvest
     pool = [each for each in (harvest.leader_topic, harvest.checkpoint_topic) if each]
     acls = consumer_acls(name, who, topic, published=publish or (), logs=log or (), pool=pool)
-    if as_json:
-        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
-        return
-    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
-        typer.echo(line)
+    actions.grants.show_acls(acls, harvest, as_json=as_json)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.options import AllowEmpty, Json, PromiseName
 from harvest_lib.errors import NothingChecked
 
@@ -45,8 +46,7 @@ def history(
       harvest audit history run/*.jsonl --promise transactional --show 1
     """
     from harvest_lib.audit.checker import Promise, check
-    from harvest_lib.audit.history import BadLine, read_history
-    from harvest_lib.cli.actions.history import show_verdict
+    from harvest_lib.audit.history.reader import BadLine, read_history
 
     gc.freeze()
     gc.disable()  # the checker makes millions of objects and no cycles
@@ -60,7 +60,7 @@ def history(
     if as_json:
         typer.echo(json.dumps({**verdict.to_json(), "ok": ok, "bad_lines": list(map(str, bad))}))
     else:
-        show_verdict(verdict, bad)
+        actions.history.show_verdict(verdict, bad)
     if bad or not verdict.ok:
         raise typer.Exit(1)
     if not ok:

@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile, configuration
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile, TableName, configuration
 
 
 def init(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
+    table: TableName = None,
     native: Annotated[
         bool | None,
         typer.Option("--native/--goharvest", help="The layout. Default: that of the existing table, else native."),
@@ -52,7 +53,6 @@ def init(
 
       harvest init --print > migrations/0001_outbox.sql
     """
-    from harvest_lib.cli.actions.init import add_missing_checks, create_beside_mapped, create_tables, print_statements
     from harvest_lib.database import connect
     from harvest_lib.outbox import NativeTable, OutboxTable
     from harvest_lib.outbox.checks import check_statements
@@ -60,17 +60,17 @@ def init(
     harvest = None if print_ and config is None and table is not None else configuration(config).harvest
     outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
     if harvest is not None and harvest.columns is not None:
-        create_beside_mapped(harvest, harvest.columns, outbox, print_=print_)
+        actions.init.create_beside_mapped(harvest, harvest.columns, outbox, print_=print_)
         return
     definition = NativeTable(
         outbox=outbox, value_type=value_type, segment_size=segment_size, has_checks=checks is not False
     )
     if print_ or harvest is None:
         goharvest = [outbox.create_statement(), *(check_statements(outbox) if checks else [])]
-        print_statements(outbox, goharvest if native is False else definition.create_statements())
+        actions.init.print_statements(outbox, goharvest if native is False else definition.create_statements())
         return
     with connect(harvest.data_source.conninfo()) as connection:
-        for name, new in create_tables(connection, definition, native=native):
+        for name, new in actions.init.create_tables(connection, definition, native=native):
             typer.echo(f"{'created' if new else 'already exists and is valid'}: {name}")
         if checks or (checks is None and outbox.kind(connection) == "native"):
-            add_missing_checks(connection, outbox)
+            actions.init.add_missing_checks(connection, outbox)

@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, configuration, refuse_columns
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName
 
 
 def migrate(
     config: ConfigFile = None,
-    table: Annotated[str | None, typer.Option(help="Name of the table. Default: the configuration's.")] = None,
+    table: TableName = None,
     segment_size: Annotated[int, typer.Option(min=1, help="Ids in a segment.")] = DEFAULT_SEGMENT_SIZE,
     print_: Annotated[
         bool, typer.Option("--print", "--dry-run", help="Print the SQL of the remaining steps and change nothing.")
@@ -36,13 +37,10 @@ def migrate(
 
       harvest migrate --restamp -f reaper.yaml
     """
-    from harvest_lib.database import connect
-    from harvest_lib.outbox import Migration, OutboxTable, Restamping
+    from harvest_lib.outbox import Migration, Restamping
 
-    harvest = configuration(config).harvest
-    refuse_columns(harvest, "only goharvest's layout can be migrated")
-    outbox = OutboxTable.parse(table or harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
+    opened = actions.outbox.open_outbox(config, table, refuse_columns="only goharvest's layout can be migrated")
+    with opened as (_, outbox, connection):
         if restamp:
             restamped = Restamping(outbox=outbox).run(connection, force=force)
             typer.echo(f"{restamped:,} records restamped")

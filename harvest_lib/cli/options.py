@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harvest_lib.errors import ConfigError
-
 if TYPE_CHECKING:
-    from harvest_lib.config import HarvestConfig, ReaperFile
+    from harvest_lib.config import ReaperFile
 
 ConfigFile = Annotated[
     Path | None,
@@ -24,6 +22,7 @@ ConfigFile = Annotated[
 AllowEmpty = Annotated[
     bool, typer.Option("--allow-empty", help="Exit with 0 instead of 10 if there was nothing to check.")
 ]
+TableName = Annotated[str | None, typer.Option("--table", help="Name of the table. Default: the configuration's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 # These repeat what the modules of the library say: loading them would make help slow. A test compares them.
@@ -40,14 +39,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def refuse_columns(harvest: "HarvestConfig", why: str) -> None:
-    """Raise ConfigError if the configuration maps `columns` and a command cannot handle that."""
-    if harvest.columns is not None:
-        raise ConfigError(
-            f"the table {harvest.outbox_table} has another layout: {why}",
-            field="columns",
-            next_step="leave `columns` out of the configuration if you mean another table",
-        )
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="console is for people, json for machines.")]
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":

@@ -7,17 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json
-from harvest_lib.cli.parsing import Group
-from harvest_lib.cli.terminal import age, printable
+from harvest_lib.cli.parsing import group
 
-app = typer.Typer(
-    name="park",
-    cls=Group,
-    help="Parked records, which Kafka rejected: list, retry or delete them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
 _Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of records, as shown by `list`.")]
 _Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
@@ -51,30 +45,18 @@ def list_(
 
       harvest park list -f reaper.yaml --topic orders --json | jq '.[].id'
     """
-    from rich.table import Table
-    from rich.text import Text
+    from harvest_lib.outbox import ParkedSelection
 
-    from harvest_lib.cli.actions.park import NOTHING_PARKED, open_parked, record_json
-    from harvest_lib.cli.actions.tables import print_table
-    from harvest_lib.outbox import Selection
-
-    with open_parked(config, subscription) as (parked, connection, _):
+    with actions.park.open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
-        counts = parked.counts(connection, Selection(topic=topic, key=key))
+        counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
     if as_json:
-        typer.echo(json.dumps([record_json(record) for record in records]))
+        typer.echo(json.dumps([actions.park.record_json(record) for record in records]))
         return
     if not records:
-        typer.echo("nothing is parked" if topic is None and key is None else NOTHING_PARKED)
+        typer.echo("nothing is parked" if topic is None and key is None else actions.park.NOTHING_PARKED)
         return
-    table = Table("id", "topic", "key", "state", "age", "reason")
-    for record in records:
-        state = Text("held", "dim") if record.held else Text("parked", "yellow")
-        if record.gone:
-            state = Text("no longer in the outbox", "dim")
-        texts = [Text(printable(text)) for text in (record.topic, record.key)]
-        table.add_row(str(record.id), *texts, state, age(record.age_seconds), Text(printable(record.reason)))
-    print_table(table)
+    actions.park.show_records(records)
     if counts is not None:
         more = f", the first {limit:,} shown; --limit shows more" if counts.parked + counts.held > len(records) else ""
         typer.echo(f"{counts.parked:,} parked, {counts.held:,} held behind them{more}")
@@ -96,27 +78,17 @@ def show(
 
       harvest park show 4711 -f reaper.yaml --value --json | jq -r .row.kafka_value
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    from harvest_lib.cli.actions.park import open_parked, record_fields, record_json, shown_columns
-    from harvest_lib.cli.actions.tables import print_table
     from harvest_lib.outbox import ParkedIdTable
 
-    with open_parked(config, subscription) as (parked, connection, harvest):
+    with actions.park.open_parked(config, subscription) as (parked, connection, harvest):
         record = parked.show(connection, record_id)
     columns = harvest.columns if isinstance(parked, ParkedIdTable) else None
     if as_json:
-        shown = shown_columns(columns)
+        shown = actions.park.shown_columns(columns)
         row = {name: content for name, content in record.row.items() if value or name in shown}
-        typer.echo(json.dumps({**record_json(record), "row": row}))
+        typer.echo(json.dumps({**actions.park.record_json(record), "row": row}))
         return
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, content in record_fields(record, columns, with_value=value):
-        table.add_row(Text(name), Text(content))
-    print_table(table)
+    actions.park.show_fields(record, columns, with_value=value)
 
 
 @app.command()
@@ -146,19 +118,18 @@ def retry(
 
       harvest park retry --all -f reaper.yaml --json
     """
-    from harvest_lib.cli.actions.park import counted_records, open_parked, selected, waiting_text
     from harvest_lib.outbox import ParkedRecords
 
-    selection = selected(ids, topic, key, everything=all_)
-    with open_parked(config, subscription) as (parked, connection, harvest):
+    selection = actions.park.selected(ids, topic, key, everything=all_)
+    with actions.park.open_parked(config, subscription) as (parked, connection, harvest):
         done = parked.retry(connection, selection, keep_order=harvest.parking != "skip")
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
     verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent again"
-    typer.echo(f"{verb}: {counted_records(done.parked)}, and {done.held:,} held behind them")
+    typer.echo(f"{verb}: {actions.park.counted_records(done.parked)}, and {done.held:,} held behind them")
     if done.waiting:
-        typer.echo(waiting_text(done))
+        typer.echo(actions.park.waiting_text(done))
 
 
 @app.command()
@@ -184,23 +155,22 @@ def drop(
 
       harvest park drop --key o-1 -f reaper.yaml --yes
     """
-    from harvest_lib.cli.actions.park import NOTHING_PARKED, counted_records, open_parked, selected
     from harvest_lib.outbox import ParkedRecords
 
-    selection = selected(ids, topic, key, everything=all_)
+    selection = actions.park.selected(ids, topic, key, everything=all_)
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("there is no terminal to ask for confirmation: use --yes", param_hint="--yes")
-    with open_parked(config, subscription) as (parked, connection, _):
+    with actions.park.open_parked(config, subscription) as (parked, connection, _):
         if not yes:
             counts = parked.counts(connection, selection)
             number = len(selection.ids or ()) or (counts.parked if counts is not None else 0)
             if not number:
-                typer.echo(NOTHING_PARKED, err=True)
+                typer.echo(actions.park.NOTHING_PARKED, err=True)
                 return
-            typer.confirm(f"Delete {counted_records(number)} for good?", abort=True, err=True)
+            typer.confirm(f"Delete {actions.park.counted_records(number)} for good?", abort=True, err=True)
         done = parked.drop(connection, selection)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     else:
         verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent"
-        typer.echo(f"dropped: {counted_records(done.dropped)}; {verb}: {done.released:,} held behind them")
+        typer.echo(f"dropped: {actions.park.counted_records(done.dropped)}; {verb}: {done.released:,} held behind them")

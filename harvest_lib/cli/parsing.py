@@ -1,4 +1,4 @@
-"""Classes of commands that do not process options which were not given.
+"""Groups and commands that do not process options which were not given.
 
 typer loads pydantic to process an option, even `--help` when it is absent. `harvest status --help` and `harvest
 version` need no pydantic.
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 # Contexts are Any: typer has no public name for their type.
@@ -18,9 +19,7 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and process the group's own options only if there may be some."""
-        if not args or args[0] not in self.commands:
-            return super().parse_args(ctx, args)
-        with _without_options(self):
+        with _without_options(self, when=bool(args) and args[0] in self.commands):
             return super().parse_args(ctx, args)
 
 
@@ -29,16 +28,20 @@ class OptionlessCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and process `--help` only if there are arguments."""
-        if args:
+        with _without_options(self, when=not args):
             return super().parse_args(ctx, args)
-        with _without_options(self):
-            return super().parse_args(ctx, args)
+
+
+def group(name: str, text: str) -> typer.Typer:
+    """Return a group of commands, which shows its help when no command is named."""
+    return typer.Typer(name=name, cls=Group, help=text, no_args_is_help=True, rich_markup_mode="rich")
 
 
 @contextmanager
-def _without_options(command: TyperCommand | TyperGroup) -> Iterator[None]:
+def _without_options(command: TyperCommand | TyperGroup, *, when: bool) -> Iterator[None]:
     params, add_help_option = command.params, command.add_help_option
-    command.params, command.add_help_option = [], False
+    if when:
+        command.params, command.add_help_option = [], False
     try:
         yield
     finally:

@@ -6,26 +6,20 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import Json, LogFormat
-from harvest_lib.cli.parsing import Group
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import Json, LogFormat, LogFormatOption
+from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
-app = typer.Typer(
-    name="pipeline",
-    cls=Group,
-    help="Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("pipeline", "Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
 _Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
-_Format = Annotated[LogFormat, typer.Option(help="console is for people, json for machines.")]
 _Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
 
 
 @app.command()
-def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
+def run(file: _File, log_format: LogFormatOption = LogFormat.CONSOLE, log_level: _Level = "info") -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, or until a finite reader has ended and everything is written.
 
     Writers first get the messages they have not acknowledged, one at a time. Then
@@ -33,15 +27,11 @@ def run(file: _File, log_format: _Format = LogFormat.CONSOLE, log_level: _Level 
 
     Example:  harvest pipeline run -f flights.yaml
     """
-    from harvest_lib.cli.actions.log_output import configure_logging
-    from harvest_lib.cli.actions.pipeline import run_until_stopped
     from harvest_lib.harvester.interpreter import tune_collector
-    from harvest_lib.pipeline.declaration import load
-    from harvest_lib.pipeline.pipeline import Pipeline
 
-    configure_logging(log_format, log_level)
+    actions.log_output.configure_logging(log_format, log_level)
     tune_collector()
-    run_until_stopped(Pipeline(load(file)))
+    actions.pipeline.run_until_stopped(file)
 
 
 @app.command()
@@ -68,42 +58,20 @@ def status(file: _File, as_json: Json = False) -> None:
 
     Example:  harvest pipeline status -f flights.yaml --json
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from harvest_lib.pipeline import declaration, operations
 
-    from harvest_lib.cli.actions.tables import print_table
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
-    from harvest_lib.pipeline.folder import offsets_folder
-
-    declaration = load(file)
-    standing = operations.pipeline_status(declaration)
-    writers = [
-        {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
-        | {"parked": each.parked}
-        for each in standing.writers
-    ]
-    undeclared = [{"writer": name, "next": position} for name, position in standing.undeclared.items()]
+    declared = declaration.load(file)
+    found = operations.pipeline_status(declared)
     if as_json:
-        shown = {"begin": standing.begin, "end": standing.end, "writers": writers, "undeclared": undeclared}
-        typer.echo(json.dumps(shown))
-        return
-    table = Table("writer", "adaptor", "next", "behind", "parked")
-    for each in writers:
-        texts = (f"{value:,}" if isinstance(value, int) else printable(str(value)) for value in each.values())
-        table.add_row(*map(Text, texts))
-    console = Console(highlight=False, soft_wrap=True)
-    print_table(table)
-    last = "is empty" if standing.begin == standing.end else f"has offsets {standing.begin:,} to {standing.end - 1:,}"
-    console.print(f"the commit log {last}; the next message gets {standing.end:,}")
-    for name in (stands.name for stands in standing.writers if stands.position > standing.end):
-        console.print(f"{name} has acknowledged more than the log has: this is not the log of its offsets")
-    for name, position in standing.undeclared.items():
-        kept = (
-            f"{printable(name)} is not declared: the log is kept for it from {position:,} on; to give that up, remove"
-        )
-        console.print(Text(f"{kept} {printable(str(offsets_folder(declaration.folder, name)))}"))
+        writers = [
+            {"writer": each.name, "adaptor": each.adaptor, "next": each.position, "behind": each.behind}
+            | {"parked": each.parked}
+            for each in found.writers
+        ]
+        undeclared = [{"writer": name, "next": position} for name, position in found.undeclared.items()]
+        typer.echo(json.dumps({"begin": found.begin, "end": found.end, "writers": writers, "undeclared": undeclared}))
+    else:
+        actions.pipeline.show_status(declared, found)
 
 
 @app.command()
@@ -111,7 +79,7 @@ def resume(
     file: _File,
     step: Annotated[bool, typer.Option("--step", help="Send one message to each writer that is behind.")] = False,
     writer: _Writer = None,
-    log_format: _Format = LogFormat.CONSOLE,
+    log_format: LogFormatOption = LogFormat.CONSOLE,
     log_level: _Level = "info",
 ) -> None:
     """Send writers the messages they have not acknowledged, one at a time, then exit. The reader does not start.
@@ -122,20 +90,16 @@ def resume(
 
       harvest pipeline resume -f flights.yaml --step --writer lake
     """
-    from harvest_lib.cli.actions.log_output import configure_logging
-    from harvest_lib.cli.actions.pipeline import message_line, run_until_stopped
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
-    from harvest_lib.pipeline.pipeline import Pipeline
+    from harvest_lib.pipeline import declaration, operations
 
     if writer is not None and not step:
         raise typer.BadParameter("--writer needs --step", param_hint="--writer")
-    configure_logging(log_format, log_level)
+    actions.log_output.configure_logging(log_format, log_level)
     if not step:
-        run_until_stopped(Pipeline(load(file)), resume_only=True)
+        actions.pipeline.run_until_stopped(file, resume_only=True)
         return
-    for done in operations.step(load(file), writer):
-        what = "nothing to send" if done.sent is None else f"sent {message_line(done.sent)}"
+    for done in operations.step(declaration.load(file), writer):
+        what = "nothing to send" if done.sent is None else f"sent {actions.pipeline.message_line(done.sent)}"
         typer.echo(f"{done.writer}: {what}; next is offset {done.position:,}, {done.behind:,} behind")
 
 
@@ -153,11 +117,9 @@ def show(
 
       harvest pipeline show 14 -f flights.yaml --json | jq .data
     """
-    from harvest_lib.cli.actions.pipeline import OFFSET_RANGE, message_json, message_line
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline import declaration, operations
 
-    found = OFFSET_RANGE.fullmatch(offsets)
+    found = actions.pipeline.OFFSET_RANGE.fullmatch(offsets)
     if found is None:
         raise typer.BadParameter("write the first and the last offset, as in 9..15", param_hint="X..Y")
     first, last = int(found[1]), int(found[2] or found[1])
@@ -166,8 +128,8 @@ def show(
             f"the first offset must not be greater than the last: {last}..{first}", param_hint="X..Y"
         )
     shown = 0
-    for message in operations.messages(load(file), first, last):
-        typer.echo(json.dumps(message_json(message)) if as_json else message_line(message, with_data=True))
+    for message in operations.messages(declaration.load(file), first, last):
+        actions.pipeline.show_message(message, as_json=as_json)
         shown += 1
     if not shown:
         typer.echo("none of these messages is in the log: they were compacted or skipped", err=True)
@@ -186,12 +148,11 @@ def ack(
 
     Example:  harvest pipeline ack 14 --without-sending --writer lake -f flights.yaml
     """
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline import declaration, operations
 
     if not without_sending:
         raise typer.BadParameter("to send it: `harvest pipeline resume --step`", param_hint="--without-sending")
-    writing = operations.acknowledge(load(file), offset, writer)
+    writing = operations.acknowledge(declaration.load(file), offset, writer)
     typer.echo(f"{writing.name}: offset {offset:,} acknowledged without sending; next is offset {writing.position:,}")
 
 
@@ -203,10 +164,9 @@ def skip(
 
     Example:  harvest pipeline skip 4711 -f flights.yaml
     """
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline import declaration, operations
 
-    skipped = operations.skip_damage(load(file), offset)
+    skipped = operations.skip_damage(declaration.load(file), offset)
     for offsets, what in ((skipped.given_up, "given up"), (skipped.unchecked, "kept, though unchecked")):
         if offsets:
             typer.echo(f"offsets {offsets.start:,} to {offsets.stop - 1:,}: {what}")
@@ -221,9 +181,8 @@ def compact(file: _File) -> None:
 
     Example:  harvest pipeline compact -f flights.yaml
     """
-    from harvest_lib.pipeline import operations
-    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline import declaration, operations
 
-    compacted = operations.compact(load(file))
+    compacted = operations.compact(declaration.load(file))
     segments = f"{compacted.segments:,} segment{'' if compacted.segments == 1 else 's'}"
     typer.echo(f"{segments} of the commit log compacted, {compacted.freed_bytes:,} bytes freed; offsets compacted")

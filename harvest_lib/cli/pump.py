@@ -1,14 +1,15 @@
 """`harvest pump`: the equivalent of goharvest's load generator. Writes records into the outbox, for experiments."""
 
 import random
-import signal
 import threading
 import time
 from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import ConfigFile
+from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.errors import RecordError
 
 _INTERRUPTED = 130
@@ -45,9 +46,7 @@ def pump(
 
       harvest pump -f reaper.yaml --keys 10 --records 600 --transaction 1 --interval 100ms --blank
     """
-    from harvest_lib.cli.actions.pump import interval_seconds, progress_bar
-    from harvest_lib.database import connect
-    from harvest_lib.outbox import Load, OutboxTable
+    from harvest_lib.outbox import Load
     from harvest_lib.outbox import pump as pump_into
 
     if blank and value_size is not None:
@@ -57,7 +56,7 @@ def pump(
         keys=keys,
         records=records,
         per_transaction=transaction,
-        interval_seconds=interval_seconds(interval),
+        interval_seconds=actions.pump.interval_seconds(interval),
         blank=blank,
         value_chars=value_size,
         headers=headers,
@@ -66,14 +65,11 @@ def pump(
         load.check()
     except RecordError as error:
         raise typer.BadParameter(f"{error.cause}: {error.next_step}", param_hint="--topic") from error
-    harvest = configuration(config).harvest
-    refuse_columns(harvest, "pump does not know what its other columns need")
-    outbox = OutboxTable.parse(table or harvest.outbox_table)
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stop_on_signals(stopping.set)
     began, written = time.monotonic(), 0
-    with connect(harvest.data_source.conninfo()) as connection, progress_bar() as progress:
+    opened = actions.outbox.open_outbox(config, table, refuse_columns="pump does not know what its other columns need")
+    with opened as (_, outbox, connection), actions.pump.progress_bar() as progress:
         task = progress.add_task("pump", total=records)
         for written in pump_into(connection, outbox, load, dice=random.Random(), stopping=stopping):  # noqa: S311
             progress.update(task, completed=written)

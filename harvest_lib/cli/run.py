@@ -1,22 +1,18 @@
 """`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is told to stop."""
 
-import signal
 from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, LogFormat, configuration
-from harvest_lib.cli.terminal import watched
-
-_ENDING = (signal.SIGTERM, signal.SIGINT)
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import ConfigFile, LogFormat, LogFormatOption, configuration
+from harvest_lib.cli.terminal import stop_on_signals, watched
 
 
 def run(
     config: ConfigFile = None,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="console is for people, json for machines.")
-    ] = LogFormat.CONSOLE,
+    log_format: LogFormatOption = LogFormat.CONSOLE,
     log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
     no_status: Annotated[
@@ -37,25 +33,16 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
-    from harvest_lib.cli.actions.log_output import configure_logging
-    from harvest_lib.cli.actions.status_line import status_line
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.interpreter import tune_interpreter
 
     settings = configuration(config, elects=True)
-    handler = configure_logging(log_format, log_level or settings.logging_level)
+    handler = actions.log_output.configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
     harvest = Harvest(settings.harvest)
-
-    def ask_to_stop(*_: object) -> None:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
-        harvest.stop()
-
-    for number in _ENDING:
-        signal.signal(number, ask_to_stop)
+    stop_on_signals(harvest.stop)
     shown = watched() and log_format is LogFormat.CONSOLE and not no_status
-    with status_line(harvest, handler) if shown else nullcontext():
+    with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
         if drain:
             done = harvest.drain()
         else:

@@ -5,17 +5,12 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
-from harvest_lib.cli.parsing import Group
+from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
-app = typer.Typer(
-    name="segments",
-    cls=Group,
-    help="The segments of a native outbox: list them, create new ones in advance, drop old ones.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("segments", "The segments of a native outbox: list them, create new ones in advance, drop old ones.")
 
 
 @app.command("list")
@@ -24,27 +19,16 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
     Example:  harvest segments list -f reaper.yaml
     """
-    from rich.table import Table
-    from rich.text import Text
+    from harvest_lib.outbox import detached_segments
 
-    from harvest_lib.cli.actions.segments import detached_row, megabytes, open_outbox, segment_row
-    from harvest_lib.cli.actions.tables import print_table
-    from harvest_lib.outbox import Segments, detached_segments
-
-    with open_outbox(config) as (outbox, connection):
-        segments = Segments(outbox)
-        rows = [segment_row(segments, connection, segment) for segment in segments.close_passed(connection)]
-        next_id = segments.next_id(connection)
+    with actions.segments.open_native(config) as (outbox, connection):
+        rows, next_id = actions.segments.segment_rows(outbox, connection)
         detached = detached_segments(connection, outbox)
-    rows += [detached_row(each) for each in detached]
+    rows += map(actions.segments.detached_row, detached)
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("segment", "from", "to", "MB", "state")
-    for row in rows:
-        ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
-        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), megabytes(row), row["state"])
-    print_table(table)
+    actions.segments.show_rows(rows)
     typer.echo(f"next id: {next_id}")
     for each in detached:
         typer.echo(printable(str(each)))
@@ -64,11 +48,10 @@ def ensure(
 
     Example:  harvest segments ensure -f reaper.yaml
     """
-    from harvest_lib.cli.actions.segments import open_outbox
-    from harvest_lib.outbox import ensure_ahead
+    from harvest_lib.outbox import ensure_segments
 
-    with open_outbox(config) as (outbox, connection):
-        done = ensure_ahead(connection, outbox, ahead=ahead, size=segment_size)
+    with actions.segments.open_native(config) as (outbox, connection):
+        done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
 
@@ -87,7 +70,6 @@ def drop(
 
       harvest segments drop -f reaper.yaml
     """
-    from harvest_lib.cli.actions.segments import open_outbox
     from harvest_lib.config.durations import SPELLING, parse_duration
     from harvest_lib.outbox import drop_passed
 
@@ -95,7 +77,7 @@ def drop(
         keep_seconds = parse_duration(keep)
     except ValueError as error:
         raise typer.BadParameter(f"{keep!r}: {error}; {SPELLING}", param_hint="--keep") from error
-    with open_outbox(config) as (outbox, connection):
+    with actions.segments.open_native(config) as (outbox, connection):
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")

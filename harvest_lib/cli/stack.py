@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
+from harvest_lib.cli.options import Json
 from harvest_lib.errors import StackError
 
 app = typer.Typer(rich_markup_mode="rich")
 
 _FOLLOW_SECONDS = 0.2
-
-_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command(epilog="Example: harvest up · harvest up --all · harvest up --secure · harvest up --brokers 3 --fresh")
@@ -36,7 +36,7 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground, and stop the stack at Ctrl-C.")
     ] = False,
-    as_json: _JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Start Postgres and Kafka on this machine, and return once they answer. With --all, start Dagster and Airflow too.
 
@@ -46,33 +46,29 @@ def up(
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
     """
-    from harvest_lib.cli.actions.stack import local_stack, show_description, state_folder
-
-    supervisor = local_stack("supervisor")
-    state = state_folder()
+    supervisor = actions.stack.local_stack("supervisor")
+    state = actions.stack.state_folder()
     served = definitions if all_ else ""
     if foreground:
         supervisor.stop_on_signals()
         try:
-            with local_stack("stack").Stack(
+            with actions.stack.local_stack("stack").Stack(
                 state, postgres, kafka, brokers, fresh=fresh, definitions=served, secure=secure
             ) as stack:
-                show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
+                actions.stack.show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
         except supervisor.Stopped:
             return
     description, already = supervisor.up(
         state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh, definitions=served, secure=secure
     )
-    show_description(description, "already running" if already else "up", as_json=as_json)
+    actions.stack.show_description(description, "already running" if already else "up", as_json=as_json)
 
 
 @app.command(epilog="Example: harvest down")
-def down(*, as_json: _JsonOption = False) -> None:
+def down(*, as_json: Json = False) -> None:
     """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
-    from harvest_lib.cli.actions.stack import local_stack, state_folder
-
-    ended = local_stack("supervisor").down(state_folder())
+    ended = actions.stack.local_stack("supervisor").down(actions.stack.state_folder())
     if as_json:
         typer.echo(json.dumps({"ended": ended}))
     else:
@@ -80,34 +76,13 @@ def down(*, as_json: _JsonOption = False) -> None:
 
 
 @app.command(epilog="Example: harvest ps · harvest ps --json")
-def ps(*, as_json: _JsonOption = False) -> None:
+def ps(*, as_json: Json = False) -> None:
     """Show the servers of the stack. Exits with 1 if no stack is running."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from harvest_lib.cli.actions.stack import MEBIBYTE, local_stack, server_row, state_folder
-    from harvest_lib.cli.actions.tables import print_table
-
-    description = local_stack("description").running(state_folder())
+    description = actions.stack.local_stack("description").running(actions.stack.state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
         raise typer.Exit(1)
-    rows = [server_row(server.name, server.version, server.pid, server.port or None) for server in description.servers]
-    rows.append(server_row("supervisor", "", description.pid, None))
-    addresses = {server.name: server.url for server in description.servers if server.url}
-    rows = [{**row, "url": addresses.get(row["server"], "")} for row in rows]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    columns = ["server", "version", "pid", "port", "state", "memory", *(["url"] if addresses else [])]
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        memory = f"{row['memory_bytes'] // MEBIBYTE} MB"
-        cells = [row["server"], row["version"], str(row["pid"]), str(row["port"] or ""), row["state"], memory]
-        table.add_row(*cells, *([row["url"]] if addresses else []))
-    print_table(table)
-    if description.airflow_login:
-        Console(soft_wrap=True).print(f"Airflow's login: {description.airflow_login}")
+    actions.stack.show_servers(description, as_json=as_json)
 
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
@@ -118,9 +93,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
 ) -> None:
     """Show the logs of the servers, including stopped ones. Exits with 7 if there is no such log."""
-    from harvest_lib.cli.actions.stack import last_lines, print_lines, state_folder
-
-    files = sorted((state_folder() / "logs").glob(f"{server}*.log"))
+    files = sorted((actions.stack.state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(
             f"there is no log of {server or 'the stack'}",
@@ -129,8 +102,8 @@ def logs(
     prefix = len(files) > 1
     ends = {}
     for file in files:
-        text, ends[file] = last_lines(file, lines)
-        print_lines(file, text, prefix=prefix)
+        text, ends[file] = actions.stack.last_lines(file, lines)
+        actions.stack.print_lines(file, text, prefix=prefix)
     while follow:
         try:
             time.sleep(_FOLLOW_SECONDS)
@@ -139,8 +112,8 @@ def logs(
         for file in files:
             with file.open("rb") as log:
                 if file.stat().st_size < ends[file]:
-                    ends[file] = 0  # begun anew
+                    ends[file] = 0  # the log was replaced
                 log.seek(ends[file])
                 text = log.read()
                 ends[file] = log.tell()
-            print_lines(file, text, prefix=prefix)
+            actions.stack.print_lines(file, text, prefix=prefix)

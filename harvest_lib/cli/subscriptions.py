@@ -5,20 +5,14 @@ from typing import Annotated
 
 import typer
 
+from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json, configuration
-from harvest_lib.cli.parsing import Group
+from harvest_lib.cli.parsing import group
 from harvest_lib.errors import ConfigError
 
-app = typer.Typer(
-    name="subscriptions",
-    cls=Group,
-    help="Readers of one outbox, each with its own position: list, add, move and remove them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("subscriptions", "Readers of one outbox, each with its own position: list, add, move and remove them.")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.", show_default=False)]
-_Shards = Annotated[int, typer.Option("--shards", min=1, max=1000, help="Number of shards over which keys are hashed.")]
 
 
 @app.command("list")
@@ -34,15 +28,13 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
       harvest subscriptions list -f reaper.yaml --json | jq '.[] | {name, shard, lag_records}'
     """
-    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, shard_json, subscription_table
-    from harvest_lib.cli.actions.tables import print_table
 
-    with configured_subscriptions(config) as (subscriptions, _):
+    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         found = [(each, subscriptions.lag(each)) for each in subscriptions.shards()]
     if as_json:
-        typer.echo(json.dumps([shard_json(*each) for each in found]))
+        typer.echo(json.dumps([actions.subscriptions.shard_json(*each) for each in found]))
     elif found:
-        print_table(subscription_table(found))
+        actions.subscriptions.show_shards(found)
     else:
         typer.echo("no subscriptions; a harvester adds its own when it first becomes leader")
 
@@ -79,14 +71,13 @@ def add(
 
       harvest subscriptions add eu -f reaper.yaml --topic orders --topic refunds --keys '^eu-'
     """
-    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, show_warnings
 
-    with configured_subscriptions(config) as (subscriptions, harvest):
+    with actions.subscriptions.open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
         moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topic, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
-    show_warnings(moved)
+    actions.subscriptions.show_warnings(moved)
 
 
 @app.command()
@@ -104,13 +95,12 @@ def remove(
 
       harvest subscriptions remove audit -f reaper.yaml
     """
-    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, lag_text
 
-    with configured_subscriptions(config) as (subscriptions, _):
+    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
         subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    typer.echo(f"removed: {name}, with {lag_text(lags)} not delivered")
+    typer.echo(f"removed: {name}, with {actions.subscriptions.lag_text(lags)} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
@@ -140,13 +130,12 @@ def rewind(
 
       harvest subscriptions rewind audit -f reaper.yaml --to mirror --source transaction_id
     """
-    from harvest_lib.cli.actions.subscriptions import configured_subscriptions, show_warnings
 
-    with configured_subscriptions(config) as (subscriptions, _):
+    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
-    show_warnings(moved)
+    actions.subscriptions.show_warnings(moved)
 
 
 @app.command()
@@ -215,7 +204,7 @@ def move(
 @app.command()
 def reshard(
     name: _Name,
-    shards: _Shards,
+    shards: Annotated[int, typer.Option(min=1, max=1000, help="Number of shards over which keys are hashed.")],
     config: ConfigFile = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the old shards.")] = 60.0,
 ) -> None:
@@ -229,10 +218,9 @@ def reshard(
 
       harvest subscriptions reshard default -f reaper.yaml --shards 4
     """
-    from harvest_lib.cli.actions.subscriptions import configured_subscriptions
     from harvest_lib.subscriptions.resharding import Resharding
 
-    with configured_subscriptions(config) as (subscriptions, _):
+    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
         done = resharding.run(timeout)
     if done.before == done.after:

@@ -1,7 +1,23 @@
-"""The terminal: whether it can redraw a line, and how foreign text is made safe to print."""
+"""The terminal: whether it can redraw a line, how foreign text is made safe to print, and Ctrl-C."""
 
 import os
+import signal
 import sys
+from collections.abc import Callable
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` at the first SIGTERM or Ctrl-C."""
+
+    def ask_to_stop(*_: object) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
+        stop()
+
+    for number in _ENDING:
+        signal.signal(number, ask_to_stop)
 
 
 def watched() -> bool:

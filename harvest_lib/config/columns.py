@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 
-from harvest_lib.config.problems import unsendable
+from harvest_lib.config.problems import custom_error, unsendable
 
-_LONGEST_IDENTIFIER_BYTES = 63
+LONGEST_IDENTIFIER_BYTES = 63
 _REMEDY = "write the name of a column, or `{value: …}` for the same text in every record"
 
 
@@ -25,10 +24,10 @@ class Constant:
 
 def _column(value: object) -> object:
     if not isinstance(value, str) or not value or unsendable(value):
-        raise _wrong("is not the name of a column", "write the name as the catalogue has it")
-    if len(value.encode()) > _LONGEST_IDENTIFIER_BYTES:
-        raise _wrong(
-            f"is a name of more than {_LONGEST_IDENTIFIER_BYTES} bytes, which no column has",
+        raise custom_error("is not the name of a column", "write the name as the catalogue has it")
+    if len(value.encode()) > LONGEST_IDENTIFIER_BYTES:
+        raise custom_error(
+            f"is a name of more than {LONGEST_IDENTIFIER_BYTES} bytes, which no column has",
             "write the name as the catalogue has it",
         )
     return value
@@ -38,13 +37,9 @@ def _part(value: object) -> object:
     if isinstance(value, Mapping):
         constant = value.get("value")
         if set(value) != {"value"} or not isinstance(constant, str) or unsendable(constant):
-            raise _wrong("is neither a column nor a constant text", _REMEDY)
+            raise custom_error("is neither a column nor a constant text", _REMEDY)
         return Constant(constant)
     return value if isinstance(value, Constant) else _column(value)
-
-
-def _wrong(message: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError("harvest", "{message}", {"message": message, "remedy": remedy})
 
 
 Column = Annotated[str, BeforeValidator(_column)]

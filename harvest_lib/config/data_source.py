@@ -20,6 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from harvest_lib.config.problems import custom_error
 from harvest_lib.errors import ConfigError
 
 _SHOWN_KEYWORDS = (
@@ -122,8 +123,8 @@ class DataSource:
         try:
             return cls.parse(value)
         except ConfigError as error:
-            context = {"message": complaint(error), "remedy": error.next_step}
-        raise PydanticCustomError("harvest", "{message}", context)
+            refusal = custom_error(complaint(error), error.next_step)
+        raise refusal
 
     def _check(self) -> None:
         if not re.fullmatch(r"[0-9,]*", self._parameters.get("port", "")):

@@ -7,7 +7,7 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from harvest_lib.config.durations import SPELLING, format_duration, to_seconds
-from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator
+from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
 
@@ -18,8 +18,7 @@ def _seconds(value: object) -> float:
     try:
         return to_seconds(value)
     except ValueError as error:
-        context = {"message": str(error), "remedy": SPELLING}
-        raise PydanticCustomError("harvest", "{message}", context) from None
+        raise custom_error(str(error), SPELLING) from None
 
 
 def _no_truth_value(value: object) -> object:
@@ -62,13 +61,13 @@ class Limits(BaseModel):
     """`maxPollInterval`: bounds the default of `drainInterval`, and nothing else: the election has a thread of its own.
     Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: marked records that wait for their turn are marked again when nothing has landed for so long.
-    Also an upper bound of the wait that `drainInterval` sets. Default 30s."""
+    """`queueTimeout`: marked records that wait for their turn are marked again when nothing was acknowledged for so
+    long. Also an upper bound of the wait that `drainInterval` sets. Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
     )
-    """`drainInterval`: how long the end of a term waits for what is in flight to land.
+    """`drainInterval`: how long the end of a term waits for what is in flight.
     Default the lesser of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
@@ -97,8 +96,11 @@ class Limits(BaseModel):
         raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
 
     @classmethod
-    def checked(cls, values: Mapping[Any, Any]) -> Self:
-        """Make limits inside another model's validator: pydantic's own error, which that model merges with others."""
+    def checked(cls, values: object) -> object:
+        """Make limits inside another model's validator: pydantic's own error, which that model merges with others. What
+        is no mapping is returned as it is."""
+        if not isinstance(values, Mapping):
+            return values
         limits = cls.__new__(cls)
         BaseModel.__init__(limits, **values)
         return limits

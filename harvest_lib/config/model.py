@@ -15,36 +15,29 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasGenerator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from harvest_lib.config.columns import ColumnMapping
+from harvest_lib.config.agreement import disagreements
+from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
 from harvest_lib.config.kafka_settings import (
     DELIVERY_TIMEOUTS,
-    IN_FLIGHT,
     SESSION_TIMEOUT,
     TRANSLATED,
     KafkaSettings,
     canonical,
 )
 from harvest_lib.config.limits import Count, Limits, Policy, Seconds
-from harvest_lib.config.problems import Origins, Problem, problems_of, raise_in_validator, unsendable
+from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
-from harvest_lib.record import INTERNAL_TOPICS
+from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"
 _DEFAULT_SESSION_TIMEOUT_SECONDS = 10.0
-_LONGEST_IDENTIFIER_BYTES = 63
-_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
-
-
-def _limits(value: object) -> object:
-    return Limits.checked(value) if isinstance(value, Mapping) else value
 
 
 def _default_session_timeout(checked: Mapping[str, Any]) -> float:
@@ -114,8 +107,8 @@ class HarvestConfig(BaseSettings):
     start_from: Literal["beginning", "now"] = "beginning"
     """`startFrom`: where a subscription begins that is new. Default beginning."""
     parking: Policy = "hold_key"
-    """What becomes of a record that can never be sent: `hold_key` sets it aside, and what follows of its key in that
-    topic behind it; `skip` sets it aside alone; `stop` ends the harvester. Default hold_key."""
+    """What becomes of a record that can never be sent: `hold_key` parks it, and what follows of its key in that
+    topic behind it; `skip` parks it alone; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)
@@ -135,7 +128,7 @@ class HarvestConfig(BaseSettings):
     shards: Count = Field(default=1, ge=1, le=1000)
     """Into how many shards keys are hashed, each led by one process. All processes of a pool have to say the same.
     Default 1."""
-    limits: Annotated[Limits, BeforeValidator(_limits)] = Field(default_factory=Limits)
+    limits: Annotated[Limits, BeforeValidator(Limits.checked)] = Field(default_factory=Limits)
     """Times and numbers: see `Limits`."""
     name: str = Field(default_factory=_default_name, min_length=1)
     """What this process is called in logs. Default: host, process id and start time."""
@@ -197,8 +190,8 @@ class HarvestConfig(BaseSettings):
 
     @property
     def exactly_once(self) -> bool:
-        """Tell whether nothing repeats for readers of what is committed. Such deliveries go by laps, whatever the
-        source."""
+        """Tell whether nothing repeats for readers of what is committed. Such deliveries go in batches, whatever
+        the source."""
         return self.delivery in {"transactional", "sequenced"}
 
     def is_own_topic(self, topic: str) -> bool:
@@ -221,10 +214,9 @@ class HarvestConfig(BaseSettings):
     def redacted(self) -> dict[str, object]:
         """Return everything in goharvest's spelling, for display, with secrets hidden."""
         shown: dict[str, object] = self.model_dump(by_alias=True)
-        limits = {name: getattr(self.limits, name) for name in Limits.model_fields}
         shown["limits"] = {
             goharvest_name(name): format_duration(value) if name.endswith("_seconds") else value
-            for name, value in limits.items()
+            for name, value in self.limits
         }
         shown["sessionTimeout"] = format_duration(self.session_timeout_seconds)
         shown["keepSegments"] = format_duration(self.keep_segments_seconds)
@@ -247,12 +239,12 @@ class HarvestConfig(BaseSettings):
     @field_validator("leader_topic", "checkpoint_topic")
     @classmethod
     def _a_legal_topic(cls, topic: str) -> str:
-        if topic and not _TOPIC.fullmatch(topic):
-            raise _problem(
+        if topic and not is_legal_topic(topic):
+            raise custom_error(
                 "cannot name a topic", "use 1 to 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, not just dots"
             )
         if topic in INTERNAL_TOPICS:
-            raise _problem(
+            raise custom_error(
                 "is internal to Kafka: brokers refuse what clients write there",
                 "remove it, so that the pool gets a topic of its own (the default), or name one of its own; "
                 "every process of the pool has to name the same, goharvest's too",
@@ -263,7 +255,7 @@ class HarvestConfig(BaseSettings):
     @classmethod
     def _sendable(cls, text: str) -> str:
         if complaint := unsendable(text):
-            raise _problem(complaint, "remove it")
+            raise custom_error(complaint, "remove it")
         return text
 
     @field_validator("outbox_table")
@@ -271,88 +263,18 @@ class HarvestConfig(BaseSettings):
     def _identifiers(cls, table: str) -> str:
         for part in table.split(".", 1):
             if not part.strip():
-                raise _problem("has an empty name in it", "write `table` or `schema.table`")
-            if len(part.encode()) > _LONGEST_IDENTIFIER_BYTES:
-                raise _problem(
-                    f"has a name of more than {_LONGEST_IDENTIFIER_BYTES} bytes, which Postgres would cut off",
+                raise custom_error("has an empty name in it", "write `table` or `schema.table`")
+            if len(part.encode()) > LONGEST_IDENTIFIER_BYTES:
+                raise custom_error(
+                    f"has a name of more than {LONGEST_IDENTIFIER_BYTES} bytes, which Postgres would cut off",
                     "write the name as Postgres has it",
                 )
         return table
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        problems = [*self._election_problems(), *self._session_problems(), *self._delivery_problems()]
-        raise_in_validator(type(self).__name__, problems)
+        raise_in_validator(type(self).__name__, disagreements(self))
         return self
-
-    def _election_problems(self) -> list[Problem]:
-        if self.leadership == "solo":
-            return []
-        if not self.leader_group_id.strip():
-            return [
-                Problem(
-                    path=("leader_group_id",),
-                    message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
-                    "then two programs of one name share an election by accident, and a renamed one leaves its pool",
-                    remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
-                    "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
-                )
-            ]
-        if not _TOPIC.fullmatch(self.leader_topic):
-            remedy = "set `leaderTopic` to a legal topic"
-            return [Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)]
-        return []
-
-    def _delivery_problems(self) -> list[Problem]:
-        problems = []
-        if (
-            self.delivery == "transactional"
-            and self.leadership == "neli"
-            and self.checkpoint_topic == self.leader_topic
-        ):
-            message = "is `leaderTopic` too: heartbeats and checkpoints need a topic each"
-            problems.append(Problem(path=("checkpoint_topic",), message=message, remedy="name another, or remove it"))
-        if self.delivery == "transactional" and not _TOPIC.fullmatch(self.checkpoint_topic):
-            message = "cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own"
-            remedy = "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic"
-            problems.append(Problem(path=("checkpoint_topic",), message=message, remedy=remedy))
-        if self.source == "mark" and self.shards > 1:
-            message = f"is {self.shards}, but `mark` has one writer: its leader marks for all keys"
-            problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
-        if self.delivery != "barrier" or self.source not in ("mark", "auto"):
-            problems += self._in_flight_problems()
-        if self.columns is not None and self.source == "mark":
-            message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"
-            remedy = "use `source: snapshot` or `transaction_id`"
-            problems.append(Problem(path=("columns",), message=message, remedy=remedy))
-        return problems
-
-    def _in_flight_problems(self) -> list[Problem]:
-        message = (
-            f"must be 1 with source `{self.source}` and delivery `{self.delivery}`: behind a request that a broker "
-            "refuses another may be taken, and what was refused would count as delivered"
-        )
-        return [
-            Problem(path=(place, IN_FLIGHT), message=message, remedy="remove it")
-            for place in ("base_kafka_config", "producer_kafka_config")
-            if str(getattr(self, place).get(IN_FLIGHT, 1)).strip() != "1"
-        ]
-
-    def _session_problems(self) -> list[Problem]:
-        configured = self.base_kafka_config.milliseconds(SESSION_TIMEOUT)
-        session, heartbeat = self.session_timeout_seconds, self.limits.heartbeat_timeout_seconds
-        path = ("session_timeout_seconds",) if configured is None else ("base_kafka_config", SESSION_TIMEOUT)
-        problems = []
-        if configured is not None and configured != session:
-            remedy = "keep one of the two"
-            problems.append(Problem(path=path, message="contradicts `sessionTimeout`", remedy=remedy))
-        if session <= heartbeat:
-            message = (
-                f"is {format_duration(session)}, but must be more than `limits.heartbeatTimeout` "
-                f"({format_duration(heartbeat)}): a leader that lost touch has to stop before another is elected"
-            )
-            problems.append(Problem(path=path, message=message, remedy="raise it, or lower `limits.heartbeatTimeout`"))
-        return problems
 
 
 def named(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -374,7 +296,3 @@ def paths(values: Mapping[str, Any]) -> set[tuple[str, ...]]:
     for field, value in values.items():
         found |= {(field, str(key)) for key in value} if isinstance(value, Mapping) else {(field,)}
     return found
-
-
-def _problem(message: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError("harvest", "{message}", {"message": message, "remedy": remedy})

@@ -80,13 +80,18 @@ def unsendable(text: str) -> str:
     return ""
 
 
+def custom_error(message: str, remedy: str) -> PydanticCustomError:
+    """Return what a pydantic validator raises to be reported in these words."""
+    return PydanticCustomError(_OURS, "{message}", {"message": message, "remedy": remedy})
+
+
 def raise_in_validator(title: str, problems: Sequence[Problem]) -> None:
     """Raise problems from inside a pydantic validator, each at its own path; do nothing if there are none."""
     if not problems:
         return
     details = [
         InitErrorDetails(
-            type=PydanticCustomError(_OURS, "{message}", {"message": each.message, "remedy": each.remedy}),
+            type=custom_error(each.message, each.remedy),
             loc=each.path,
             input=None,
         )

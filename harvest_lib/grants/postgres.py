@@ -22,7 +22,7 @@ from harvest_lib.database import translated
 from harvest_lib.outbox.native_table import beside_statements, shortened, who_leads_statement, whose_entry_statement
 from harvest_lib.outbox.table import OutboxTable
 
-Way = Literal["mark", "mark_laps", "laps"]
+ReadingMode = Literal["mark", "mark_batches", "batches"]
 """How records are read: marked and purged; the same with checkpoints, exactly once; or only read."""
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
@@ -69,17 +69,17 @@ END IF"""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
     """The roles of one outbox. An empty name leaves a role out. `writers` are names with the topics that each may
-    write, None for any. `subscriptions` are those that the harvester may lead, none for any. `mapped`: a table of
-    another layout, which has writers of its own."""
+    write, None for any. `subscriptions` are those that the harvester may lead, none for any. `has_column_mapping`: a
+    table of another layout, which has writers of its own."""
 
     outbox: OutboxTable
-    way: Way
+    mode: ReadingMode
     harvester: str = "harvester"
     reader: str = "reader"
     writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
     subscriptions: Collection[str] = ()
     parks: bool = True
-    mapped: bool = False
+    has_column_mapping: bool = False
 
     def script(self) -> str:
         """Return the SQL, to be run by the owner of the tables, with their schema in the search path."""
@@ -87,7 +87,7 @@ class Grants:
 
     def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
         """Return the roles that do not exist, for which the script does nothing."""
-        named = [*filter(None, (self.harvester, self.reader)), *(() if self.mapped else self.writers)]
+        named = [*filter(None, (self.harvester, self.reader)), *(() if self.has_column_mapping else self.writers)]
         with translated():
             there = {name for (name,) in connection.execute(_THERE, (named,))}
         return [name for name in named if name not in there]
@@ -97,44 +97,44 @@ class Grants:
         yield "-- are there (`harvest init`); it may be run again. A role that is not there is passed over with a"
         yield "-- warning: CREATE ROLE … LOGIN, and \\password in psql, so that no log has a password; then again."
         yield "BEGIN;"
-        if self.way == "mark_laps":
+        if self.mode == "mark_batches":
             yield "\n-- where checkpoints are mirrored, whatever the layout of the outbox"
             yield from map(_text, beside_statements(self.outbox))
         if self._has_topics:
             yield "\n-- writers by topic; from here on who has no rule, other than the owner, sees and writes nothing"
             yield _text(_enable(self.outbox))
-        if self.subscriptions and self.way != "mark":
+        if self.subscriptions and self.mode != "mark":
             yield "\n-- the harvester by subscription"
-            yield from (_text(_enable(each)) for each in (self.outbox.subscriptions, self.outbox.set_aside))
+            yield from (_text(_enable(each)) for each in (self.outbox.subscriptions, self.outbox.parked_ids))
         if self.harvester:
             yield "\n-- the harvester"
             yield _text(self._role(self.harvester, self._harvester()))
-        for writer, topics in self.writers.items() if not self.mapped else ():
+        for writer, topics in self.writers.items() if not self.has_column_mapping else ():
             yield "\n-- a writer: what it may fill, and ids from the sequence"
             yield _text(self._role(writer, self._writer(writer, topics)))
         if self.reader:
             yield "\n-- a reader: `harvest status`, `harvest audit`"
             yield _text(self._role(self.reader, self._reader()))
         yield "COMMIT;"
-        if self.way == "laps" and not self.mapped:
-            yield "\n-- Segments are made and dropped by the owner: have `harvest segments ensure` and `drop` run by"
-            yield "-- the clock, as the owner. After a failover the harvester asks for EXECUTE on pg_read_file(text),"
+        if self.mode == "batches" and not self.has_column_mapping:
+            yield "\n-- Segments are made and dropped by the owner: run `harvest segments ensure` and `drop` from"
+            yield "-- cron, as the owner. After a failover the harvester asks for EXECUTE on pg_read_file(text),"
             yield "-- by which it could read any file of the server's data folder: grant it then, revoke it afterwards."
 
     def _tables(self) -> list[OutboxTable]:
         outbox = self.outbox
-        beside = [outbox.subscriptions, outbox.set_aside] if self.way != "mark" else []
-        parked = [outbox.parked] if self.way != "laps" and self.parks else []
+        beside = [outbox.subscriptions, outbox.parked_ids] if self.mode != "mark" else []
+        parked = [outbox.parked] if self.mode != "batches" and self.parks else []
         segments = [outbox.segments] if self._has_segments else []
         return [outbox, *parked, *beside, *segments]
 
     @property
     def _has_segments(self) -> bool:
-        return self.way == "laps" and not self.mapped
+        return self.mode == "batches" and not self.has_column_mapping
 
     @property
     def _has_topics(self) -> bool:
-        return not self.mapped and any(topics is not None for topics in self.writers.values())
+        return not self.has_column_mapping and any(topics is not None for topics in self.writers.values())
 
     def _role(self, role: str, grants: Iterator[sql.Composed]) -> sql.Composed:
         """Return the part of one role: what it had is taken away, then it gets what `grants` yields."""
@@ -152,7 +152,7 @@ class Grants:
 
     def _harvester(self) -> Iterator[sql.Composed]:
         outbox, role = self.outbox, self.harvester
-        if self.way == "laps":
+        if self.mode == "batches":
             yield _grant("SELECT", outbox, role)
         else:
             yield _grant("SELECT, DELETE", outbox, role)
@@ -161,22 +161,22 @@ class Grants:
                 yield _grant("SELECT, INSERT, DELETE", outbox.parked, role)
                 yield _sees_all(outbox.parked, role, "FOR ALL")
         yield _sees_all(outbox, role, "FOR ALL")
-        if self.way == "mark":
+        if self.mode == "mark":
             return
         yield _grant("SELECT", outbox.subscriptions, role)
         yield _grant("INSERT", outbox.subscriptions, role, _LED)
         yield who_leads_statement(outbox)
         yield _grant("UPDATE", outbox.subscriptions, role, _SAVED)
-        yield _grant("SELECT, DELETE", outbox.set_aside, role)
+        yield _grant("SELECT, DELETE", outbox.parked_ids, role)
         yield whose_entry_statement(outbox)
-        yield _grant("INSERT", outbox.set_aside, role, _LISTED)
-        yield _grant("UPDATE", outbox.set_aside, role, _RELISTED)
+        yield _grant("INSERT", outbox.parked_ids, role, _LISTED)
+        yield _grant("UPDATE", outbox.parked_ids, role, _RELISTED)
         if self._has_segments:  # to tell, in `harvest status`, those that were detached by hand
             yield _grant("SELECT", outbox.segments, role)
             yield _sees_all(outbox.segments, role, "FOR SELECT")
         if self.subscriptions:
             own = _any("subscription", self.subscriptions)
-            for table in (outbox.subscriptions, outbox.set_aside):
+            for table in (outbox.subscriptions, outbox.parked_ids):
                 yield from _policy(table, role, "FOR ALL", using=own)
 
     def _writer(self, role: str, topics: Collection[str] | None) -> Iterator[sql.Composed]:

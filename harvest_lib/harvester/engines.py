@@ -8,7 +8,7 @@ mark, if delivered exactly once   `BatchLoop` likewise
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -54,7 +54,14 @@ from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.marking.ports import MarkPorts
-from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, Sight, check_mapped, create_beside
+from harvest_lib.outbox import (
+    OutboxTable,
+    ParkedRecords,
+    Restamping,
+    check_column_mapping,
+    create_beside,
+    translate_missing_table,
+)
 from harvest_lib.outbox.identity import check_identities
 from harvest_lib.outbox.parking_rules import ParkingRules, Refusals
 from harvest_lib.outbox.row_security import check_all_rows
@@ -159,7 +166,8 @@ class MarkEngine:
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
-        self._thread = SourceThread(self._source, Sight(conninfo=self._config.data_source.conninfo(), tables=tables))
+        conninfo = self._config.data_source.conninfo()
+        self._thread = SourceThread(self._source, lambda: translate_missing_table(conninfo, tables))
 
     def stand_by(self) -> None:
         """See `Engine`. Nothing is kept that could be another's."""
@@ -229,7 +237,7 @@ class BatchEngine:
             tables = [self._table.identifier, *([self._table.parked.identifier] if self._parks else [])]
             check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
         elif self._config.columns is not None:
-            check_mapped(connection, self._table, self._config.columns)
+            check_column_mapping(connection, self._table, self._config.columns)
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
@@ -267,7 +275,7 @@ class BatchEngine:
         config, table = self._config, self._table
         checkpoints = make_checkpoints(config, table, self._kind, 0)
         rows = make_selection(config, table) if self._kind != "mark" else None
-        places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+        places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])
@@ -288,14 +296,14 @@ class BatchEngine:
         if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
             self._ask_at = boot_seconds() + _ASK_SECONDS
             away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
-            with suppress(*away), self._sight()():
+            with suppress(*away), self._translate_missing_table():
                 self._refuse_another()
 
-    def _sight(self) -> Sight:
+    def _translate_missing_table(self) -> AbstractContextManager[None]:
         table = self._table
         parked = [table.parked] if self._kind == "mark" and self._parks else []
-        tables = [table, table.subscriptions, table.set_aside, *parked]
-        return Sight(conninfo=self._config.data_source.conninfo(), tables=tables)
+        tables = [table, table.subscriptions, table.parked_ids, *parked]
+        return translate_missing_table(self._config.data_source.conninfo(), tables)
 
     def start(self) -> None:
         """See `Engine`. Nothing outlives a term."""
@@ -323,7 +331,7 @@ class BatchEngine:
             one_per_key=config.delivery == "barrier",
             emit=ears.emit,
             delivered=ears.delivered,
-            translate_errors=self._sight(),
+            translate_errors=self._translate_missing_table,
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)

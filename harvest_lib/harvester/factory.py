@@ -46,10 +46,9 @@ from harvest_lib.source import (
     SnapshotSource,
     TransactionIdSource,
 )
-from harvest_lib.source.filters import Subscription, scoping, shard_conditions
-from harvest_lib.source.mapping import mapped_columns
+from harvest_lib.source.filters import Subscription, shard_conditions, subscription_filter
 from harvest_lib.source.pg_snapshot import NOTHING
-from harvest_lib.source.selection import COLUMNS
+from harvest_lib.source.selection import COLUMNS, columns_of
 
 _STALE_SECONDS = 15.0
 """A leader whose connection was not used for so long does not count as alive."""
@@ -111,13 +110,15 @@ def make_batch_source(
         selection,
         subscription=config.subscription,
         start=NOTHING if config.start_from == "beginning" else None,
-        scoping=scoping(table.subscriptions.identifier, subscription_of(config, kind, shard), config.columns),
+        filter_lookup=subscription_filter(
+            table.subscriptions.identifier, subscription_of(config, kind, shard), config.columns
+        ),
     )
 
 
 def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
     """Return the records of the outbox, or of one shard, with the column mapping of `columns`."""
-    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    columns = COLUMNS if config.columns is None else columns_of(config.columns)
     conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
 
@@ -237,7 +238,7 @@ def make_parking(
     if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
         return MarkedParking(config.parking if parks else "stop", topics, source)
     rows = make_selection(config, table)
-    places = ParkedIds(checkpoints, table.set_aside.identifier, table.subscriptions.identifier, rows)
+    places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
     return BatchParking(config.parking, topics, places)
 
 

@@ -13,7 +13,7 @@ import psycopg
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, detached_segments, drop_passed, ensure_ahead
+from harvest_lib.outbox import OutboxTable, detached_segments, drop_passed, ensure_segments
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Maintenance:
     def look(self) -> None:
         """Do what there is to do now. Raises DatabaseError, or OutboxTableError."""
         with connect(self._conninfo) as connection:
-            made = ensure_ahead(connection, self._outbox)
+            made = ensure_segments(connection, self._outbox)
             dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
             detached = [str(each) for each in detached_segments(connection, self._outbox)]
         for each in detached:

@@ -40,7 +40,7 @@ class KafkaSecurity:
             "ssl.truststore.location": self.authority,
             **required,
             "listener.name.sasl.ssl.client.auth": "none",
-            "ssl.principal.mapping.rules": "RULE:^CN=([A-Za-z0-9._-]+)$/$1/,DEFAULT",
+            "ssl.principal.mapping.rules": "RULE:^CN=([A-Za-z0-9._-]+)(,.*)?$/$1/,DEFAULT",
             "sasl.enabled.mechanisms": MECHANISM,
             f"listener.name.sasl.{MECHANISM.lower()}.sasl.jaas.config": (
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"

@@ -240,7 +240,7 @@ class MarkLoop:
     def _offer(self, batch: ClaimedRows) -> None:
         rows = batch.rows
         try:
-            self.in_flight.offer(self._parking.sieve(rows, batch.parked))
+            self.in_flight.offer(self._parking.filter(rows, batch.parked))
         except RecordError:  # the configuration says to stop
             self._drop(row[0] for row in rows)
             raise

@@ -1,8 +1,8 @@
-"""The outbox table: its definition, how writers append to it, what waits in it and what is set aside."""
+"""The outbox table: its definition, how writers append to it, what waits in it and what is parked."""
 
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.checks import add_checks
-from harvest_lib.outbox.column_mapping import check_mapped
+from harvest_lib.outbox.column_mapping import check_column_mapping
 from harvest_lib.outbox.detached import Detached, detached_segments
 from harvest_lib.outbox.load_generator import Load, pump
 from harvest_lib.outbox.migration import Migration
@@ -11,14 +11,14 @@ from harvest_lib.outbox.moves import Moves
 from harvest_lib.outbox.native_table import NativeTable, create_beside
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_ids import ParkedIdTable
-from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
 from harvest_lib.outbox.restamp import Restamping
-from harvest_lib.outbox.segment_creation import Ensured, ensure_ahead
+from harvest_lib.outbox.segment_creation import Ensured, ensure_segments
 from harvest_lib.outbox.segment_retention import Dropping, drop_passed
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.subscriber_sql import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.outbox.table_visibility import Sight
+from harvest_lib.outbox.table_visibility import translate_missing_table
 
 __all__ = [
     "Detached",
@@ -36,20 +36,20 @@ __all__ = [
     "ParkedRecord",
     "ParkedRecords",
     "ParkedRow",
+    "ParkedSelection",
     "Restamping",
     "Retried",
     "Segment",
     "Segments",
-    "Selection",
-    "Sight",
     "add_checks",
     "append",
     "append_async",
-    "check_mapped",
+    "check_column_mapping",
     "create_beside",
     "detached_segments",
     "drop_passed",
-    "ensure_ahead",
+    "ensure_segments",
     "pump",
     "subscribers_sql",
+    "translate_missing_table",
 ]

@@ -1,7 +1,7 @@
 """How writers append records, inside their own transaction.
 
-Nothing about writing needs this module: a plain INSERT will do. What it adds is that a record Kafka could never take
-is refused here, while the caller can still do something about it.
+Nothing about writing needs this module: a plain INSERT will do. What it adds is that a record that Kafka rejects
+permanently is refused here, while the caller can still do something about it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,11 +1,11 @@
-"""CHECK constraints of the outbox: what Kafka can never take is refused in the transaction that writes it.
+"""CHECK constraints of the outbox: what Kafka rejects permanently is refused in the transaction that writes it.
 
 Promises
 - Rows that are there when the constraints are added are left alone, whatever they hold, also when they are marked,
   put back or restamped: an UPDATE checks a row again, and whoever harvests must not fail over it. So the constraints
   of a table in use begin with the first id that was not given out then.
 - They are always validated: a segment whose constraints are not cannot be attached.
-- Writers wait no longer than for any other change of the table: see `brief`.
+- Writers wait no longer than for any other change of the table: see `short_locks`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import TOPIC_MAX_CHARS
 
@@ -84,8 +84,10 @@ def add_checks(
     if missing and not is_owner:
         return None
     if missing:
-        with alone(connection, placed, patience_seconds):
-            briefly(connection, placed, lambda: _add(connection, placed, missing), patience_seconds=patience_seconds)
+        with exclusively(connection, placed, patience_seconds):
+            with_short_locks(
+                connection, placed, lambda: _add(connection, placed, missing), patience_seconds=patience_seconds
+            )
     if is_owner:
         validate_checks(connection, placed)
     return missing

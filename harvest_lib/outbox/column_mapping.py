@@ -34,7 +34,7 @@ class _Problem:
     remedy: str
 
 
-def check_mapped(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
+def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
     """Raise OutboxTableError if a column is not there, or records could be lost, repeated or only found by reading all
     of the table: all that is wrong at once, and the DDL that mends it, in the order in which it has to be run."""
     table.placed(connection)
@@ -102,6 +102,6 @@ def _indexed(
     is_fit = found.get(mapping.transaction_id, ("xid8", True))[0] == "xid8"
     if is_fit and not any(each[:2] == [mapping.transaction_id, mapping.id] for each in indexes):
         yield _Problem(
-            f"there is no index on ({mapping.transaction_id}, {mapping.id}): each look would read all of it",
+            f"there is no index on ({mapping.transaction_id}, {mapping.id}): each poll would read all of it",
             f"CREATE INDEX CONCURRENTLY ON {table} ({xid}, {record_id})",
         )

@@ -20,7 +20,7 @@ _PAUSE_SECONDS = 0.1
 _TRY = "SELECT pg_try_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
 
 # A session remembers that a name was not there, until it locks a relation it has not locked in this transaction.
-_HEAR = "SELECT FROM pg_class LIMIT 0"
+_REFRESH = "SELECT FROM pg_class LIMIT 0"
 
 _HOLDERS = """
 SELECT 'pid ' || pid FROM pg_locks, hashtextextended('harvest ddl ' || %s, 0) AS wanted (key)
@@ -43,4 +43,4 @@ def lock_ddl(connection: psycopg.Connection[Any], table: str) -> None:
                 next_step="let it finish, or end its session (pg_terminate_backend), then run this again",
             )
         time.sleep(_PAUSE_SECONDS)
-    connection.execute(_HEAR)
+    connection.execute(_REFRESH)

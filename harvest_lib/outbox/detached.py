@@ -90,11 +90,11 @@ def detached_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) 
     statement = sql.SQL(_TABLES).format(segments=in_statement(placed.segments.identifier))
     with translated():
         rows = connection.execute(statement, {"outbox": placed.identifier.as_string(None)}).fetchall()
-    found = [_looked_at(connection, placed, OutboxTable((schema, name))) for schema, name in rows]
+    found = [_detached(connection, placed, OutboxTable((schema, name))) for schema, name in rows]
     return [each for each in found if each.records != 0]
 
 
-def _looked_at(connection: psycopg.Connection[Any], outbox: OutboxTable, table: OutboxTable) -> Detached:
+def _detached(connection: psycopg.Connection[Any], outbox: OutboxTable, table: OutboxTable) -> Detached:
     names = {
         "table": in_statement(table.identifier),
         "subscriptions": in_statement(outbox.subscriptions.identifier),

@@ -99,7 +99,7 @@ def check_identity(
             f"the checkpoint of the subscription {subscription!r} in Postgres belongs to another outbox",
             evidence=evidence,
             next_step="check `dataSource` with its search_path, and `outboxTable`; if the other is still harvested, "
-            "give this one another `leaderGroupID` or `subscription`; if it is the same outbox, made anew on this "
+            "give this one another `leaderGroupID` or `subscription`; if it is the same outbox, recreated on this "
             f"server: `harvest subscriptions rewind {subscription} --to mirror`",
         )
 

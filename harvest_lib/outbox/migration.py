@@ -13,7 +13,7 @@ by the next, and one more run does nothing.
 5. The sequence *jumps* to N, so that the first segment can be dropped one day.
 
 Promises
-- Steps 1, 3 and 4 lock the table for others while catalog rows are written, and for no longer; see `brief`.
+- Steps 1, 3 and 4 lock the table for others while catalog rows are written, and for no longer; see `short_locks`.
 - No record is lost, no writer refused.
 """
 
@@ -37,18 +37,18 @@ from harvest_lib.outbox.native_table import (
     segment_statements,
     shortened,
 )
-from harvest_lib.outbox.segment_creation import FAR_IDS, ensure_ahead
+from harvest_lib.outbox.segment_creation import FAR_IDS, ensure_segments
 from harvest_lib.outbox.segments import Segments
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.outbox.table_swap import Statement, Succession
+from harvest_lib.outbox.table_swap import Statement, TableSwap
 
-Locking = Literal["brief", "none", "concurrent"]
+Locking = Literal["short", "none", "concurrent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something to do: `brief` in one transaction under a lock, `none` without one that others wait for, `concurrent`
+    """Something to do: `short` in one transaction under a lock, `none` without one that others wait for, `concurrent`
     the same outside a transaction."""
 
     name: str
@@ -74,7 +74,7 @@ class Migration:
         DatabaseError if a lock cannot be had, after which another run goes on.
         """
         placed = self.outbox.placed(connection)
-        with alone(connection, placed, self.patience_seconds):
+        with exclusively(connection, placed, self.patience_seconds):
             return self._run(connection, placed)
 
     def _run(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> Sequence[str]:
@@ -86,7 +86,7 @@ class Migration:
             self.after(step.name)
         if create_beside(connection, placed):
             taken.append("beside")
-        done = ensure_ahead(
+        done = ensure_segments(
             connection, placed, ahead=self.ahead, patience_seconds=self.patience_seconds, after=self.after
         )
         return [*taken, *(["jump"] if done.jumped else [])]
@@ -96,25 +96,25 @@ class Migration:
         if self.outbox.kind(connection) == "native":
             return []
         placed = self.outbox.placed(connection)
-        succession = self._checked(connection, placed)
+        swap = self._checked(connection, placed)
         end, validated = self._bound(connection, placed)
         next_id = Segments(placed).next_id(connection)
         steps: list[Step] = []
-        if not succession.has_transaction_id:
-            steps.append(self._step("column", "brief", queries.ADD_COLUMN, outbox=placed.identifier))
+        if not swap.has_transaction_id:
+            steps.append(self._step("column", "short", queries.ADD_COLUMN, outbox=placed.identifier))
         steps += self._index_steps(connection, placed)
         cut = sql.Identifier(segment_queries.CUT)
         if end is not None and end - next_id < FAR_IDS // 10:  # begun long ago
-            steps.append(self._step("unbound", "brief", segment_queries.DROP_CUT, segment=placed.identifier, cut=cut))
+            steps.append(self._step("unbound", "short", segment_queries.DROP_CUT, segment=placed.identifier, cut=cut))
             end, validated = None, False
         if end is None:
             end = (next_id + FAR_IDS) // self.segment_size * self.segment_size
             names = {"segment": placed.identifier, "cut": cut, "upper": sql.Literal(end)}
-            steps.append(self._step("bound", "brief", queries.ADD_BOUND, **names))
+            steps.append(self._step("bound", "short", queries.ADD_BOUND, **names))
         if not validated:
             names = {"segment": placed.identifier, "cut": cut}
             steps.append(self._step("validate", "none", segment_queries.VALIDATE_CUT, **names))
-        return [*steps, Step(name="swap", locking="brief", statements=self._swap(placed, succession, end))]
+        return [*steps, Step(name="swap", locking="short", statements=self._swap(placed, swap, end))]
 
     def script(self, connection: psycopg.Connection[Any]) -> str:
         """Return what remains as SQL for psql, the jump of the sequence included."""
@@ -134,22 +134,22 @@ class Migration:
 
     # -- what there is
 
-    def _checked(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> Succession:
+    def _checked(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> TableSwap:
         placed.check_columns(connection)
         placed.check_sequence(connection)
-        succession = Succession.read(connection, placed, Segments(placed).sequence(connection))
+        swap = TableSwap.read(connection, placed, Segments(placed).sequence(connection))
         with translated():
             values = {"outbox": placed.identifier.as_string(None)}
             obstacles = [row[0] for row in connection.execute(queries.OBSTACLES, values).fetchall()]
-        if obstacles or succession.obstacle:
+        if obstacles or swap.obstacle:
             raise OutboxTableError(
                 f"the table {self.outbox} has something that a native one cannot have, or that would lose its meaning",
-                evidence="; ".join([*([succession.obstacle] if succession.obstacle else []), *sorted(obstacles)]),
-                next_step="drop or change that first, and make it anew for the native table if it can be; nothing was "
+                evidence="; ".join([*([swap.obstacle] if swap.obstacle else []), *sorted(obstacles)]),
+                next_step="drop or change that first, and recreate it for the native table if possible; nothing was "
                 "changed",
             )
         _ = placed.subscriptions, placed.segments  # their names must fit
-        return succession
+        return swap
 
     def _bound(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> tuple[int | None, bool]:
         with translated():
@@ -171,7 +171,7 @@ class Migration:
 
     # -- what is done
 
-    def _swap(self, placed: OutboxTable, succession: Succession, end: int) -> list[Statement]:
+    def _swap(self, placed: OutboxTable, swap: TableSwap, end: int) -> list[Statement]:
         first, cut = segment_of(placed, 0), sql.Identifier(segment_queries.CUT)
         names = {"outbox": placed.identifier, "first": first.identifier, "cut": cut, "upper": sql.Literal(end)}
 
@@ -180,16 +180,16 @@ class Migration:
 
         return [
             statement(segment_queries.LOCK, table=placed.identifier),
-            *succession.leave(),
+            *swap.drop_old(),
             statement(segment_queries.RENAME, segment=placed.identifier, name=sql.Identifier(first.parts[-1])),
             statement(queries.CREATE_PARENT),
             statement(segment_queries.DROP_CUT, segment=placed.identifier),
             statement(queries.DEFAULTS),
-            *succession.take_over(),
+            *swap.statements(),
             statement(queries.ATTACH_FIRST),
             statement(segment_queries.DROP_CUT, segment=first.identifier),
             *segment_statements(placed, first=end, count=self.ahead, size=self.segment_size),
-            *succession.enable_triggers(),
+            *swap.enable_triggers(),
             *beside_statements(placed),
         ]
 
@@ -198,8 +198,8 @@ class Migration:
             for statement in step.statements:
                 connection.execute(statement)
 
-        if step.locking == "brief":
-            briefly(connection, placed, change, patience_seconds=self.patience_seconds)
+        if step.locking == "short":
+            with_short_locks(connection, placed, change, patience_seconds=self.patience_seconds)
         else:
             with translated():
                 change()
@@ -210,6 +210,6 @@ class Migration:
 
 def _as_script(step: Step) -> str:
     lines = [f"{statement.as_string(None)};" for statement in step.statements]
-    if step.locking == "brief":
+    if step.locking == "short":
         lines = ["BEGIN;", "SET LOCAL lock_timeout = '200ms'; -- if it fails, run this part again", *lines, "COMMIT;"]
     return "\n".join([f"-- {step.name}", *lines, ""])

@@ -143,7 +143,7 @@ SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM stamped)
 
 # What is parked goes along: it is known by its transaction.
 RESTAMP_PARKED = """, parked AS (
-  UPDATE {set_aside} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
+  UPDATE {parked_ids} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
   WHERE o.id = ANY(ARRAY(SELECT id FROM batch)) AND s.id = o.id AND s.transaction_id = o.transaction_id
 )"""
 

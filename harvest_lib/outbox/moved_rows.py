@@ -89,7 +89,7 @@ WHERE o.id = k.id
 # What is parked goes along: it is known by its transaction.
 _STAMP_PARKED = """
 WITH parked AS (
-  UPDATE {set_aside} AS s SET transaction_id = r.rank::text::xid8
+  UPDATE {parked_ids} AS s SET transaction_id = r.rank::text::xid8
   FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
   JOIN {outbox} AS o ON o.id = k.id
   WHERE s.id = k.id AND s.transaction_id = o.transaction_id
@@ -204,9 +204,9 @@ class MovedRows:
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
         """Give the rows the transaction ids that their answers rank them by, and return how many there were."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
-        set_aside = self.outbox.set_aside
-        names = {"outbox": in_statement(self.outbox.identifier), "set_aside": in_statement(set_aside.identifier)}
-        query = _STAMP_PARKED if not lacks_column(connection, set_aside, "transaction_id") else ""
+        parked_ids = self.outbox.parked_ids
+        names = {"outbox": in_statement(self.outbox.identifier), "parked_ids": in_statement(parked_ids.identifier)}
+        query = _STAMP_PARKED if not lacks_column(connection, parked_ids, "transaction_id") else ""
         statement = sql.SQL(_STAMP).format(parked=sql.SQL(query).format(**names), **names)
         return connection.execute(statement, values).rowcount
 

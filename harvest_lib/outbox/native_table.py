@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import psycopg
 from psycopg import errors as pg
@@ -20,10 +20,9 @@ from harvest_lib.database import translated
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.ddl_lock import lock_ddl
-from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
-COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
 
 DEFAULT_SEGMENT_SIZE = 10_000_000
 """Ids in a segment: two gigabytes or so of records of 200 bytes."""
@@ -32,7 +31,6 @@ DEFAULT_AHEAD = 4
 """Segments that are made before their first id is given out."""
 
 _SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
-_LONGEST_NAME_BYTES = 63
 _TAIL = "tail"
 
 
@@ -45,7 +43,7 @@ class NativeTable:
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
     has_checks: bool = False
-    """With the constraints of `checks`, which refuse what Kafka can never take."""
+    """With the constraints of `checks`, which refuse what Kafka rejects permanently."""
 
     def __post_init__(self) -> None:
         if self.segment_size < 1 or self.ahead < 1:
@@ -96,7 +94,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
-    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.set_aside))
+    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.parked_ids))
 
 
 def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
@@ -106,14 +104,14 @@ def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
 
 def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
     """Return the DDL of the column that says which row was parked, for a table of before it."""
-    return sql.SQL(queries.WHOSE_ENTRY).format(set_aside=outbox.set_aside.identifier)
+    return sql.SQL(queries.WHOSE_ENTRY).format(parked_ids=outbox.parked_ids.identifier)
 
 
 def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
     """Add the columns that tables of before lack; without them, or the right to add them, all else works."""
     added = (
         (outbox.subscriptions, "leader", who_leads_statement),
-        (outbox.set_aside, "transaction_id", whose_entry_statement),
+        (outbox.parked_ids, "transaction_id", whose_entry_statement),
     )
     for table, column, statement in added:
         if lacks_column(connection, table, column):
@@ -132,8 +130,8 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
     return [
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
-        sql.SQL(queries.SET_ASIDE).format(
-            set_aside=outbox.set_aside.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
+        sql.SQL(queries.PARKED_IDS).format(
+            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(_beside(outbox, "_set_aside_key").parts[-1])
         ),
     ]
 
@@ -184,7 +182,7 @@ def _beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
 
 def shortened(name: str, suffix: str) -> str:
     """Lengthen a name; one that leaves no room for that is cut and gets a hash instead of its end."""
-    if len((name + suffix).encode()) <= _LONGEST_NAME_BYTES:
+    if len((name + suffix).encode()) <= LONGEST_NAME_BYTES:
         return name + suffix
     end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"
-    return name.encode()[: _LONGEST_NAME_BYTES - len(end)].decode(errors="ignore") + end
+    return name.encode()[: LONGEST_NAME_BYTES - len(end)].decode(errors="ignore") + end

@@ -48,7 +48,7 @@ SELECT NOT EXISTS (
 """
 
 # Entries of before have none, and go by their ids.
-WHOSE_ENTRY = "ALTER TABLE {set_aside} ADD COLUMN IF NOT EXISTS transaction_id XID8"
+WHOSE_ENTRY = "ALTER TABLE {parked_ids} ADD COLUMN IF NOT EXISTS transaction_id XID8"
 
 # What is known of segments that the sequence has passed. `writers` are the virtual transactions that could still write
 # into one when it was passed, `open_then` the snapshot of that moment.
@@ -64,8 +64,8 @@ CREATE TABLE IF NOT EXISTS {segments} (
 
 # The records themselves stay in the outbox: other subscriptions may still read them. The transaction id tells a record
 # from another one with its id.
-SET_ASIDE = """\
-CREATE TABLE IF NOT EXISTS {set_aside} (
+PARKED_IDS = """\
+CREATE TABLE IF NOT EXISTS {parked_ids} (
   subscription TEXT NOT NULL,
   shard        INTEGER NOT NULL,
   id           BIGINT NOT NULL,
@@ -78,7 +78,7 @@ CREATE TABLE IF NOT EXISTS {set_aside} (
   transaction_id XID8,
   PRIMARY KEY (subscription, id)
 );
-CREATE INDEX IF NOT EXISTS {index} ON {set_aside} USING hash (kafka_key)"""
+CREATE INDEX IF NOT EXISTS {index} ON {parked_ids} USING hash (kafka_key)"""
 
 KIND = """
 SELECT c.relkind = 'p' AND EXISTS (

@@ -1,8 +1,8 @@
-"""Parked records, for people: what was set aside, and how it is put back or dropped.
+"""Parked records, for people: what was parked, and how it is put back or dropped.
 
-A record that Kafka can never take is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`. Under
-the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester moves
-records in; what is here moves them out.
+A record that Kafka rejects permanently is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`.
+Under the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester
+moves records in; what is here moves them out.
 
 Promises
 - Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
@@ -15,10 +15,11 @@ Promises
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 from psycopg import sql
@@ -28,10 +29,9 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
-from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, Retried, Selection
-from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
+from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
-_LONGEST_NAME_BYTES = 63
 _SHOWN_IDS = 5
 
 
@@ -46,15 +46,110 @@ class TouchedRecord:
     """The first record of its topic and key that stays parked, if that is before it."""
 
 
+class ParkedTable(ABC):
+    """What people ask of parked records, wherever these are."""
+
+    __slots__ = ()
+    _count: ClassVar[str]
+    _list: ClassVar[str]
+    _show: ClassVar[str]
+    _touch: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def table(self) -> OutboxTable:
+        """The table that has or lists them. Raises OutboxTableError if the outbox's name is too long to be
+        lengthened."""
+
+    @abstractmethod
+    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:
+        """Fill in names."""
+
+    @abstractmethod
+    def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
+        """Return the error of ids that are not parked."""
+
+    def _values(self, selection: ParkedSelection) -> dict[str, object]:
+        ids = None if selection.ids is None else [*selection.ids]
+        return {"ids": ids, "topic": selection.topic, "key": selection.key}
+
+    def counts(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
+    ) -> ParkedCounts | None:
+        """Count what is parked; None if there is no such table, or none this user may read.
+
+        Reads it all: for people, not for the hot path.
+        """
+        try:
+            quoted = str(self.table)
+        except OutboxTableError:
+            return None
+        values = self._values(selection or ParkedSelection())
+        with translated():
+            readable = connection.execute(queries.READABLE, (quoted,)).fetchone()
+            if readable is None or not readable[0]:
+                return None
+            row = connection.execute(self._statement(connection, self._count), values).fetchone()
+        return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
+
+    def list(
+        self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
+    ) -> Sequence[ParkedRecord]:
+        """Return up to `limit` records, ascending by id."""
+        values = {**self._values(ParkedSelection(topic=topic, key=key)), "limit": limit}
+        with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
+            return cursor.execute(self._statement(connection, self._list), values).fetchall()
+
+    def show(self, connection: psycopg.Connection[Any], record_id: int) -> ParkedRow:
+        """Return one record, payload included. Raises ParkedRecordMissing."""
+        values = {**self._values(ParkedSelection()), "id": record_id}
+        with translated(), connection.cursor(row_factory=class_row(ParkedRow)) as cursor:
+            found = cursor.execute(self._statement(connection, self._show), values).fetchone()
+        if found is None:
+            raise self._missing([record_id])
+        return found
+
+    def _touched(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, **values: bool
+    ) -> Sequence[TouchedRecord]:
+        with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
+            statement = self._statement(connection, self._touch)
+            touched = cursor.execute(statement, {**self._values(selection), **values}).fetchall()
+        missing = sorted(set(selection.ids or ()).difference(each.id for each in touched if each.selected))
+        if missing:
+            raise self._missing(missing)
+        return touched
+
+
+def planned_retry(
+    touched: Sequence[TouchedRecord], *, keep_order: bool
+) -> tuple[Sequence[TouchedRecord], Sequence[TouchedRecord], Retried]:
+    """Return which records go back, which selected ones wait behind a parked one, and what is said of both."""
+    back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
+    waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
+    held = sum(each.held for each in back)
+    behind = sorted({each.behind for each in waiting if each.behind is not None})[:_SHOWN_IDS]
+    return back, waiting, Retried(parked=len(back) - held, held=held, waiting=len(waiting), behind=tuple(behind))
+
+
+def shown_ids(ids: Sequence[int]) -> str:
+    """Write ids, the first few of many."""
+    more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+    return ", ".join(str(each) for each in ids[:_SHOWN_IDS]) + more
+
+
 @dataclass(frozen=True, slots=True)
-class ParkedRecords:
+class ParkedRecords(ParkedTable):
     """The parked records of an outbox."""
 
     outbox: OutboxTable
+    _count: ClassVar = queries.COUNT
+    _list: ClassVar = queries.LIST
+    _show: ClassVar = queries.SHOW
+    _touch: ClassVar = queries.TOUCHED
 
     @property
     def table(self) -> OutboxTable:
-        """The table they are in. Raises OutboxTableError if the outbox's name is too long to be lengthened."""
         return self.outbox.parked
 
     # -- the table
@@ -65,26 +160,22 @@ class ParkedRecords:
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table, in the outbox's schema, unless it is there; tell whether it was created."""
-        table = self.table
-        with translated():
-            if self._exists(connection):
-                return False
+        if self.table.exists(connection):
+            return False
         with translated(), connection.transaction():
             lock_ddl(connection, str(self.outbox))
-            existed = self._exists(connection)
-            schema = connection.execute(queries.SCHEMA, (self.outbox.identifier.as_string(connection),)).fetchone()
-            if schema is not None:  # the first of the search path, where it would be made, may be another
-                table = OutboxTable((schema[0], table.parts[-1]))
+            existed = self.table.exists(connection)
+            # The first schema of the search path, where it would be made, may be another than the outbox's.
+            outbox = self.outbox.placed(connection) if self.outbox.exists(connection) else self.outbox
             if not existed:  # else a privilege would be asked for that is not needed
-                connection.execute(_create_statement(table))
+                connection.execute(_create_statement(outbox.parked))
         return not existed
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         """Raise OutboxTableError or DatabaseAccessDenied if nothing could be parked, retried or dropped."""
         with translated():
-            missing = connection.execute(queries.MISSING_COLUMNS, (self._quoted(connection),)).fetchall()
-            exists = self._exists(connection)
-        if not exists:
+            missing = connection.execute(queries.MISSING_COLUMNS, (str(self.table),)).fetchall()
+        if not self.table.exists(connection):
             raise OutboxTableError(
                 f"there is no table {self.table} for parked records in this database",
                 evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
@@ -97,7 +188,7 @@ class ParkedRecords:
                 next_step="compare it with `harvest init --print`",
             )
         with translated():
-            answer = connection.execute(queries.PRIVILEGES, {"table": self._quoted(connection)}).fetchone()
+            answer = connection.execute(queries.PRIVILEGES, {"table": str(self.table)}).fetchone()
         if answer is not None and not answer[0]:
             raise DatabaseAccessDenied(
                 f"the user {answer[1]!r} may not park records in {self.table}",
@@ -105,43 +196,11 @@ class ParkedRecords:
                 next_step=f"GRANT SELECT, INSERT, DELETE ON {self.table} TO {_role(answer[1])}",
             )
 
-    # -- looking
-
-    def counts(self, connection: psycopg.Connection[Any], selection: Selection | None = None) -> ParkedCounts | None:
-        """Count what is set aside; None if there is no such table, or none this user may read.
-
-        Reads it all: for people, not for the hot path.
-        """
-        try:
-            quoted = self._quoted(connection)
-        except OutboxTableError:
-            return None
-        with translated():
-            readable = connection.execute(queries.READABLE, (quoted,)).fetchone()
-            if readable is None or not readable[0]:
-                return None
-            row = connection.execute(self._statement(queries.COUNT), _values(selection or Selection())).fetchone()
-        return ParkedCounts(parked=row[0], held=row[1]) if row is not None else None
-
-    def list(
-        self, connection: psycopg.Connection[Any], *, topic: str | None = None, key: str | None = None, limit: int = 100
-    ) -> Sequence[ParkedRecord]:
-        """Return up to `limit` records, ascending by id."""
-        values = {**_values(Selection(topic=topic, key=key)), "limit": limit}
-        with translated(), connection.cursor(row_factory=class_row(ParkedRecord)) as cursor:
-            return cursor.execute(self._statement(queries.LIST), values).fetchall()
-
-    def show(self, connection: psycopg.Connection[Any], record_id: int) -> ParkedRow:
-        """Return one record, payload included. Raises ParkedRecordMissing."""
-        with translated(), connection.cursor(row_factory=class_row(ParkedRow)) as cursor:
-            found = cursor.execute(self._statement(queries.SHOW), {"id": record_id}).fetchone()
-        if found is None:
-            raise self._missing([record_id])
-        return found
-
     # -- resolving
 
-    def retry(self, connection: psycopg.Connection[Any], selection: Selection, *, keep_order: bool = True) -> Retried:
+    def retry(
+        self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
+    ) -> Retried:
         """Put records back into the outbox, and those held behind them; one transaction.
 
         A selected record stays, held, while an earlier one of its key stays parked: it goes back with that one. With
@@ -150,15 +209,12 @@ class ParkedRecords:
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=False)
-            back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
-            waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
+            back, waiting, retried = planned_retry(touched, keep_order=keep_order)
             self._put_back(connection, back)
             self._hold(connection, [each for each in waiting if not each.held])
-        held = sum(each.held for each in back)
-        behind = sorted({each.behind for each in waiting if each.behind is not None})
-        return Retried(parked=len(back) - held, held=held, waiting=len(waiting), behind=tuple(behind[:_SHOWN_IDS]))
+        return retried
 
-    def drop(self, connection: psycopg.Connection[Any], selection: Selection) -> Dropped:
+    def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
         """Delete parked records for good, and put back what was held behind them; one transaction.
 
         By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Needs INSERT on
@@ -168,7 +224,7 @@ class ParkedRecords:
             touched = self._touched(connection, selection, parked_only=selection.ids is None)
             gone = [each.id for each in touched if each.selected]
             released = [each for each in touched if not each.selected and each.behind is None]
-            connection.execute(self._statement(queries.DELETE), {"ids": gone})
+            connection.execute(self._statement(connection, queries.DELETE), {"ids": gone})
             self._put_back(connection, released)
         return Dropped(dropped=len(gone), released=len(released))
 
@@ -177,7 +233,7 @@ class ParkedRecords:
         """One transaction, in which nobody else moves records in or out."""
         try:
             with translated(), connection.transaction():
-                connection.execute(self._statement(queries.LOCK), {})
+                connection.execute(self._statement(connection, queries.LOCK), {})
                 yield
         except DatabaseAccessDenied as error:
             raise DatabaseAccessDenied(
@@ -187,24 +243,13 @@ class ParkedRecords:
                 f"GRANT SELECT, INSERT ON {self.outbox} TO {_role(connection.info.user)}",
             ) from error
 
-    def _touched(
-        self, connection: psycopg.Connection[Any], selection: Selection, *, parked_only: bool
-    ) -> Sequence[TouchedRecord]:
-        values = {**_values(selection), "parked_only": parked_only}
-        with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
-            touched = cursor.execute(self._statement(queries.TOUCHED), values).fetchall()
-        missing = sorted(set(selection.ids or ()).difference(each.id for each in touched if each.selected))
-        if missing:
-            raise self._missing(missing)
-        return touched
-
     def _put_back(self, connection: psycopg.Connection[Any], records: Sequence[TouchedRecord]) -> None:
         if not records:
             return
         values = {"ids": [each.id for each in records], "outbox": self.outbox.identifier.as_string(connection)}
         try:
             # Rows that were parked before the outbox got another column leave that to its default.
-            for columns, ids in connection.execute(self._statement(queries.SHAPES), values).fetchall():
+            for columns, ids in connection.execute(self._statement(connection, queries.SHAPES), values).fetchall():
                 statement = sql.SQL(queries.PUT_BACK).format(
                     parked=in_statement(self.table.identifier),
                     outbox=in_statement(self.outbox.identifier),
@@ -223,31 +268,17 @@ class ParkedRecords:
     def _hold(self, connection: psycopg.Connection[Any], records: Sequence[TouchedRecord]) -> None:
         if records:
             values = {"ids": [each.id for each in records], "behind": [each.behind for each in records]}
-            connection.execute(self._statement(queries.HOLD), values)
+            connection.execute(self._statement(connection, queries.HOLD), values)
 
-    def _statement(self, query: str) -> sql.Composed:
+    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:  # noqa: ARG002 - the same for everybody
         return sql.SQL(query).format(parked=in_statement(self.table.identifier))
 
-    def _exists(self, connection: psycopg.Connection[Any]) -> bool:
-        row = connection.execute(queries.EXISTS, (self._quoted(connection),)).fetchone()
-        return row is not None and bool(row[0])
-
-    def _quoted(self, connection: psycopg.Connection[Any]) -> str:
-        return self.table.identifier.as_string(connection)
-
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
-        shown = ", ".join(str(each) for each in ids[:_SHOWN_IDS])
-        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
         return ParkedRecordMissing(
-            f"{'this record is' if len(ids) == 1 else 'these records are'} not parked: {shown}{more}",
+            f"{'this record is' if len(ids) == 1 else 'these records are'} not parked: {shown_ids(ids)}",
             evidence=f"looked for in {self.table}",
             next_step="see with `harvest park list` what is; nothing was changed",
         )
-
-
-def _values(selection: Selection) -> dict[str, object]:
-    ids = None if selection.ids is None else [*selection.ids]
-    return {"ids": ids, "topic": selection.topic, "key": selection.key}
 
 
 def _create_statement(table: OutboxTable) -> sql.Composed:
@@ -257,7 +288,7 @@ def _create_statement(table: OutboxTable) -> sql.Composed:
 def _index_name(table: str) -> str:
     """Name the index for a table whose own name may leave no room for a longer one."""
     name = f"{table}_key"
-    if len(name.encode()) <= _LONGEST_NAME_BYTES:
+    if len(name.encode()) <= LONGEST_NAME_BYTES:
         return name
     return f"parked_{hashlib.sha256(table.encode()).hexdigest()[:16]}_key"
 

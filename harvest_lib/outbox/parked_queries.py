@@ -13,12 +13,6 @@ CREATE TABLE IF NOT EXISTS {table} (
 CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
 # A hash, since a B-tree refuses keys of more than 2,700 bytes, and with them the record.
 
-EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
-
-SCHEMA = """
-SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
-"""
-
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
 MISSING_COLUMNS = """
@@ -105,13 +99,13 @@ INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
 """
 
-# What a subscription has set aside, by the same questions.
+# What a subscription has parked by id, by the same queries.
 
 _LISTED = """
 WITH parked AS (
   SELECT id, kafka_topic, kafka_key, CASE WHEN retry THEN 'to be retried: ' ELSE '' END || reason AS reason,
          {held} AS held, parked_at, {gone} AS gone
-  FROM {{set_aside}} AS s WHERE subscription = %(subscription)s AND {which}
+  FROM {{parked_ids}} AS s WHERE subscription = %(subscription)s AND {which}
 )
 """
 
@@ -145,7 +139,7 @@ SELECT * FROM ({TOUCHED}) AS touched ORDER BY id
 """  # noqa: S608 - as above
 
 RETRY_LISTED = """
-UPDATE {set_aside} SET retry = true WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[]) AND NOT retry
+UPDATE {parked_ids} SET retry = true WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[]) AND NOT retry
 """
 
-DROP_LISTED = "DELETE FROM {set_aside} WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[])"
+DROP_LISTED = "DELETE FROM {parked_ids} WHERE subscription = %(subscription)s AND id = ANY(%(ids)s::bigint[])"

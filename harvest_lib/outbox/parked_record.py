@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRecord:
-    """One record that was set aside, without its payload. `held` tells that it only waits behind a parked one."""
+    """One parked record, without its payload. `held` tells that it only waits behind a parked one."""
 
     id: int
     topic: str
@@ -29,7 +29,7 @@ class ParkedRow(ParkedRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class ParkedSelection:
     """Which records: those that meet everything given; all of them when nothing is. All ids must be there."""
 
     ids: Sequence[int] | None = None
@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCounts:
-    """How many records are set aside."""
+    """How many records are parked, and how many are held behind them."""
 
     parked: int
     held: int

@@ -1,8 +1,8 @@
-"""Which records are set aside, and which wait behind one that is. Pure, no I/O.
+"""Which records are parked, and which wait behind one that is. Pure, no I/O.
 
-A record that Kafka can never take is *parked*. Under the policy `hold_key` its key is then held in its topic: records
-of the key for that topic that come later are set aside behind it, in order, until somebody retries or drops the parked
-one. Other topics go on: nobody who may not write to a topic can hold its keys. Under `skip` all go on without it. Under
+A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
+later records of the key for that topic are parked behind it, in order, until somebody retries or drops the parked one.
+Other topics go on: nobody who may not write to a topic can hold its keys. Under `skip` all go on without it. Under
 `stop` the harvester stops instead.
 """
 
@@ -25,9 +25,9 @@ HeldKey = tuple[str, str]
 
 
 class ParkingRules:
-    """What one term has to set aside. `begin` it whenever the rows are marked under a new leader id.
+    """What one term has to park. `begin` it whenever the rows are marked under a new leader id.
 
-    Which keys have a parked record comes with each batch, since others may park and release: a deposed leader, people.
+    Which keys have a parked record comes with each batch, since others may park and release: a fenced leader, people.
     """
 
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
@@ -43,8 +43,8 @@ class ParkingRules:
         self._refused.clear()
         self._behind.clear()
 
-    def sieve(self, rows: Sequence[Row], parked: Mapping[HeldKey, int]) -> Sequence[Row]:
-        """Return the rows that may be sent, and keep the others to be set aside: those that are refused, and those of a
+    def filter(self, rows: Sequence[Row], parked: Mapping[HeldKey, int]) -> Sequence[Row]:
+        """Return the rows that may be sent, and keep the others to be parked: those that are refused, and those of a
         key that has a parked record of its topic before them. Raises RecordError under `stop`."""
         refusals = self._refusals(rows)
         if not refusals and not self._refused_keys and not parked:
@@ -60,12 +60,12 @@ class ParkingRules:
         return good
 
     def refuse(self, row: Row, reason: str) -> bool:
-        """Set a record aside; tell whether its key is held from now on. Raises RecordError under `stop`."""
+        """Park a record; tell whether its key is held from now on. Raises RecordError under `stop`."""
         if self._policy == "stop":
             raise RecordError(
                 f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
                 evidence=reason,
-                next_step="correct it in the outbox or delete it there; `parking: hold_key` would set it aside",
+                next_step="correct it in the outbox or delete it there; `parking: hold_key` would park it",
             )
         self._refused[row[0]] = reason
         if self._policy == "hold_key":
@@ -73,12 +73,12 @@ class ParkingRules:
         return self._policy == "hold_key"
 
     def hold(self, rows: Collection[Row]) -> None:
-        """Set records aside that come behind one that is parked."""
+        """Park records that come behind one that is parked."""
         self._behind.update(row[0] for row in rows)
 
     @property
     def refused_keys(self) -> dict[HeldKey, int]:
-        """Return the keys of what is refused and not set aside yet, with the lowest id of each."""
+        """Return the keys of what is refused and not parked yet, with the lowest id of each."""
         return dict(self._refused_keys)
 
     @property
@@ -87,11 +87,11 @@ class ParkingRules:
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all that is to be set aside."""
+        """Return the ids of all that is to be parked."""
         return [*self._refused, *self._behind]
 
     def work(self) -> tuple[dict[int, str], list[int]]:
-        """Return what to set aside: refused records with reasons, and the ids of those behind them."""
+        """Return what to park: refused records with reasons, and the ids of those behind them."""
         return dict(self._refused), sorted(self._behind)
 
     def done(self, refused: Mapping[int, str], behind: Sequence[int], released: Collection[int]) -> bool:

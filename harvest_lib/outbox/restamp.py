@@ -19,7 +19,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
 from harvest_lib.outbox.native_table import lacks_column, shortened
-from harvest_lib.outbox.short_locks import alone
+from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
 
 BATCH_RECORDS = 10_000
@@ -65,7 +65,7 @@ class Restamping:
         if not force:
             self._refuse_if_to_be_moved(connection, outbox)
             self._refuse_if_live(connection, outbox)
-        with alone(connection, outbox):
+        with exclusively(connection, outbox):
             return self._restamp(connection, outbox)
 
     def _restamp(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
@@ -75,8 +75,8 @@ class Restamping:
             if not work.exists(connection):
                 connection.execute(sql.SQL(queries.CREATE_WORK).format(**names))
                 connection.execute(sql.SQL(queries.FILL_WORK).format(**names))
-            has_transactions = not lacks_column(connection, outbox.set_aside, "transaction_id")
-        names["set_aside"] = in_statement(outbox.set_aside.identifier)
+            has_transactions = not lacks_column(connection, outbox.parked_ids, "transaction_id")
+        names["parked_ids"] = in_statement(outbox.parked_ids.identifier)
         parked = sql.SQL(queries.RESTAMP_PARKED if has_transactions else "").format(**names)
         restamp = sql.SQL(queries.RESTAMP).format(parked=parked, **names)
         restamped = 0

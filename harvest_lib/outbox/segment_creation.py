@@ -1,4 +1,4 @@
-"""Segments made ahead of need: the tail, which has no end, is cut into segments before the sequence arrives there.
+"""Segments are created before they are needed: the tail, which has no end, is split before the sequence gets there.
 
 1. A tail that was never written into is dropped, and segments and a new tail are made in its place, in one transaction.
 2. One that was gets an end: a CHECK that it has no ids from there on, added without looking (`NOT VALID`), then
@@ -7,7 +7,7 @@
 
 Promises
 - There is a segment for every id at every moment, also if this is killed between any two steps; the next run goes on.
-- The outbox is locked for others while catalog rows are written, and for no longer; see `brief`.
+- The outbox is locked for others while catalog rows are written, and for no longer; see `short_locks`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.checks import validate_checks
 from harvest_lib.outbox.native_table import DEFAULT_AHEAD, segment_of, segment_statement, segment_statements, tail_of
 from harvest_lib.outbox.segments import Segment, Segments
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
 FAR_IDS = 100_000_000_000
@@ -43,7 +43,7 @@ class Ensured:
     """Whether the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
 
 
-def ensure_ahead(
+def ensure_segments(
     connection: psycopg.Connection[Any],
     outbox: OutboxTable,
     *,
@@ -58,12 +58,12 @@ def ensure_ahead(
     tests. Needs the owner's rights and a connection in autocommit. Raises DatabaseError if the lock cannot be had.
     """
     placed = outbox.placed(connection)
-    with alone(connection, placed, patience_seconds):
-        return _Cut(connection, placed, ahead, size, patience_seconds, after).run()
+    with exclusively(connection, placed, patience_seconds):
+        return _SegmentCreation(connection, placed, ahead, size, patience_seconds, after).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _SegmentCreation:
     connection: psycopg.Connection[Any]
     outbox: OutboxTable
     ahead: int
@@ -84,14 +84,14 @@ class _Cut:
                 f"({tail.upper}) TO (MAXVALUE)",
             )
         next_id = segments.next_id(self.connection)
-        if self._cut_end(tail) is None:  # else one was begun
+        if self._planned_end(tail) is None:  # else one was begun
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
                 return Ensured(made=0, jumped=jumped)
             if made := self._replace(tail, next_id, missing, self.given_size or _size(bounded)):
                 return Ensured(made=made, jumped=jumped)
         size = self.given_size or _size(bounded)
-        self._cut(segments, tail, size)
+        self._split_tail(segments, tail, size)
         jumped = self._leave_wide_segment(segments)
         return Ensured(made=self.ahead + 1, cut_tail=True, jumped=jumped)
 
@@ -106,7 +106,7 @@ class _Cut:
         def change() -> int:
             self._execute(queries.LOCK, table=self.outbox.identifier)
             self._execute(queries.LOCK, table=tail.table.identifier)  # else a row written straight into it would go too
-            row = self.connection.execute(queries.IS_EMPTY, (_quoted(tail.table),)).fetchone()
+            row = self.connection.execute(queries.IS_EMPTY, (str(tail.table),)).fetchone()
             if row is None or not row[0]:
                 return 0
             self._execute(queries.DROP, segment=tail.table.identifier)
@@ -115,20 +115,20 @@ class _Cut:
             self._make(lower + behind, missing, size)
             return missing + bool(behind)
 
-        return briefly(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
+        return with_short_locks(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
 
-    def _cut(self, segments: Segments, tail: Segment, size: int) -> None:
+    def _split_tail(self, segments: Segments, tail: Segment, size: int) -> None:
         """Turn a tail with records into a segment, and make others behind it."""
         lower, table, cut = tail.lower or 0, tail.table.identifier, sql.Identifier(queries.CUT)
         next_id = segments.next_id(self.connection)
-        upper = self._cut_end(tail)
+        upper = self._planned_end(tail)
         if upper is not None and upper - next_id < FAR_IDS // 10:  # begun long ago
-            self._briefly(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
+            self._with_short_locks(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
             upper = None
         begun, end = upper is not None, upper or (next_id + FAR_IDS) // size * size
         bounds = {"lower": sql.Literal(lower), "upper": sql.Literal(end)}
         if not begun:
-            self._briefly(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
+            self._with_short_locks(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
             self.after("added")
         self._validate(tail, end)
         validate_checks(self.connection, self.outbox)  # else the tail could not be attached
@@ -144,7 +144,7 @@ class _Cut:
             self._execute(queries.DROP_CUT, segment=segment, cut=cut)
             self._make(end, self.ahead, size)
 
-        self._briefly(change)
+        self._with_short_locks(change)
         self.after("cut")
 
     def _validate(self, tail: Segment, end: int) -> None:
@@ -156,7 +156,7 @@ class _Cut:
         except HarvestError as error:
             if not isinstance(error.__cause__, psycopg.errors.CheckViolation):
                 raise
-            self._briefly(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
+            self._with_short_locks(lambda: self._execute(queries.DROP_CUT, segment=table, cut=cut))
             raise OutboxTableError(
                 f"there are records in {tail.table} whose ids the sequence never gave out",
                 evidence=f"ids at or above {end}, or below {tail.lower or 0}",
@@ -171,7 +171,7 @@ class _Cut:
             return False
         sequence = segments.sequence(self.connection)
         statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))
-        values = {"sequence": _quoted(sequence), "id": present.upper - 1}
+        values = {"sequence": str(sequence), "id": present.upper - 1}
         with translated():
             self.connection.execute(statement, values)
         self.after("moved")
@@ -181,14 +181,14 @@ class _Cut:
         for statement in segment_statements(self.outbox, first=lower, count=count, size=size):
             self.connection.execute(statement)
 
-    def _cut_end(self, tail: Segment) -> int | None:
+    def _planned_end(self, tail: Segment) -> int | None:
         with translated():
-            values = {"segment": _quoted(tail.table), "name": queries.CUT}
+            values = {"segment": str(tail.table), "name": queries.CUT}
             row = self.connection.execute(queries.CUT_END, values).fetchone()
         return row[0] if row is not None else None
 
-    def _briefly(self, change: Callable[[], object]) -> None:
-        briefly(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
+    def _with_short_locks(self, change: Callable[[], object]) -> None:
+        with_short_locks(self.connection, self.outbox, change, patience_seconds=self.patience_seconds)
 
     def _execute(self, query: str, **names: sql.Composable) -> None:
         self.connection.execute(sql.SQL(query).format(outbox=self.outbox.identifier, **names))
@@ -204,7 +204,3 @@ def _size(bounded: list[Segment]) -> int:
             next_step="give the size: `harvest segments ensure --segment-size 10000000`",
         )
     return last.upper - (last.lower or 0)
-
-
-def _quoted(table: OutboxTable) -> str:
-    return table.identifier.as_string(None)

@@ -1,4 +1,4 @@
-"""The statements of `segments`, `ahead` and `retention`. Names in braces take quoted ones, each % doubled."""
+"""The statements of segments, their creation and retention. Names in braces take quoted ones, each % doubled."""
 
 LIST = """
 SELECT c.relname::text, n.nspname::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
@@ -31,7 +31,7 @@ FROM unnest(%(names)s::text[]) AS segment
 ON CONFLICT DO NOTHING
 """
 
-# One look at the locks: a writer that is prepared meanwhile could be missed between two. After a restart of the server
+# One query of the locks: a writer that is prepared meanwhile could be missed between two. After a restart of the server
 # a prepared one is no longer known by the name it was noted under, but still has a lock on the segment it wrote into.
 _HOLDS_UP = """
 WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
@@ -65,13 +65,10 @@ SELECT 'transaction ' || xid FROM {{segments}} AS s, pg_snapshot_xip(s.open_then
 WHERE s.segment = %(name)s AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
 """  # noqa: S608 - as above
 
-# Not max(): a plan that scans is never cheaper than this one, whatever the statistics say.
-LAST_TRANSACTION = "(SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1)"
-
-# By range and not by equality, for the same reason.
+# Not max(), and by range rather than equality: a plan that scans is never cheaper, whatever the statistics say.
 UNSEEN = """
-SELECT pg_snapshot_xmax(%(seen)s::pg_snapshot) <= last.transaction_id OR EXISTS (
-  SELECT FROM pg_snapshot_xip(%(seen)s::pg_snapshot) AS xid
+SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id OR EXISTS (
+  SELECT FROM pg_snapshot_xip(%(low_watermark)s::pg_snapshot) AS xid
   WHERE xid <= last.transaction_id AND xid = (
     SELECT transaction_id FROM {segment} WHERE transaction_id >= xid ORDER BY transaction_id LIMIT 1
   )
@@ -79,19 +76,12 @@ SELECT pg_snapshot_xmax(%(seen)s::pg_snapshot) <= last.transaction_id OR EXISTS 
 FROM (SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1) AS last
 """
 
-NEWER = """
-SELECT number FROM (VALUES {segments}) AS segment (number, last)
-WHERE last >= pg_snapshot_xmin(%(seen)s::pg_snapshot) ORDER BY number
-"""
-
-FIRST_PARKED = "SELECT min(id) FROM {parked}"
-
-# What is set aside, if its row is there, is held even where no leader has said so yet: a subscription was rewound, or
-# divided anew.
+# What is parked by its id, if its row is there, is held even where no leader has said so yet: a subscription was
+# rewound, or resharded.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.seen::text,
        least(s.holds, (
-         SELECT a.id FROM {set_aside} AS a WHERE a.subscription = s.subscription AND (
+         SELECT a.id FROM {parked_ids} AS a WHERE a.subscription = s.subscription AND (
            to_jsonb(a) ->> 'transaction_id' IS NULL OR EXISTS (
              SELECT FROM {outbox} AS o
              WHERE o.id = a.id AND o.transaction_id::text = to_jsonb(a) ->> 'transaction_id'

@@ -1,9 +1,9 @@
 """Dropping segments that nobody needs any longer.
 
-A segment may go when all of this holds; each is looked up anew before each one:
+A segment may go when all of this holds; each is looked up again before each one:
 - it is closed (see `segments`), and was so for as long as records are kept, by the database's clock;
 - every subscription has passed it: all its records are visible in `seen`, and neither `holds` nor a record that it has
-  set aside is below its end;
+  parked is below its end;
 - no parked record of its ids could be put back;
 - every segment before it is gone.
 Without any subscription nothing goes: nobody is known to have read anything.
@@ -24,7 +24,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segment, Segments
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, alone, briefly
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
 DEFAULT_KEEP_SECONDS = 86_400.0
@@ -56,8 +56,10 @@ def drop_passed(
     placed = outbox.placed(connection)
     # A record or a subscription that is hidden from us would look like one that is not there.
     check_all_rows(connection, [placed.identifier], segments=True)
-    check_all_rows(connection, [placed.subscriptions.identifier, placed.set_aside.identifier, placed.parked.identifier])
-    with alone(connection, placed, patience_seconds):
+    check_all_rows(
+        connection, [placed.subscriptions.identifier, placed.parked_ids.identifier, placed.parked.identifier]
+    )
+    with exclusively(connection, placed, patience_seconds):
         return _Retention(connection, placed, keep_seconds, patience_seconds).run(dry_run=dry_run)
 
 
@@ -94,10 +96,10 @@ class _Retention:
             return f"it was closed at {segment.closed_at:%Y-%m-%d %H:%M:%S%z} and is kept for {self.keep_seconds:g} s"
         if not subscriptions:
             return "there is no subscription, so that nobody is known to have read it"
-        for subscription, shard, seen, holds in subscriptions:
-            if holds is not None and holds < segment.upper:
-                return f"the subscription {subscription!r}, shard {shard}, holds the record {holds}"
-            if segments.first_unseen(self.connection, [segment], seen) is not None:
+        for subscription, shard, low_watermark, hold in subscriptions:
+            if hold is not None and hold < segment.upper:
+                return f"the subscription {subscription!r}, shard {shard}, holds the record {hold}"
+            if segments.has_unseen(self.connection, segment, low_watermark):
                 return f"the subscription {subscription!r}, shard {shard}, has not passed it"
         parked = self._first_parked(segment)
         return f"the record {parked} is parked and may be put back" if parked is not None else ""
@@ -117,7 +119,7 @@ class _Retention:
             segment = attached.get(name)
             table = OutboxTable((self.outbox.parts[0], name)) if segment is None else segment.table
             if segment is not None and not segment.detaching:
-                self._value(queries.LEAVE, name=name, leaving=False)  # not even begun: it is looked at anew
+                self._value(queries.LEAVE, name=name, leaving=False)  # not even begun: it is checked again
                 continue
             if segment is not None:
                 self._detach(table)
@@ -136,13 +138,15 @@ class _Retention:
             names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
             self.connection.execute(sql.SQL(query).format(**names))
 
-        briefly(self.connection, self.outbox, change, patience_seconds=self.patience_seconds, in_transaction=False)
+        with_short_locks(
+            self.connection, self.outbox, change, patience_seconds=self.patience_seconds, in_transaction=False
+        )
 
     def _is_detaching(self, segment: OutboxTable) -> bool:
         return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))
 
     def _drop_detached(self, segment: OutboxTable) -> None:
-        briefly(
+        with_short_locks(
             self.connection,
             segment,
             lambda: self.connection.execute(sql.SQL(queries.DROP).format(segment=segment.identifier)),
@@ -172,6 +176,6 @@ class _Retention:
             outbox=in_statement(self.outbox.identifier),
             segments=in_statement(self.outbox.segments.identifier),
             subscriptions=in_statement(self.outbox.subscriptions.identifier),
-            set_aside=in_statement(self.outbox.set_aside.identifier),
+            parked_ids=in_statement(self.outbox.parked_ids.identifier),
             parked=in_statement(self.outbox.parked.identifier),
         )

@@ -1,20 +1,19 @@
-"""The segments of a native table: which there are, which are closed, and where a subscription has still to look.
+"""The segments of a native table: which there are, which are closed, and which hold what a subscription has not seen.
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
 id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
-INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first look
+INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
 notes them in `<outbox>_segments`, a later one finds them gone.
 
 Promises
-- Nothing is inserted into a closed segment any more, but for a parked record that is put back; `floor_id` knows those.
-- `floor_id` is never above the id of a record that is not visible in the snapshot given.
+- Nothing is inserted into a closed segment any more, but for a parked record that is put back.
+- `has_unseen` is true while a record of the segment is not visible in the snapshot given.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 import psycopg
@@ -61,7 +60,7 @@ class Segments:
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
         with translated():
-            rows = connection.execute(statement, {"outbox": _quoted(placed)}).fetchall()
+            rows = connection.execute(statement, {"outbox": str(placed)}).fetchall()
         found = [_segment(self.outbox, row) for row in rows]
         if not found:
             raise OutboxTableError(
@@ -74,13 +73,13 @@ class Segments:
     def size_bytes(self, connection: psycopg.Connection[Any], segment: Segment) -> int:
         """Return what a segment takes on disk, indexes included."""
         with translated():
-            row = connection.execute(queries.BYTES, (_quoted(segment.table),)).fetchone()
+            row = connection.execute(queries.BYTES, (str(segment.table),)).fetchone()
         return row[0] if row is not None else 0
 
     def sequence(self, connection: psycopg.Connection[Any]) -> OutboxTable:
         """Return the name of the sequence the ids come from."""
         with translated():
-            row = connection.execute(queries.SEQUENCE, {"outbox": _quoted(self.outbox)}).fetchone()
+            row = connection.execute(queries.SEQUENCE, {"outbox": str(self.outbox)}).fetchone()
         if row is None or row[0] is None:
             raise OutboxTableError(
                 f"the ids of {self.outbox} come from no sequence of its own",
@@ -106,7 +105,7 @@ class Segments:
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
 
-        Needs a connection in autocommit: each look has to be a new one.
+        Needs a connection in autocommit: each poll has to be a new one.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         passed = [each for each in segments if each.closed_at is None and each.is_passed(next_id)]
@@ -117,7 +116,7 @@ class Segments:
             values = {
                 "names": [each.name for each in passed if each.table.parts[0] == schema],
                 "schema": schema,
-                "outbox": _quoted(placed),
+                "outbox": str(placed),
             }
             with translated():
                 for query in (queries.NOTE, queries.CLOSE):
@@ -132,58 +131,12 @@ class Segments:
         with translated():
             return [row[0] for row in connection.execute(statement, values).fetchall()]
 
-    def floor_id(self, connection: psycopg.Connection[Any], seen: str) -> int:
-        """Return the lowest id that a subscription which has delivered all that is visible in `seen` has to look at.
-
-        It is the end of the last of the leading segments that are closed and wholly visible in `seen`, or the first
-        parked record below that. What else the subscription needs (`holds`) is its own business. Closes segments on
-        the way. Costs a few index probes for each segment: for every few seconds, not for every poll.
-        """
-        segments, next_id = self.read(connection), self.next_id(connection)
-        if any(each.closed_at is None and each.is_passed(next_id) for each in segments):
-            segments = self.close_passed(connection)
-        leading = list(takewhile(lambda each: each.closed_at is not None and not each.detaching, segments))
-        floor = segments[0].lower or 0
-        unseen = self.first_unseen(connection, leading, seen)
-        for segment in leading[:unseen]:
-            floor = segment.upper or floor
-        parked = self.first_parked(connection)
-        return floor if parked is None else min(floor, parked)
-
-    def first_unseen(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> int | None:
-        """Return the index of the first segment with a record that is not visible in a snapshot; None if all are."""
-        for number in self._newer(connection, segments, seen):
-            statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segments[number].table.identifier))
-            with translated():
-                row = connection.execute(statement, {"seen": seen}).fetchone()
-            if row is not None and row[0]:
-                return number
-        return None
-
-    def first_parked(self, connection: psycopg.Connection[Any]) -> int | None:
-        """Return the lowest id among parked records, which may come back."""
-        parked = self.outbox.placed(connection).parked
-        if not parked.exists(connection):
-            return None
+    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str) -> bool:
+        """Tell whether a segment has a record that is not visible in a snapshot."""
+        statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segment.table.identifier))
         with translated():
-            row = connection.execute(sql.SQL(queries.FIRST_PARKED).format(parked=parked.identifier)).fetchone()
-        first: int | None = row[0] if row is not None else None
-        return first
-
-    def _newer(self, connection: psycopg.Connection[Any], segments: Sequence[Segment], seen: str) -> list[int]:
-        """Return the indexes of segments whose last transaction is not below the snapshot's xmin, all by one query."""
-        if not segments:
-            return []
-        rows = [
-            sql.SQL("({}, {})").format(
-                sql.Literal(number),
-                sql.SQL(queries.LAST_TRANSACTION).format(segment=in_statement(segment.table.identifier)),
-            )
-            for number, segment in enumerate(segments)
-        ]
-        statement = sql.SQL(queries.NEWER).format(segments=sql.SQL(", ").join(rows))
-        with translated():
-            return [row[0] for row in connection.execute(statement, {"seen": seen}).fetchall()]
+            row = connection.execute(statement, {"low_watermark": low_watermark}).fetchone()
+        return row is not None and bool(row[0])
 
 
 def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
@@ -204,10 +157,6 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
         passed_at=passed_at,
         closed_at=closed_at,
     )
-
-
-def _quoted(table: OutboxTable) -> str:
-    return table.identifier.as_string(None)
 
 
 def _unquoted(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Changes of a table in use: under a lock that all others wait for, so asked for briefly and held briefly.
+"""Changes of a table in use. They need a lock that all others wait for, so it is requested and held for short times.
 
 Promise: whoever writes waits at most `lock_timeout` for a change that waits for its lock, and between two attempts
 everybody who queued up gets through.
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def alone(
+def exclusively(
     connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float = PATIENCE_SECONDS
 ) -> Iterator[None]:
     """See to it that no other command changes the segments of this table. May be nested in one session.
@@ -63,7 +63,7 @@ def alone(
             connection.execute(_NOT_ALONE, name)
 
 
-def briefly(
+def with_short_locks(
     connection: psycopg.Connection[Any],
     table: OutboxTable,
     change: Callable[[], Result],

@@ -56,7 +56,7 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 )
 """
 
-_LONGEST_NAME_BYTES = 63
+LONGEST_NAME_BYTES = 63
 
 _EXPECTED = {
     "id": {"bigint", "integer"},
@@ -116,18 +116,18 @@ class OutboxTable:
         return self._beside("_segments", "its segments")
 
     @property
-    def set_aside(self) -> "OutboxTable":
+    def parked_ids(self) -> "OutboxTable":
         """The name of the table beside this one that says what subscriptions could not send."""
-        return self._beside("_set_aside", "what is set aside")
+        return self._beside("_set_aside", "its parked ids")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix
-        if len(last.encode()) > _LONGEST_NAME_BYTES:
+        if len(last.encode()) > LONGEST_NAME_BYTES:
             raise OutboxTableError(
                 f"the name of {self} leaves no room for that of {whose}",
                 evidence=f"{last!r} has {len(last.encode())} bytes, Postgres would cut it off after "
-                f"{_LONGEST_NAME_BYTES}",
-                next_step=f"rename the outbox to at most {_LONGEST_NAME_BYTES - len(suffix)} bytes{otherwise}",
+                f"{LONGEST_NAME_BYTES}",
+                next_step=f"rename the outbox to at most {LONGEST_NAME_BYTES - len(suffix)} bytes{otherwise}",
             )
         return OutboxTable((*self.parts[:-1], last))
 

@@ -22,7 +22,7 @@ _Grant = tuple[bool, str, str, bool, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Succession:
+class TableSwap:
     """What was read of the old table."""
 
     outbox: OutboxTable
@@ -64,14 +64,14 @@ class Succession:
             triggers=triggers,
         )
 
-    def leave(self) -> list[Statement]:
+    def drop_old(self) -> list[Statement]:
         """Return what takes from the old table what only one may have."""
         return [
             sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), self.outbox.identifier)
             for name, _, _ in self.triggers
         ]
 
-    def take_over(self) -> list[Statement]:
+    def statements(self) -> list[Statement]:
         """Return what gives the new table, that has the old name now, all of it."""
         table = self.outbox.identifier
         found: list[Statement] = [

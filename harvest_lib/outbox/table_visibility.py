@@ -1,16 +1,13 @@
-"""Tables that are out of sight: dropped, or in a schema that we may not use any more. Postgres says the same of both,
-where the schema is found by the search path.
+"""Tables that Postgres calls missing: dropped, or in a schema that we may not use any more. Where the search path
+finds the schema, Postgres says the same of both.
 
-Promise: rights that were taken away read as rights, so that whoever waits for rights waits for these too. A table that
-is really gone stays gone.
+Promise: revoked privileges are reported as DatabaseAccessDenied, not as a missing table. So whoever waits for
+privileges waits for these too. A table that was really dropped is reported as missing.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -21,38 +18,29 @@ from harvest_lib.outbox.table import OutboxTable
 _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """The tables that a harvester works with, and where to ask for them."""
-
-    conninfo: str
-    tables: Sequence[OutboxTable]
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Inside, where Postgres says that a table does not exist: raise DatabaseAccessDenied if it is only hidden from
-        us, and DatabaseUnavailable if it is there again or nobody answers. Asks on a connection of its own."""
-        try:
-            yield
-        except OutboxTableError as error:
-            if isinstance(error.__cause__, pg.UndefinedTable):
-                self._look_again(error)
-            raise
-
-    def _look_again(self, error: OutboxTableError) -> None:
-        """Return if a table is not there."""
-        with connect(self.conninfo) as connection:
-            for table in self.tables:
-                if _is_absent(connection, table):
-                    table.refuse_hidden(connection)
-                    return
-        raise DatabaseUnavailable(
-            "a table was not to be seen for a moment, and is there again",
-            evidence=error.evidence,
-            next_step="none: it is asked again",
-        ) from error
+@contextmanager
+def translate_missing_table(conninfo: str, tables: Sequence[OutboxTable]) -> Iterator[None]:
+    """Inside, where Postgres says that one of the tables does not exist: raise DatabaseAccessDenied if it is only
+    hidden from us, and DatabaseUnavailable if it is there again or nobody answers. Asks on a connection of its own."""
+    try:
+        yield
+    except OutboxTableError as error:
+        if isinstance(error.__cause__, pg.UndefinedTable):
+            _ask_again(conninfo, tables, error)
+        raise
 
 
-def _is_absent(connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
-    with translated():
-        return connection.execute(sql.SQL(_ABSENT), (table.identifier.as_string(connection),)).fetchone() is not None
+def _ask_again(conninfo: str, tables: Sequence[OutboxTable], error: OutboxTableError) -> None:
+    """Return if a table is not there."""
+    with connect(conninfo) as connection:
+        for table in tables:
+            with translated():
+                absent = connection.execute(sql.SQL(_ABSENT), (table.identifier.as_string(connection),)).fetchone()
+            if absent is not None:
+                table.refuse_hidden(connection)
+                return
+    raise DatabaseUnavailable(
+        "a table was missing for a moment, and is there again",
+        evidence=error.evidence,
+        next_step="none: it is asked again",
+    ) from error

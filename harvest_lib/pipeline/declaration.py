@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harvest_lib.config.positioned_yaml import Place, read, spelled
 from harvest_lib.config.problems import Origins, Problem, problems_of
 from harvest_lib.config.report import config_error
+from harvest_lib.config.yaml_reader import Place, read, spelled
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.adaptors import Reader, Side, Writer

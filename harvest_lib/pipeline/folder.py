@@ -84,7 +84,7 @@ def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
         try:
             for needed in (folder, offsets_folder(folder), parked_messages(folder, "").path.parent):
                 make_folder(needed)
-            log = CommitLog.open(
+            log = CommitLog(
                 commit_folder(folder),
                 segment_bytes=settings.commit_log.segment_bytes,
                 sync_seconds=settings.commit_log.sync_seconds,
@@ -92,7 +92,7 @@ def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
             closing.callback(log.close)
             offsets = {}
             for each in declaration.writers:
-                offsets[each.name] = OffsetLog.open(
+                offsets[each.name] = OffsetLog(
                     offsets_folder(folder, each.name), flush_seconds=settings.flush_seconds, sync_log=log.sync
                 )
                 closing.callback(offsets[each.name].close)

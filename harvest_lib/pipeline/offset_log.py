@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from struct import Struct
-from typing import Self
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
@@ -60,18 +59,6 @@ class OffsetLog:
             raise
         self._position = max(self._offsets.values(), default=-1) + 1
         self._segments = self._log.segments
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        *,
-        flush_seconds: float = 1.0,
-        sync_log: Callable[[], object] | None = None,
-        clock: Callable[[], float] = boot_seconds,
-    ) -> Self:
-        """Open it: the same as making one."""
-        return cls(folder, flush_seconds=flush_seconds, sync_log=sync_log, clock=clock)
 
     @property
     def position(self) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 
 from harvest_lib.config.durations import SPELLING, parse_duration
+from harvest_lib.config.problems import custom_error
 from harvest_lib.pipeline.namespace import NamespaceFilter
 
 _SIZE = re.compile(r"([0-9]+)\s*(B|[kKMG]B|[KMG]iB)")
@@ -19,23 +19,18 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _LONGEST_SECONDS = 86_400.0
 
 
-def refused(message: str, remedy: str) -> PydanticCustomError:
-    """Return an error that is reported in these words."""
-    return PydanticCustomError("harvest", "{message}", {"message": message, "remedy": remedy})
-
-
 def _seconds(value: object) -> object:
     if isinstance(value, float):
         found = value  # from Python
     elif not isinstance(value, str):
-        raise refused("is not a duration", SPELLING)
+        raise custom_error("is not a duration", SPELLING)
     else:
         try:
             found = parse_duration(value)
         except ValueError as error:
-            raise refused(str(error), SPELLING) from None
+            raise custom_error(str(error), SPELLING) from None
     if not 0.0 <= found <= _LONGEST_SECONDS:
-        raise refused("is out of range: it must be between 0s and 24h", "choose a value in range")
+        raise custom_error("is out of range: it must be between 0s and 24h", "choose a value in range")
     return found
 
 
@@ -44,7 +39,7 @@ def _bytes(value: object) -> object:
         return value
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise refused("is not a size", "write a number with its unit, for example `256MB` or `1GiB`")
+        raise custom_error("is not a size", "write a number with its unit, for example `256MB` or `1GiB`")
     return int(found[1]) * _BYTES[found[2].upper()]
 
 
@@ -52,11 +47,11 @@ def _namespace(value: object) -> object:
     if isinstance(value, NamespaceFilter):
         return value
     if not isinstance(value, str):
-        raise refused("must be text", "write a regular expression, in quotes")
+        raise custom_error("must be text", "write a regular expression, in quotes")
     try:
         return NamespaceFilter.parse(value)
     except ValueError as error:
-        raise refused(str(error), "write one of https://golang.org/s/re2syntax, in single quotes") from None
+        raise custom_error(str(error), "write one of https://golang.org/s/re2syntax, in single quotes") from None
 
 
 def name_complaint(name: str) -> str:
@@ -112,7 +107,7 @@ class WriterSettings(_Settings):
     on_error: Literal["stop", "stop_writer"] = "stop"
     """What a failed bulk stops: the pipeline, or this writer alone."""
     on_transform_error: Literal["stop", "park"] = "stop"
-    """What a transform that fails does: stop as a failed bulk does, or set its message aside in the folder."""
+    """What a transform that fails does: stop as a failed bulk does, or park its message in the folder."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
     """How many messages of the log one write takes at most."""
 

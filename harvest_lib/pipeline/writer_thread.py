@@ -51,7 +51,7 @@ class WriterThread:
         self._thread.start()
 
     def finish(self, deadline: Deadline | None) -> None:
-        """Let it end at the log's end, or when the deadline has passed; returns at once. No deadline: no hurry."""
+        """Let it end at the log's end, or when the deadline has passed; returns at once. None: no limit."""
         with self._changed:
             self._until, self._nothing_comes = deadline, True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""What a source promises to the loop that delivers in laps: pages of records, and the position after each.
+"""What a source promises to the loop that delivers in batches: pages of records, and the position after each.
 
 A *position* is all that a source needs to go on where it was, and nothing else: a mapping that goes through JSON
 unharmed, kept in the checkpoint of a subscription. Whoever holds the positions decides what was delivered; the source
-remembers nothing across `open`. Records that a position has passed and that were put off nevertheless are added to it,
+remembers nothing across `open`. Records that a position has passed and that were deferred nevertheless are added to it,
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
@@ -46,14 +46,14 @@ class BatchSource(Protocol):
         more): what comes after the last one was not looked for, if there is one. Positions are not touched."""
         ...
 
-    def committed(self, put_off: Collection[int] = ()) -> None:
-        """Note that all that was read so far is in Kafka, but the ids in `put_off`, and that the position after it is
+    def committed(self, deferred: Collection[int] = ()) -> None:
+        """Note that all that was read so far is in Kafka, but the ids in `deferred`, and that the position after it is
         durable."""
         ...
 
-    def seen(self, position: Position) -> tuple[str, int | None]:
-        """Return, for retention, the snapshot that a position has passed, every record visible in it having been read;
-        and the lowest id that is still needed although it is visible, or None."""
+    def retention_bounds(self, position: Position) -> tuple[str, int | None]:
+        """Return the low watermark of a position, a snapshot of which every visible record was read, and its retention
+        hold: the lowest id that is still needed although it is visible, or None."""
         ...
 
     def close(self) -> None:

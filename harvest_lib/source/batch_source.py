@@ -17,13 +17,13 @@ from harvest_lib.source import server_identity
 from harvest_lib.source.batch_protocol import Page, Position
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
-from harvest_lib.source.prefetch import Ahead
+from harvest_lib.source.prefetch import Prefetcher
 from harvest_lib.source.readable import readable
-from harvest_lib.source.selection import Scope, Scoping, Selection, everything
+from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter, no_filter
 
 # By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
-# is sorted, or picked from a bitmap, reads the rest of its batch each time. What may take long is to find where a batch
-# of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
+# is sorted, or picked from a bitmap, reads the rest of its window each time. What may take long is to find where a
+# window of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
 _SETTINGS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
 SET jit = off;
@@ -40,13 +40,13 @@ WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
 
 
 _SOME = within("""
-SELECT found.* FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS put_off (number, place)
-JOIN (SELECT {columns} FROM {table} WHERE {id} = ANY (%(ids)s::bigint[])) AS found ON found.id = put_off.number
-ORDER BY put_off.place
+SELECT found.* FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS deferred (number, place)
+JOIN (SELECT {columns} FROM {table} WHERE {id} = ANY (%(ids)s::bigint[])) AS found ON found.id = deferred.number
+ORDER BY deferred.place
 """)
 
 _MANY_TRANSACTIONS = 1_000
-_LONG_LOOK_SECONDS = 0.02
+_LONG_POLL_SECONDS = 0.02
 _BETWEEN_ADVANCES_SECONDS = 1.0
 _LONG_SINCE_SECONDS = 5.0
 _OWN_TRANSACTIONS = 3
@@ -56,7 +56,7 @@ _OWN_TRANSACTIONS = 3
 class Plans(StrEnum):
     """Where a prepared statement's plan comes from.
 
-    KEPT is for the look at the head of the table, which is always the same: over a handful of segments to plan it takes
+    KEPT is for the poll of the head of the table, which is always the same: over a handful of segments to plan it takes
     three times as long as to run it. FRESH is for pages: one kept from the head of the table is wrong in its depth.
     """
 
@@ -65,8 +65,8 @@ class Plans(StrEnum):
 
 
 class ConnectedSource(ABC):
-    """A `PagedSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
-    what commits from now on. `scoping` is asked on each new connection what of `selection` is to be read."""
+    """A `BatchSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
+    what commits from now on. `filter_lookup` says on each new connection what of `selection` is to be read."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class ConnectedSource(ABC):
         *,
         subscription: str = "default",
         start: Snapshot | None = NOTHING,
-        scoping: Scoping = everything,
+        filter_lookup: FilterLookup = no_filter,
     ) -> None:
         self._conninfo = conninfo
         self._selected = selection
-        self._scope = Scope(selection=selection)
-        self._scoping = scoping
+        self._filter = SubscriptionFilter(selection=selection)
+        self._filter_lookup = filter_lookup
         self._subscription = subscription
         self._start = start
         self._connection: psycopg.Connection[Any] | None = None
-        self._ahead: Ahead | None = None
+        self._prefetcher: Prefetcher | None = None
         self._place: server_identity.Place | None = None
         self._plans: Plans | None = None
         self._deferred: list[int] = []
@@ -93,34 +93,34 @@ class ConnectedSource(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the statements, for what the scope says."""
+        """Make the statements, for what the filter says."""
 
     @abstractmethod
     def open(self, position: Position | None) -> Position:
-        """See `PagedSource`."""
+        """See `BatchSource`."""
 
     @abstractmethod
     def read(self, limit: int) -> Page | None:
-        """See `PagedSource`."""
+        """See `BatchSource`."""
 
     def load(self, ids: Sequence[int]) -> list[Row]:
-        """See `PagedSource`."""
+        """See `BatchSource`."""
         with translated():
             values = {"ids": list(ids), "bytes": PAGE_BYTES}
             rows: list[Row] = self._connected().cursor(binary=True).execute(self._some, values).fetchall()
         take_next(rows)
         return readable(rows, self._connected())
 
-    def committed(self, put_off: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
-        """See `PagedSource`. Reading leaves no trace, so there is nothing to do."""
+    def committed(self, deferred: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
+        """See `BatchSource`. Reading leaves no trace, so there is nothing to do."""
         return
 
     def close(self) -> None:
-        """See `PagedSource`."""
+        """See `BatchSource`."""
         connection, self._connection = self._connection, None
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            prefetcher.close()
         if connection is not None:
             connection.close()
 
@@ -129,7 +129,7 @@ class ConnectedSource(ABC):
         self._deferred = list(position.get("deferred", ())) if position else []
 
     def _read_deferred(self, position: Position, limit: int) -> Page:
-        """Return those, in the order in which they were put off, up to `limit`; the position names what is left."""
+        """Return those, in the order in which they were deferred, up to `limit`; the position names what is left."""
         asked = self._deferred[:limit]
         rows = self.load(asked)
         self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
@@ -142,14 +142,14 @@ class ConnectedSource(ABC):
             self.close()
             self._place = None
             self._connection = self._connect()
-            scope = self._scoping(self._connection, self._selected)
+            found = self._filter_lookup(self._connection, self._selected)
             # From here on it reads nothing but the outbox.
             guard = require_all_rows(self._connection, [self._selected.table])
-            scope = replace(scope, selection=replace(scope.selection, guard=guard))
-            if scope != self._scope:
-                self._scope = scope
+            found = replace(found, selection=replace(found.selection, guard=guard))
+            if found != self._filter:
+                self._filter = found
                 self._fill()
-            self._ahead = Ahead(self._connection)
+            self._prefetcher = Prefetcher(self._connection)
         if self._place is None:
             before = cast("Mapping[str, str] | None", position and position.get("server"))
             server_identity.require_primary(self._connection)
@@ -159,11 +159,11 @@ class ConnectedSource(ABC):
                 else server_identity.place(self._connection)
             )
             self._refuse_foreign(self._connection)
-            self._place = place  # all is well: it is not looked at again while this connection lasts
+            self._place = place  # all is well: it is not checked again while this connection lasts
         return self._connection
 
     def _fill(self) -> None:
-        self._foreign, self._some = (self._scope.selection.fill(each) for each in (_FOREIGN, _SOME))
+        self._foreign, self._some = (self._filter.selection.fill(each) for each in (_FOREIGN, _SOME))
         self._prepare()
 
     def _connect(self) -> psycopg.Connection[Any]:
@@ -200,15 +200,15 @@ class ConnectedSource(ABC):
         self._place = server_identity.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:
-        """Tell whether a look that found nothing should be remembered, at the price of a barrier and a checkpoint.
+        """Tell whether a poll that found nothing should be remembered, at the price of a barrier and a checkpoint.
 
-        What a filter leaves out is read by every look until one is remembered; and retention keeps it until then.
+        What a filter leaves out is read by every poll until one is remembered; and retention keeps it until then.
         """
-        if not self._scope.selection.conditions or transactions <= _OWN_TRANSACTIONS:
+        if not self._filter.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False
         now = boot_seconds()
         is_long_since = now >= self._advanced_at + _LONG_SINCE_SECONDS
-        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_LOOK_SECONDS and not is_long_since:
+        if transactions < _MANY_TRANSACTIONS and now - began < _LONG_POLL_SECONDS and not is_long_since:
             return False
         if now < self._advanced_at + _BETWEEN_ADVANCES_SECONDS:
             return False
@@ -218,12 +218,12 @@ class ConnectedSource(ABC):
     def _place_json(self) -> Mapping[str, str]:
         return self._place.as_json() if self._place is not None else {}
 
-    def _refuse_ahead(self, transaction_id: int, now: Snapshot) -> None:
+    def _refuse_later(self, transaction_id: int, now: Snapshot) -> None:
         if transaction_id > now.xmax:
             raise CheckpointError(
                 f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
                 evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
-                next_step="correct `dataSource`, or, after a restore, anchor it anew: `harvest subscriptions rewind "
+                next_step="correct `dataSource`, or, after a restore, anchor it again: `harvest subscriptions rewind "
                 f"{self._subscription} --to mirror|beginning|now|SNAPSHOT`",
             )
 

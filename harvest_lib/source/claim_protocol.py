@@ -8,7 +8,7 @@ from harvest_lib.record import Row
 
 
 class ClaimedRows(NamedTuple):
-    """What a fetch found: records ascending by id, and of their keys those that have a record set aside, by topic and
+    """What a fetch found: records ascending by id, and of their keys those that have a parked record, by topic and
     key, with the lowest id of one. Both are of one moment: no key is parked or released in between."""
 
     rows: list[Row]
@@ -40,8 +40,8 @@ class ClaimSource(Protocol):
         ...
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
-        """Set aside the records `refused` (id and reason), and of those `behind` them each one whose key has a record
-        of its topic set aside before it; return the ids of the others, released meanwhile. Durable, one transaction."""
+        """Park the records `refused` (id and reason), and of those `behind` them each one whose key has a parked record
+        of its topic before it; return the ids of the others, released meanwhile. Durable, one transaction."""
         ...
 
     def close(self) -> None:

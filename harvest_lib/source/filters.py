@@ -13,9 +13,8 @@ from psycopg import sql
 
 from harvest_lib.config import ColumnMapping
 from harvest_lib.database import in_statement, translated
-from harvest_lib.source.mapping import mapped_columns
 from harvest_lib.source.pg_snapshot import Snapshot
-from harvest_lib.source.selection import COLUMNS, Scope, Scoping, Selection
+from harvest_lib.source.selection import COLUMNS, FilterLookup, Selection, SubscriptionFilter, columns_of
 from harvest_lib.source.sharding import shard_expression
 
 
@@ -34,33 +33,35 @@ _ROW = "SELECT topics, keys, until::text FROM {table} WHERE subscription = %(nam
 _IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 
 
-def scoping(table: sql.Identifier, subscription: Subscription, mapping: ColumnMapping | None = None) -> Scoping:
+def subscription_filter(
+    table: sql.Identifier, subscription: Subscription, mapping: ColumnMapping | None = None
+) -> FilterLookup:
     """Return what narrows a selection to what the subscription's row in `table` says now.
 
     With a mapping it also finds out whether values are bytes.
     """
     statement = sql.SQL(_ROW).format(table=in_statement(table))
 
-    def scope(connection: psycopg.Connection[Any], selection: Selection) -> Scope:
+    def lookup(connection: psycopg.Connection[Any], selection: Selection) -> SubscriptionFilter:
         with translated():
             row = connection.execute(statement, {"name": subscription.name, "shard": subscription.shard}).fetchone()
-            columns = selection.columns if mapping is None else _mapped(connection, selection.table, mapping)
+            columns = selection.columns if mapping is None else _columns(connection, selection.table, mapping)
         topics, keys, until = row if row is not None else (None, None, None)
         conditions = [*selection.conditions, *filter_conditions(topics, keys, selection.columns)]
-        return Scope(
+        return SubscriptionFilter(
             selection=replace(selection, columns=columns, conditions=conditions),
             until=Snapshot.parse(until) if until is not None else None,
         )
 
-    return scope
+    return lookup
 
 
-def _mapped(
+def _columns(
     connection: psycopg.Connection[Any], table: sql.Identifier, mapping: ColumnMapping
 ) -> Mapping[str, sql.Composable]:
     values = (table.as_string(connection), mapping.kafka_value if isinstance(mapping.kafka_value, str) else "")
     row = connection.execute(_IS_BYTES, values).fetchone()
-    return mapped_columns(mapping, value_is_bytes=row is not None and bool(row[0]))
+    return columns_of(mapping, value_is_bytes=row is not None and bool(row[0]))
 
 
 def filter_conditions(

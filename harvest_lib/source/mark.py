@@ -4,10 +4,10 @@ Promises
 - A mark takes the head of the table, by id, that this leader id has not taken: what is new, what failed and was reset,
   and what another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
 - A purge deletes by id whoever holds the mark: the caller was told by Kafka that these records are there, and a row
-  that a deposed leader marked in between would otherwise be sent a second time, out of order.
+  that a fenced leader marked in between would otherwise be sent a second time, out of order.
 - A purge that follows a new connection spares rows that nobody has marked: after a failover their ids may have been
   given to records that were never sent. A failover behind it is said in the log: what was purged may come again.
-- A reset touches only rows that still carry an id of this leader's: a deposed one cannot unmark its successor's rows.
+- A reset touches only rows that still carry an id of this leader's: a fenced one cannot unmark its successor's rows.
 - A park moves rows that still carry this leader's id, whole, into the table of parked records.
 - All go by batch, a purge and the mark after it in one transaction, and each is durable (`synchronous_commit=on`) when
   it returns. The barrier rests on that: the next record of a key may leave only when the one before can never come
@@ -17,6 +17,7 @@ Promises
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.outbox.row_security import guarded, require_all_rows
-from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.record import ID, KEY, PAGE_BYTES, Row
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.readable import readable
@@ -119,7 +120,7 @@ limit allowed."""
 _FOUND = 7
 
 _LEAST_LIMIT = 10
-"""So many rows are looked at, and locked for a moment, however large the last ones were."""
+"""So many rows are checked, and locked for a moment, however large the last ones were."""
 
 _STATEMENT_TIMEOUT_SECONDS = 30
 
@@ -128,8 +129,8 @@ _OWN_IDS = 16
 
 
 class MarkSource:
-    """`Source` over one table that a leader marks and purges; both names are quoted ones. Without `parked` nothing is
-    ever set aside."""
+    """`ClaimSource` over one table that a leader marks and purges; both names are quoted ones. Without `parked` nothing
+    is ever parked."""
 
     def __init__(self, conninfo: str, table: sql.Identifier, parked: sql.Identifier | None = None) -> None:
         self._conninfo = conninfo
@@ -153,8 +154,8 @@ class MarkSource:
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
         self._timeline: str | None = None
-        self._careful = False  # something is parked, or was at the last look
-        self._most: int | None = None  # so many rows may be looked at: not many times what there is room for
+        self._careful = False  # something is parked, or was at the last poll
+        self._most: int | None = None  # so many rows may be checked: not many times what there is room for
 
     def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
@@ -181,13 +182,13 @@ class MarkSource:
 
     def fetch(self, limit: int, delivered: Sequence[int] = ()) -> ClaimedRows:
         least = min(limit, self._most or limit)
-        batch = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
+        claimed = self._fetch_carefully(least, delivered) if self._careful else self._fetch(least, delivered)
         if limit:
             self._reconnected = False
-            count = len(batch.rows)
-            self._most = max(_LEAST_LIMIT, 2 * count) if batch.more and count < limit else None
-        batch.rows.sort(key=_id)
-        return batch
+            count = len(claimed.rows)
+            self._most = max(_LEAST_LIMIT, 2 * count) if claimed.more and count < limit else None
+        claimed.rows.sort(key=itemgetter(ID))
+        return claimed
 
     def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge and mark while nothing is parked. If something turns out to be, what was marked is given back and
@@ -204,10 +205,10 @@ class MarkSource:
                 self._execute_purge(delivered)
             elif limit:
                 found = self._execute_mark(limit).fetchall()
-            # Parked before the mark, or after it began, by a leader deposed meanwhile: these rows it can park no more.
+            # Parked before the mark, or after it began, by a leader fenced meanwhile: these rows it can park no more.
             if found and self._has_parked and (found[0][_ROW] or self._is_any_parked()):
                 self._careful = True
-                self.reset([row[0] for row in found])
+                self.reset([row[ID] for row in found])
                 return self._fetch_carefully(limit, ())
         return ClaimedRows(readable(_rows(found), connection), {}, _is_more(found, limit))
 
@@ -220,13 +221,13 @@ class MarkSource:
             if delivered:
                 self._execute_purge(delivered)
             found = self._execute_mark(limit).fetchall() if limit else []
-            parked = self._read_parked({row[2] for row in found}) if found else {}
+            parked = self._read_parked({row[KEY] for row in found}) if found else {}
             self._careful = self._is_any_parked()
         return ClaimedRows(readable(_rows(found), connection), parked, _is_more(found, limit))
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
-        # row without a mark is one that a deposed leader of another kind has unmarked: it was delivered all the same.
+        # row without a mark is one that a fenced leader of another kind has unmarked: it was delivered all the same.
         purge = self._purge_marked if self._reconnected else self._purge
         self._connected().execute(purge, {"ids": _array(ids)}, prepare=True)
 
@@ -297,7 +298,3 @@ def _rows(found: Iterable[Any]) -> list[Row]:
 def _is_more(found: Sequence[Any], limit: int) -> bool:
     """Tell whether the limit, or the bytes, kept rows out."""
     return bool(found) and not len(found) == found[0][_FOUND] < limit
-
-
-def _id(row: Row) -> int:
-    return row[0]

@@ -1,10 +1,10 @@
-"""Mark, by pages: for delivery exactly once from a table that is marked and purged.
+"""Mark in batches: for delivery exactly once from a table that is marked and purged.
 
     mark ─► send ─► commit (records and their ids, in one transaction) ─► purge those ids with the next mark
 
 Promises
 - The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
-  a crash between a commit and the purge sends nothing twice. What it puts off, by `deferred`, stays in the table.
+  a crash between a commit and the purge sends nothing twice. What it names as `deferred` stays in the table.
 - There are never more than `MOST_IDS` of them.
 - What was returned is not returned again while it stays open, whoever marks it meanwhile; but what was parked is,
   once somebody has put it back.
@@ -28,12 +28,12 @@ NAME = "mark"
 MOST_IDS = 24_000
 """In one position: as differences from one to the next they have 256 kB at most, dense ones much less."""
 
-_LAP_IDS = MOST_IDS // 3
-"""In one lap: those of two before it may not have been purged yet."""
+_BATCH_IDS = MOST_IDS // 3
+"""In one batch: those of two before it may not have been purged yet."""
 
 
 class MarkPages:
-    """`PagedSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
+    """`BatchSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
 
     While one page is being delivered the next is being marked, in a transaction with the purge of what was committed
     by then.
@@ -43,8 +43,8 @@ class MarkPages:
         self._source = source
         self._thread: CallThread[MarkSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
-        self._sent: list[int] = []  # ids of this lap, and what was put off before
-        self._delivered: list[int] = []  # of laps before, not purged yet
+        self._sent: list[int] = []  # ids of this batch, and what was deferred before
+        self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
         self.parked: Mapping[tuple[str, str], int] = {}
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
@@ -59,35 +59,35 @@ class MarkPages:
         return self.position()
 
     def read(self, limit: int) -> Page | None:
-        batch = self._next(limit)
-        self.parked = batch.parked
-        # One that was deposed may have marked what we had marked, and sent; then it is marked here again.
+        claimed = self._next(limit)
+        self.parked = claimed.parked
+        # One that was fenced may have marked what we had marked, and sent; then it is marked here again.
         known = {*self._sent, *self._delivered}
-        rows = [row for row in batch.rows if row[0] not in known]
+        rows = [row for row in claimed.rows if row[0] not in known]
         if not rows:
             return None
         self._sent += [row[0] for row in rows]
-        if batch.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
+        if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
             self._ask(limit)
-        return Page(rows, self.position(), more=batch.more and len(self._sent) < _LAP_IDS)
+        return Page(rows, self.position(), more=claimed.more and len(self._sent) < _BATCH_IDS)
 
-    def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is set aside by its id alone
+    def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is parked by its id alone
         return []
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
-        """Move records out of the table, see `Source.park`; no position passes them from here on."""
+        """Move records out of the table, see `ClaimSource.park`; no position passes them from here on."""
         assert self._thread is not None  # noqa: S101 - made by `open`
         released = self._thread.ask(lambda source: source.park(refused, behind)).result()
         moved = {*refused, *behind} - released
         self._sent = [each for each in self._sent if each not in moved]
         return released
 
-    def committed(self, put_off: Collection[int] = ()) -> None:
-        kept = set(put_off)
+    def committed(self, deferred: Collection[int] = ()) -> None:
+        kept = set(deferred)
         self._delivered += [each for each in self._sent if each not in kept]
         self._sent = [each for each in self._sent if each in kept]
 
-    def seen(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
+    def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
         return "1:1:", None
 
     def close(self) -> None:
@@ -106,20 +106,20 @@ class MarkPages:
             self._ask(limit)
         assert self._asked is not None  # noqa: S101 - asked just now
         answer, self._asked = self._asked, None
-        batch = answer.result()
+        claimed = answer.result()
         purged = set(self._purging)
         self._delivered = [each for each in self._delivered if each not in purged]
         self._purging = []
-        return batch
+        return claimed
 
     def _ask(self, limit: int) -> None:
         assert self._thread is not None  # noqa: S101 - made by `open`
         self._purging = purging = list(self._delivered)
-        limit = min(limit, _LAP_IDS // 2)
+        limit = min(limit, _BATCH_IDS // 2)
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
 
     def _quiet(self) -> None:
-        """Wait for what was asked ahead, and forget it: the rows are marked under an id that ends here. Errors too: the
+        """Wait for what was prefetched, and forget it: the rows are marked under an id that ends here. Errors too: the
         next question finds out whether a table is gone, or only hidden, which is waited for."""
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -133,9 +133,9 @@ class MarkPages:
 
 
 def _delivered(position: Position) -> list[int]:
-    """Return the ids that a position has passed, without those that it puts off: they are still to be sent."""
-    put_off = set(position.get("deferred", ()))
-    return [each for each in decode_ids(position["ids"]) if each not in put_off]
+    """Return the ids that a position has passed, without those that it defers: they are still to be sent."""
+    deferred = set(position.get("deferred", ()))
+    return [each for each in decode_ids(position["ids"]) if each not in deferred]
 
 
 def encode_ids(ids: Sequence[int]) -> str:

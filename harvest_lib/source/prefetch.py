@@ -1,4 +1,4 @@
-"""Reading ahead: streams of rows by id, the next piece of each on its way while the last is being delivered.
+"""Prefetching: streams of rows by id, the next piece of each on its way while the last is being delivered.
 
 A statement is waited for on a thread of its own, which costs little: what takes Python's time, making rows of the
 answer, is done by whoever asks for them.
@@ -8,20 +8,22 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import accumulate, takewhile
+from operator import itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.record import PAGE_BYTES, Row, row_bytes
+from harvest_lib.record import ID, PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
 from harvest_lib.sql_ascii import as_bytes
 
 _LAST = 2**63 - 1
+_id = itemgetter(ID)
 
 
-class Ahead:
+class Prefetcher:
     """Statements on one connection, one after the other, waited for on a thread of their own."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -72,18 +74,18 @@ class Stream:
         """Return the id up to which all rows are here."""
         return _LAST if self.is_done else self._after
 
-    def ask(self, ahead: Ahead, limit: int) -> None:
+    def ask(self, prefetcher: Prefetcher, limit: int) -> None:
         """Ask for the next piece, if there is none here and none was asked for."""
         if self.is_done or self._rows or self._asked is not None:
             return
         values = {**self._values, "after": self._after, "limit": limit, "bytes": PAGE_BYTES}
-        self._asked = ahead.execute(self._statement, values, None if self._is_cut else self._all_at_once), limit
+        self._asked = prefetcher.execute(self._statement, values, None if self._is_cut else self._all_at_once), limit
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
         return self._asked is None or bool(wait([self._asked[0]], timeout_seconds).done)
 
-    def hear(self) -> None:
+    def collect(self) -> None:
         """Wait for the piece that was asked for."""
         if self._asked is not None:
             (answer, limit), self._asked = self._asked, None
@@ -105,16 +107,16 @@ class Stream:
         self._rows = [*rows[bisect_right(rows, above, key=_id) :], *self._rows]
 
 
-def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
+def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> list[Row]:
     """Return the next rows of all streams together, ascending by id, up to `limit` and `PAGE_BYTES`, and ask for what
     follows, unless that would be in memory beside a record that is larger by far.
 
     Empty only when all streams are.
     """
     for stream in streams:
-        stream.ask(ahead, limit)
+        stream.ask(prefetcher, limit)
     for stream in streams:
-        stream.hear()
+        stream.collect()
     reach = min((stream.reach for stream in streams), default=_LAST)
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
     rows = taken[0][1] if len(taken) == 1 else sorted((row for _, piece in taken for row in piece), key=_id)
@@ -125,7 +127,7 @@ def merged(streams: Sequence[Stream], ahead: Ahead, limit: int) -> list[Row]:
             stream.give_back(rows[-1][0], piece)
     if not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
         for stream in streams:
-            stream.ask(ahead, limit)
+            stream.ask(prefetcher, limit)
     return rows
 
 
@@ -147,7 +149,3 @@ def _text_octets(text: Any) -> int:
     if isinstance(text, list):  # an array of arrays, which the type of the column allows
         return sum(map(_text_octets, text))
     return len(text) if isinstance(text, bytes) or text.isascii() else len(as_bytes(text))
-
-
-def _id(row: Row) -> int:
-    return row[0]

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.database import in_statement
 from harvest_lib.outbox.row_security import guarded
 from harvest_lib.source.pg_snapshot import Snapshot
@@ -48,8 +49,8 @@ class Selection:
         ]
         filled = sql.SQL(statement).format(
             table=in_statement(self.table),
-            id=_spelled(self.columns["id"]),
-            transaction_id=_spelled(self.columns["transaction_id"]),
+            id=in_statement(self.columns["id"]),
+            transaction_id=in_statement(self.columns["transaction_id"]),
             columns=self._listed(_ROW),
             parts=self._listed(_PARTS),
             filter=sql.Composed(required),
@@ -57,26 +58,48 @@ class Selection:
         return guarded(filled, self.guard)
 
     def _listed(self, names: Sequence[str]) -> sql.Composable:
-        listed = [sql.SQL("{} AS {}").format(_spelled(self.columns[each]), sql.Identifier(each)) for each in names]
+        listed = [sql.SQL("{} AS {}").format(in_statement(self.columns[each]), sql.Identifier(each)) for each in names]
         return sql.SQL(", ").join(listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class SubscriptionFilter:
     """What a subscription is to read: which records, and up to which snapshot, for good, if that is given."""
 
     selection: Selection
     until: Snapshot | None = None
 
 
-Scoping = Callable[[psycopg.Connection[Any], Selection], Scope]
+FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter]
 """Finds out, on a new connection, what is to be read of what the configuration selects."""
 
 
-def everything(_connection: psycopg.Connection[Any], selection: Selection) -> Scope:
-    """Read all that the configuration selects. A `Scoping`."""
-    return Scope(selection=selection)
+def no_filter(_connection: psycopg.Connection[Any], selection: Selection) -> SubscriptionFilter:
+    """Read all that the configuration selects. A `FilterLookup`."""
+    return SubscriptionFilter(selection=selection)
 
 
-def _spelled(expression: sql.Composable) -> sql.Composable:
-    return in_statement(expression) if isinstance(expression, sql.Identifier) else expression
+def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:
+    """Return the expression of each part, for statements with values. Everything becomes text, but a value of bytes; a
+    key or topic that is null becomes empty, so that it belongs to a shard, and is refused if it cannot be."""
+    value = mapping.kafka_value
+    created = in_statement(sql.Identifier(mapping.create_time)) if mapping.create_time is not None else sql.SQL("NULL")
+    return {
+        "id": sql.Identifier(mapping.id),
+        "transaction_id": sql.Identifier(mapping.transaction_id),
+        "kafka_topic": sql.SQL("coalesce({}, '')").format(_text(mapping.kafka_topic)),
+        "kafka_key": sql.SQL("coalesce({}, '')").format(_text(mapping.kafka_key)),
+        "kafka_value": sql.Identifier(value) if value_is_bytes and isinstance(value, str) else _text(value),
+        "kafka_header_keys": _texts([in_statement(sql.Literal(name)) for name in mapping.headers]),
+        "kafka_header_values": _texts([_text(each) for each in mapping.headers.values()]),
+        "create_time": sql.SQL("{}::timestamptz").format(created),
+    }
+
+
+def _text(part: Part) -> sql.Composable:
+    named = sql.Literal(part.value) if isinstance(part, Constant) else sql.Identifier(part)
+    return sql.SQL("{}::text").format(in_statement(named))
+
+
+def _texts(parts: Sequence[sql.Composable]) -> sql.Composable:
+    return sql.SQL("ARRAY[{}]::text[]").format(sql.SQL(", ").join(parts))

@@ -33,7 +33,7 @@ _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
 _LACKS_GRANT = "SELECT quote_ident(current_user) WHERE NOT has_function_privilege('pg_read_file(text)', 'EXECUTE')"
 
 _REMEDY = (
-    "compare Kafka with the outbox (`harvest audit`), then anchor the subscription anew: "
+    "compare Kafka with the outbox (`harvest audit`), then anchor the subscription again: "
     "`harvest subscriptions rewind {name} --to mirror|beginning|now|SNAPSHOT`"
 )
 

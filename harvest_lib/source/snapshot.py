@@ -1,17 +1,17 @@
 """The snapshot source: what became visible between two snapshots, in order of id. Reads, and never writes.
 
-    prev ──────────── a batch: visible in cur, not in prev ──────────► cur, which is the next prev
+    prev ──────────── a window: visible in cur, not in prev ─────────► cur, which is the next prev
                       page, page, page … each by id
 
 Promises
 - Nothing is skipped: whatever commits is visible in some snapshot and was not in the one before, however long its
   transaction was open and whatever its ids.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
-  batch by id, and what committed before a batch was taken comes before what committed after.
+  window by id, and what committed before a window was taken comes before what committed after.
 - A long or idle transaction delays nobody's records but its own.
-- No transaction of ours stays open: both snapshots stand as text in the position, so a batch of any size is read page
+- No transaction of ours stays open: both snapshots stand as text in the position, so a window of any size is read page
   by page, by whoever goes on with it.
-- What is returned was on disk before: a barrier is committed after the snapshot was taken. A look that finds nothing
+- What is returned was on disk before: a barrier is committed after the snapshot was taken. A poll that finds nothing
   mostly changes nothing: a snapshot that nothing was flushed for could list a transaction as ended that a crash undoes,
   and its id would come again. Under a filter it is remembered now and then, with a barrier of its own.
 - Told to stop at a snapshot, it returns exactly what that saw, then a position which says so (`until`), then nothing.
@@ -19,15 +19,16 @@ Promises
 While one page is being delivered the next is on its way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any, cast
 
 import psycopg
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import translated
-from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.record import ID, PAGE_BYTES, Row
 from harvest_lib.source import server_identity
 from harvest_lib.source import snapshot_queries as queries
 from harvest_lib.source.batch_protocol import Page, Position
@@ -36,37 +37,26 @@ from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.prefetch import Stream, merged
 from harvest_lib.source.readable import readable
-from harvest_lib.source.selection import Scoping, Selection, everything
 
 NAME = "snapshot"
 
 _BEFORE_ALL_IDS, _HIGHEST_ID = -(2**63), 2**63 - 1
-_SEEN_COLUMNS = 2
+_SNAPSHOT, _IN_RECOVERY, _FIRST_ID = range(3)
 _PATIENCE_SECONDS = 0.1
 _CANCEL_SECONDS = 5.0
 
 
 class SnapshotSource(ConnectedSource):
-    """`PagedSource` over a table with `transaction_id`."""
+    """`BatchSource` over a table with `transaction_id`."""
 
-    def __init__(
-        self,
-        conninfo: str,
-        selection: Selection,
-        *,
-        subscription: str = "default",
-        start: Snapshot | None = NOTHING,
-        scoping: Scoping = everything,
-    ) -> None:
-        super().__init__(conninfo, selection, subscription=subscription, start=start, scoping=scoping)
-        self._prev = NOTHING
-        self._cur: Snapshot | None = None  # set while a batch is being read by pages
-        self._after: int | None = None  # how far into it
-        self._streams: list[Stream] = []
-        self._is_over = False  # what the scope's `until` saw has been read, and that was said
+    _prev = NOTHING
+    _cur: Snapshot | None = None  # set while a window is being read by pages
+    _after: int | None = None  # how far into it
+    _streams: Sequence[Stream] = ()
+    _is_over = False  # what the filter's `until` saw has been read, and that was said
 
     def open(self, position: Position | None) -> Position:
-        self._end_batch()
+        self._end_window()
         self._is_over = False
         self._defer(position)
         connection = self._reconnect(position)
@@ -83,18 +73,19 @@ class SnapshotSource(ConnectedSource):
                 return self._read_deferred(self._position(self._after), limit)
             if self._cur is not None:
                 return self._page(limit)
-            return self._next_batch(limit) if self._scope.until is None else self._last_batch(self._scope.until, limit)
+            until = self._filter.until
+            return self._next_window(limit) if until is None else self._last_window(until, limit)
 
-    def seen(self, position: Position) -> tuple[str, int | None]:
+    def retention_bounds(self, position: Position) -> tuple[str, int | None]:
         return position["prev"], min(position.get("deferred", ()), default=None)
 
     def close(self) -> None:
-        self._end_batch()
+        self._end_window()
         super().close()
 
-    # -- batches
+    # -- windows
 
-    def _next_batch(self, limit: int) -> Page | None:
+    def _next_window(self, limit: int) -> Page | None:
         connection, began = self._connected(), boot_seconds()
         values = {
             "before": str(self._prev.xmax - 1),
@@ -103,38 +94,37 @@ class SnapshotSource(ConnectedSource):
             "bytes": PAGE_BYTES,
         }
         self._plan(Plans.KEPT)
-        found = connection.cursor(binary=True).execute(self._look, values, prepare=True).fetchall()
-        text, in_recovery, *first = found[0]
-        if in_recovery:
+        found = connection.cursor(binary=True).execute(self._poll, values, prepare=True).fetchall()
+        if found[0][_IN_RECOVERY]:
             raise server_identity.standby()
-        cur = Snapshot.parse(text)
-        if first[0] is None:
+        cur = Snapshot.parse(found[0][_SNAPSHOT])
+        if found[0][_FIRST_ID] is None:
             if not self._should_advance(cur.xmax - self._prev.xmax, began):
                 return None
             found = []
         self._barrier(connection)
-        if len(found) > limit or take_next(found, _SEEN_COLUMNS):
+        if len(found) > limit or take_next(found, _FIRST_ID):
             found.clear()  # they come again, by pages
-            self._begin_batch(cur, _BEFORE_ALL_IDS)
+            self._begin_window(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
-        rows = cast("list[Row]", [row[_SEEN_COLUMNS:] for row in found])
-        rows.sort(key=_id)
+        rows = cast("list[Row]", [row[_FIRST_ID:] for row in found])
+        rows.sort(key=itemgetter(ID))
         self._prev = cur
         return Page(readable(rows, connection), self._position(None), more=False)
 
-    def _last_batch(self, until: Snapshot, limit: int) -> Page | None:
+    def _last_window(self, until: Snapshot, limit: int) -> Page | None:
         """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""
         if self._is_over:
             return None
         if not self._prev.covers(until):
             server_identity.require_primary(self._connected())
             self._barrier(self._connected())
-            self._begin_batch(until, _BEFORE_ALL_IDS)
+            self._begin_window(until, _BEFORE_ALL_IDS)
             return self._page(limit)
         self._is_over = True
         return Page([], {**self._position(None), "until": str(until)}, more=False)
 
-    def _begin_batch(self, cur: Snapshot, after: int) -> None:
+    def _begin_window(self, cur: Snapshot, after: int) -> None:
         """Begin to read by pages, or go on after an id."""
         self._plan(Plans.FRESH)
         low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
@@ -142,45 +132,45 @@ class SnapshotSource(ConnectedSource):
         if self._prev != NOTHING:  # else it is everything there is
             row = self._connected().execute(self._extent, {**seen, "to": str(cur.xmax)}, prepare=True).fetchone()
             low, high = row if row is not None and row[0] is not None else (1, 0)
-        self._streams = []
+        streams = []
         if max(after, low - 1) < high:
             values = {**seen, "high": high}
-            self._streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
+            streams.append(Stream(self._fresh, values, max(after, low - 1), self._fresh_all))
         if ended := [str(each) for each in self._prev.late(cur)]:
-            self._streams.append(Stream(self._late, {"ended": ended}, after))
-        self._cur, self._after = cur, after
+            streams.append(Stream(self._late, {"ended": ended}, after))
+        self._cur, self._after, self._streams = cur, after, streams
 
     def _page(self, limit: int) -> Page:
-        assert self._cur is not None  # noqa: S101 - there is a batch
-        assert self._ahead is not None  # noqa: S101 - made with the connection
-        rows = readable(merged(self._streams, self._ahead, limit), self._connected())
+        assert self._cur is not None  # noqa: S101 - there is a window
+        assert self._prefetcher is not None  # noqa: S101 - made with the connection
+        rows = readable(merged(self._streams, self._prefetcher, limit), self._connected())
         if any(not stream.is_empty for stream in self._streams):
             self._after = rows[-1][0]
             return Page(rows, self._position(self._after), more=True)
         self._prev = self._cur
-        self._end_batch()
+        self._end_window()
         return Page(rows, self._position(None), more=True)
 
-    def _end_batch(self) -> None:
-        """Leave the batch; what was asked ahead is waited for, but not long."""
-        streams, self._streams = self._streams, []
+    def _end_window(self) -> None:
+        """Leave the window; what was prefetched is waited for, but not long."""
+        streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.wait(_PATIENCE_SECONDS) for stream in streams):
             with suppress(psycopg.Error):  # again and again: it may not have been sent when it was cancelled
                 self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
         for stream in streams:
             with suppress(psycopg.Error):
-                stream.hear()
+                stream.collect()
 
     # -- positions
 
     def _resume(self, connection: psycopg.Connection[Any], position: Position) -> None:
         self._prev = Snapshot.parse(position["prev"])
         cur = Snapshot.parse(position["cur"]) if "cur" in position else None
-        self._refuse_ahead((cur or self._prev).xmax, self._now(connection))
+        self._refuse_later((cur or self._prev).xmax, self._now(connection))
         if cur is not None:
             with translated():
-                self._begin_batch(cur, position["after"])
+                self._begin_window(cur, position["after"])
 
     def _position(self, after: int | None) -> Position:
         position: dict[str, Any] = {"source": NAME, "prev": str(self._prev), "server": self._place_json()}
@@ -189,14 +179,10 @@ class SnapshotSource(ConnectedSource):
         return position
 
     def _prepare(self) -> None:
-        named = queries.LOOK, queries.EXTENT, queries.FRESH, queries.FRESH_ALL, queries.LATE
-        self._look, self._extent, self._fresh, self._fresh_all, self._late = map(self._scope.selection.fill, named)
+        named = queries.POLL, queries.EXTENT, queries.FRESH, queries.FRESH_ALL, queries.LATE
+        self._poll, self._extent, self._fresh, self._fresh_all, self._late = map(self._filter.selection.fill, named)
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
     """Return the position of what a snapshot saw, at a place in the server's log."""
     return {"source": NAME, "prev": str(at), "server": place}
-
-
-def _id(row: Row) -> int:
-    return row[0]

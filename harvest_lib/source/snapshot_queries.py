@@ -40,7 +40,7 @@ _FOUND = """
   )
 """
 
-LOOK = f"""
+POLL = f"""
 SELECT now.snapshot::text, pg_is_in_recovery(), found.*
 FROM (SELECT pg_current_snapshot() AS snapshot) AS now
 LEFT JOIN LATERAL ({within(_FOUND)}) AS found ON true

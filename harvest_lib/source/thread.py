@@ -44,21 +44,23 @@ class CallThread(Generic[Asked]):
 
 
 class SourceThread(CallThread[ClaimSource]):
-    """Ask a source on the thread `harvest-source`. Each call is made inside what `sight` returns, which may turn an
-    error of its into another."""
+    """Ask a source on the thread `harvest-source`. Each call is made inside what `translate_errors` returns, which may
+    replace an error of the call with another."""
 
-    def __init__(self, source: ClaimSource, sight: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._sight = sight
+    def __init__(
+        self, source: ClaimSource, translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self._translate_errors = translate_errors
         super().__init__(source, "harvest-source")
 
     def ask(self, call: Callable[[ClaimSource], Answer]) -> "Future[Answer]":
         """See `CallThread`."""
 
-        def seen(source: ClaimSource) -> Answer:
-            with self._sight():
+        def call_translated(source: ClaimSource) -> Answer:
+            with self._translate_errors():
                 return call(source)
 
-        return super().ask(seen)
+        return super().ask(call_translated)
 
     def stop(self, timeout_seconds: float) -> None:
         """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""

@@ -37,16 +37,16 @@ SELECT now.xmin::text, pg_is_in_recovery(), found.*
 FROM (SELECT least(pg_snapshot_xmin(pg_current_snapshot()), %(until)s::xid8) AS xmin) AS now
 LEFT JOIN LATERAL ({within(_FOUND, "harvest_xid")}) AS found ON true
 """  # noqa: S608 - it is above
-_SEEN_COLUMNS = 2
+_XMIN, _IN_RECOVERY, _FIRST_ID = range(3)
 _HIGHEST_ID = 2**63 - 1
 
 
 class TransactionIdSource(ConnectedSource):
-    """`PagedSource` over a table with `transaction_id`."""
+    """`BatchSource` over a table with `transaction_id`."""
 
     _transaction = 0
     _id = 0
-    _is_over = False  # what came before the scope's `until` has been read, and that was said
+    _is_over = False  # what came before the filter's `until` has been read, and that was said
 
     def open(self, position: Position | None) -> Position:
         self._defer(position)
@@ -58,14 +58,14 @@ class TransactionIdSource(ConnectedSource):
             self._barrier(connection)
         else:
             self._transaction, self._id = int(position["transaction_id"]), int(position["id"])
-            self._refuse_ahead(self._transaction, self._now(connection))
+            self._refuse_later(self._transaction, self._now(connection))
         return self._position() if position is None else position
 
     def read(self, limit: int) -> Page | None:
         if self._deferred:
             with translated():
                 return self._read_deferred(self._position(), limit)
-        connection, until, began = self._connected(), self._scope.until, boot_seconds()
+        connection, until, began = self._connected(), self._filter.until, boot_seconds()
         if self._is_over:
             return None
         values = {
@@ -78,20 +78,20 @@ class TransactionIdSource(ConnectedSource):
         with translated():
             self._plan(Plans.KEPT)
             found = connection.cursor(binary=True).execute(self._read, values, prepare=True).fetchall()
-        if found[0][1]:
+        if found[0][_IN_RECOVERY]:
             raise server_identity.standby()
-        if found[0][_SEEN_COLUMNS] is None:
-            return self._nothing_before(int(found[0][0]), began)
+        if found[0][_FIRST_ID] is None:
+            return self._nothing_before(int(found[0][_XMIN]), began)
         self._barrier(connection)
         more = len(found) == limit
-        more = take_next(found, _SEEN_COLUMNS) or more
-        self._transaction, self._id = int(found[-1][-1]), found[-1][_SEEN_COLUMNS]
-        rows = cast("list[Row]", [row[_SEEN_COLUMNS:-1] for row in found])
+        more = take_next(found, _FIRST_ID) or more
+        self._transaction, self._id = int(found[-1][-1]), found[-1][_FIRST_ID]
+        rows = cast("list[Row]", [row[_FIRST_ID:-1] for row in found])
         return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:
         """Remember that there is nothing before a transaction, if that is worth it."""
-        until = self._scope.until
+        until = self._filter.until
         if until is None and not self._should_advance(xmin - 1 - self._transaction, began):
             return None
         self._barrier(self._connected())
@@ -99,12 +99,12 @@ class TransactionIdSource(ConnectedSource):
         self._is_over = until is not None
         return Page([], self._position() | ({"until": str(until)} if until is not None else {}), more=False)
 
-    def seen(self, position: Position) -> tuple[str, int | None]:
+    def retention_bounds(self, position: Position) -> tuple[str, int | None]:
         first = max(1, int(position["transaction_id"]) + (position["id"] == _HIGHEST_ID))
         return str(Snapshot(first, first)), min(position.get("deferred", ()), default=None)
 
     def _prepare(self) -> None:
-        self._read = self._scope.selection.fill(_READ)
+        self._read = self._filter.selection.fill(_READ)
 
     def _position(self) -> dict[str, Any]:
         position: dict[str, Any] = {"source": NAME, "transaction_id": str(self._transaction), "id": self._id}

@@ -347,7 +347,7 @@ class Subscriptions:
 
     def execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
         """Run a statement on the table of subscriptions, {table}, or of what they have set aside, {set_aside}."""
-        tables = {"table": self.outbox.subscriptions.identifier, "set_aside": self.outbox.set_aside.identifier}
+        tables = {"table": self.outbox.subscriptions.identifier, "set_aside": self.outbox.parked_ids.identifier}
         names = {name: in_statement(each) for name, each in tables.items()}
         return self.connection.execute(sql.SQL(statement).format(**names), values)
 

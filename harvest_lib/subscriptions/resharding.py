@@ -132,9 +132,9 @@ class Resharding:
     def _move_set_aside(self, rows: Sequence[SubscriptionShard]) -> None:
         """Give what could not be sent to the shards that its keys belong to now, but what was sent after all."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
-        if not outbox.set_aside.exists(connection):
+        if not outbox.parked_ids.exists(connection):
             return
-        names = {"table": in_statement(outbox.set_aside.identifier)}
+        names = {"table": in_statement(outbox.parked_ids.identifier)}
         for each in rows:
             position = (each.checkpoint.position if each.checkpoint is not None else None) or {}
             values = {"name": self._name, "shard": each.shard, "ids": list(position.get("retried", ()))}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvest_lib.audit.checker import Finding
-from harvest_lib.audit.history import Poll, Term
+from harvest_lib.audit.history.events import Poll, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,10 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from harvest_lib import cli
-from harvest_lib.audit.history import (
+from harvest_lib.audit.history.events import (
     Acknowledge,
     CheckpointWrite,
     EventType,
-    HistoryWriter,
     Mark,
     Produce,
     Purge,
@@ -30,7 +29,8 @@ from harvest_lib.audit.history import (
     Term,
     TransactionStep,
 )
-from harvest_lib.audit.history import Event as HistoryEvent
+from harvest_lib.audit.history.events import Event as HistoryEvent
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint as Stored
 from harvest_lib.config import HarvestConfig

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.grants import Grants, Way
+from harvest_lib.grants import Grants, ReadingMode
 from harvest_lib.outbox import OutboxTable
 
 NAME = "harvester"
@@ -27,8 +27,8 @@ _END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE us
 class Role:
     """The role on one cluster of Postgres, copies of it included. `dsn` returns how its owner connects now."""
 
-    def __init__(self, outbox: OutboxTable, way: Way, dsn: Callable[[], str]) -> None:
-        self._grants = Grants(outbox=outbox, way=way, harvester=NAME, reader="", writers={})
+    def __init__(self, outbox: OutboxTable, mode: ReadingMode, dsn: Callable[[], str]) -> None:
+        self._grants = Grants(outbox=outbox, mode=mode, harvester=NAME, reader="", writers={})
         self._dsn = dsn
         self._password = secrets.token_urlsafe()
 

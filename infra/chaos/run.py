@@ -12,19 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from harvest_lib.audit.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
-from harvest_lib.audit.history import (
-    BadLine,
-    Event,
-    FailoverLoss,
-    HistoryWriter,
-    Isolation,
-    Park,
-    RecreatedTopic,
-    Term,
-    Write,
-    read_history,
-)
-from harvest_lib.audit.history import Fault as FaultEvent
+from harvest_lib.audit.history.events import Event, FailoverLoss, Isolation, Park, RecreatedTopic, Term, Write
+from harvest_lib.audit.history.events import Fault as FaultEvent
+from harvest_lib.audit.history.reader import BadLine, read_history
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken

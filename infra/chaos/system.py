@@ -13,10 +13,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.audit.history import FailoverLoss, Park, RecreatedTopic
+from harvest_lib.audit.history.events import FailoverLoss, Park, RecreatedTopic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import StackError
-from harvest_lib.grants import Way as Grant
+from harvest_lib.grants import ReadingMode
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.postgres import PostgresServer
@@ -257,10 +257,10 @@ class System:
         return yaml.safe_dump({"harvest": harvest})
 
 
-def _grants_for(mode: Mode) -> Grant:
+def _grants_for(mode: Mode) -> ReadingMode:
     if mode.source != "mark":
-        return "laps"
-    return "mark_laps" if mode.exactly_once else "mark"
+        return "batches"
+    return "mark_batches" if mode.exactly_once else "mark"
 
 
 def _failed(member: Member, what: str) -> StackError:

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import psycopg
 
-from harvest_lib.audit.history import EventType, HistoryWriter, Write, WrittenRecord
+from harvest_lib.audit.history.events import EventType, Write, WrittenRecord
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord, RecordLimits

@@ -168,9 +168,9 @@ def taken_from_outbox(
     ]
     placed = outbox.placed(connection)
     is_parked: sql.Composable = sql.SQL("false")
-    if placed.set_aside.exists(connection) and shards:
+    if placed.parked_ids.exists(connection) and shards:
         is_parked = sql.SQL(queries.IS_PARKED).format(
-            set_aside=placed.set_aside.identifier, subscription=sql.Literal(shards[0].name)
+            set_aside=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
         )
     statement = sql.SQL(queries.OUTBOX).format(
         outbox=outbox.identifier,
@@ -185,7 +185,7 @@ def taken_from_outbox(
         snapshot=snapshot,
         at=at,
         committed=_read(connection, statement, sql.SQL("id"), outbox.identifier),
-        policies_apply=_check_all_rows(connection, outbox, placed.set_aside),
+        policies_apply=_check_all_rows(connection, outbox, placed.parked_ids),
         floor=Segments(outbox).read(connection)[0].lower,
         target=target,
     )

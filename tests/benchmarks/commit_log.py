@@ -68,7 +68,7 @@ def _bare(folder: Path, batch: list[tuple[int, int, bytes, bytes]], batches: int
 
 
 def _appended(folder: Path, batch: list[tuple[int, int, bytes, bytes]], batches: int) -> float:
-    with CommitLog.open(folder / "log") as log:
+    with CommitLog(folder / "log") as log:
         began = time.perf_counter()
         for _ in range(batches):
             log.append(batch)
@@ -77,7 +77,7 @@ def _appended(folder: Path, batch: list[tuple[int, int, bytes, bytes]], batches:
 
 def _fill(folder: Path, batch: list[tuple[int, int, bytes, bytes]]) -> None:
     batch_bytes = len(pack(Entry(0, *entry) for entry in batch))
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         for _ in range(_OPENED_BYTES // batch_bytes):
             log.append(batch)
 
@@ -85,12 +85,12 @@ def _fill(folder: Path, batch: list[tuple[int, int, bytes, bytes]]) -> None:
 def _opened(folder: Path, batch: list[tuple[int, int, bytes, bytes]]) -> float:
     """Return how long it takes until the newest of each key is known, after a kill if there is a batch to append."""
     if batch:
-        log = CommitLog.open(folder, sync_seconds=_NEVER)
+        log = CommitLog(folder, sync_seconds=_NEVER)
         for _ in range(_TAIL_BATCHES):
             log.append(batch)
         log._held.release()  # as the system does for who is killed
     began = time.perf_counter()
-    log = CommitLog.open(folder)
+    log = CommitLog(folder)
     if len(log.newest()) != len(_KEYS):
         raise RuntimeError("keys are missing")
     seconds = time.perf_counter() - began

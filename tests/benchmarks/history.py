@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from harvest_lib.audit.checker import Promise
-from harvest_lib.audit.history import to_line
+from harvest_lib.audit.history.lines import to_line
 from tests.benchmarks.report import Result, at_least, at_most
 from tests.support.well_formed import Shape, history
 

@@ -39,8 +39,8 @@ def values(log):
 def test_a_full_disk_stops_the_log_and_it_goes_on_when_there_is_room(tmp_path, segment_bytes):
     with a_disk(tmp_path) as disk:
         folder = tmp_path / "disk" / "log"
-        log = CommitLog.open(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
-        offsets = OffsetLog.open(tmp_path / "disk" / "offsets", sync_log=log.sync)
+        log = CommitLog(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
+        offsets = OffsetLog(tmp_path / "disk" / "offsets", sync_log=log.sync)
         kept = []
         for number in range(5):
             log.append(batch(number))
@@ -63,10 +63,10 @@ def test_a_full_disk_stops_the_log_and_it_goes_on_when_there_is_room(tmp_path, s
         offsets.flush()
         offsets.close()
         log.close()
-        with CommitLog.open(folder) as log:
+        with CommitLog(folder) as log:
             assert log.repaired == ()
             assert values(log) == kept
-        offsets = OffsetLog.open(tmp_path / "disk" / "offsets")
+        offsets = OffsetLog(tmp_path / "disk" / "offsets")
         assert offsets.position == 16
         offsets.close()
 
@@ -74,12 +74,12 @@ def test_a_full_disk_stops_the_log_and_it_goes_on_when_there_is_room(tmp_path, s
 def test_a_log_on_a_full_disk_is_opened_and_read(tmp_path):
     with a_disk(tmp_path) as disk:
         folder = tmp_path / "disk" / "log"
-        with CommitLog.open(folder, segment_bytes=15_000) as log:
+        with CommitLog(folder, segment_bytes=15_000) as log:
             for number in range(5):
                 log.append(batch(number))
             kept = values(log)
         disk.fill()
-        with CommitLog.open(folder, segment_bytes=15_000) as log:
+        with CommitLog(folder, segment_bytes=15_000) as log:
             assert values(log) == kept
             with pytest.raises(LogUnwritable, match="cannot compact the log"):
                 log.compact(7)
@@ -92,14 +92,14 @@ def test_a_log_on_a_full_disk_is_opened_and_read(tmp_path):
 def test_a_folder_that_may_only_be_read_is_refused_and_can_be_looked_at(tmp_path):
     with a_disk(tmp_path):
         folder = tmp_path / "disk" / "log"
-        with CommitLog.open(folder) as log:
+        with CommitLog(folder) as log:
             log.append(batch(1))
         run("mount", "-o", "remount,ro", str(tmp_path / "disk"))
         with pytest.raises(LogUnwritable, match="Read-only file system") as raised:
-            CommitLog.open(folder)
+            CommitLog(folder)
         assert "mount the disk for writing" in raised.value.next_step
         with pytest.raises(LogUnwritable, match="Read-only file system"):
-            CommitLog.open(tmp_path / "disk" / "another")
+            CommitLog(tmp_path / "disk" / "another")
         assert len(values(CommitLog.look(folder))) == 3
 
 
@@ -109,7 +109,7 @@ from pathlib import Path
 from harvest_lib.pipeline.commit_log import CommitLog, files
 if os.getuid() == 0:
     os.setuid(65534)
-for how in (CommitLog.open, CommitLog.look):
+for how in (CommitLog, CommitLog.look):
     try:
         how(Path(sys.argv[1]))
     except Exception as error:
@@ -120,7 +120,7 @@ for how in (CommitLog.open, CommitLog.look):
 def test_no_rights_to_write_are_named():
     """As another user, for root may always write."""
     with tempfile.TemporaryDirectory() as folder:
-        CommitLog.open(Path(folder) / "log").close()
+        CommitLog(Path(folder) / "log").close()
         (Path(folder) / "log" / "log.json").chmod(0)
         for each in (folder, f"{folder}/log"):
             Path(each).chmod(0o555)
@@ -136,7 +136,7 @@ def test_no_rights_to_write_are_named():
 def test_a_write_that_ends_at_any_byte_leaves_whole_entries(tmp_path, room):
     """A limit for the size of files ends a write in the middle, as a disk does that becomes full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with CommitLog.open(tmp_path / "log", sync_seconds=0.0) as log:
+    with CommitLog(tmp_path / "log", sync_seconds=0.0) as log:
         log.append(batch(1))
         kept, size = values(log), next((tmp_path / "log").glob("*.log")).stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, before[1]))
@@ -149,7 +149,7 @@ def test_a_write_that_ends_at_any_byte_leaves_whole_entries(tmp_path, room):
         assert next((tmp_path / "log").glob("*.log")).stat().st_size == size
         log.append(batch(3))
         kept = values(log)
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         assert (log.repaired, values(log)) == ((), kept)
 
 
@@ -159,7 +159,7 @@ def test_after_segments_were_named_and_nobody_knows_whether_for_good_nothing_is_
     def fails(folder):
         raise OSError(5, "Input/output error")
 
-    log = CommitLog.open(tmp_path / "log")
+    log = CommitLog(tmp_path / "log")
     log.append(batch(1))
     monkeypatch.setattr(files, "sync_folder", fails)  # the one after log.json was replaced
     with pytest.raises(LogUnwritable, match="Input/output error"):
@@ -168,14 +168,14 @@ def test_after_segments_were_named_and_nobody_knows_whether_for_good_nothing_is_
         log.append(batch(2))
     monkeypatch.undo()
     log.close()
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         assert log.end == 3
         assert log.append(batch(2)) == range(3, 6)
 
 
 def test_after_a_failed_sync_nothing_is_promised_any_more(tmp_path, monkeypatch):
     """The system may report it once, and forget that something is not on the disk."""
-    log = CommitLog.open(tmp_path / "log", sync_seconds=1e9)
+    log = CommitLog(tmp_path / "log", sync_seconds=1e9)
     log.append(batch(1))
     log.sync()
     log.append(batch(2))
@@ -193,5 +193,5 @@ def test_after_a_failed_sync_nothing_is_promised_any_more(tmp_path, monkeypatch)
             call()
     assert log.synced == 3
     log.close()
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         assert log.end == log.synced == 6

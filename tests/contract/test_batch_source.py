@@ -423,17 +423,17 @@ def test_what_a_position_has_seen_has_been_read(table, source):
     late.write("late")
     table.write("k", *map(str, range(6)))
     late.commit()
-    assert source.seen(source.open(None)) == (str(NOTHING), None)
+    assert source.retention_bounds(source.open(None)) == (str(NOTHING), None)
     pages = read_pages(source, 7, limit=2)
     for number, page in enumerate(pages):
-        seen, holds = source.seen(through_json(page.position))
+        seen, holds = source.retention_bounds(through_json(page.position))
         assert holds is None
         seen_by = Snapshot.parse(seen)
         for row in (row for later in pages[number + 1 :] for row in later.rows):
             assert not seen_by.sees(transaction_of(table, row)), "retention could drop what was not read"
-    last, _ = source.seen(pages[-1].position)
+    last, _ = source.retention_bounds(pages[-1].position)
     assert Snapshot.parse(last).sees(transaction_of(table, pages[0].rows[0])), "or nothing is ever dropped"
-    assert source.seen({**pages[-1].position, "deferred": [7, 3, 5]}) == (last, 3)
+    assert source.retention_bounds({**pages[-1].position, "deferred": [7, 3, 5]}) == (last, 3)
 
 
 def transaction_of(table, row):

@@ -9,7 +9,7 @@ from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.outbox import OutboxTable, ParkedRecords, Selection
+from harvest_lib.outbox import OutboxTable, ParkedRecords, ParkedSelection
 from harvest_lib.source import MarkSource
 
 INSERT = """
@@ -237,7 +237,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
 
     def retry():
         with psycopg.connect(dsn) as operator:
-            ParkedRecords(OutboxTable.parse("outbox")).retry(operator, Selection())
+            ParkedRecords(OutboxTable.parse("outbox")).retry(operator, ParkedSelection())
         retried.set()
 
     person = threading.Thread(target=retry)

@@ -22,7 +22,8 @@ from support.written_history import Pen
 # All that is imported from inside the packages, so that it can follow when modules move.
 from dagster_harvest.heartbeat import Heartbeats, Place
 from harvest_lib import Harvest
-from harvest_lib.audit.history import Fault, from_line, to_line
+from harvest_lib.audit.history.events import Fault
+from harvest_lib.audit.history.lines import from_line, to_line
 from harvest_lib.checkpoints.record import Checkpoint as OutboxCheckpoint
 from harvest_lib.checkpoints.record import read_checkpoint
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
@@ -414,7 +415,7 @@ def test_a_pipeline_goes_on(place):
 
 def test_offsets_of_a_writer(tmp_path):
     shutil.copytree(GOLDEN / "pipeline/folder/offsets/plain", tmp_path / "offsets")
-    offsets = OffsetLog.open(tmp_path / "offsets")
+    offsets = OffsetLog(tmp_path / "offsets")
     assert offsets.repaired == ()
     assert b"flights" in offsets.by_namespace
     assert offsets.position == max(offsets.by_namespace.values()) + 1 == 7

@@ -37,7 +37,7 @@ from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.definitions import defs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.audit.history import KINDS, PolledRecord, WrittenRecord
+from harvest_lib.audit.history.events import KINDS, PolledRecord, WrittenRecord
 from harvest_lib.cli import app as command_line
 from harvest_lib.config import ColumnMapping, HarvestConfig, Limits, load
 from harvest_lib.config.environment import environment_values

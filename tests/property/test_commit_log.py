@@ -212,7 +212,7 @@ class Logs(RuleBasedStateMachine):
         self.flushed = dict(now)
 
     def reopen(self):
-        self.log = CommitLog.open(self.folder, clock=lambda: self.now, **self.settings)
+        self.log = CommitLog(self.folder, clock=lambda: self.now, **self.settings)
         self.offsets = OffsetLog(
             self.offsets_folder, flush_seconds=2.0, sync_log=self.log.sync, clock=lambda: self.now, segment_bytes=120
         )

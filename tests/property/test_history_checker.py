@@ -10,7 +10,7 @@ from support.remake_mutations import MADE_ANEW
 from support.well_formed import Shape, history
 
 from harvest_lib.audit.checker import Promise, check
-from harvest_lib.audit.history import from_line, to_line
+from harvest_lib.audit.history.lines import from_line, to_line
 
 PROMISES = {
     "barrier": Promise(delivery="at_least_once"),

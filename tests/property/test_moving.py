@@ -101,7 +101,7 @@ class Moved:
             self.delivered[name].update(each for each in ids if each not in waiting)
             position = {**page.position, **({"deferred": waiting} if waiting else {})}
             counter += 1
-            seen, holds = source.seen(position)
+            seen, holds = source.retention_bounds(position)
             saved = Checkpoint(generation=last.generation, number=counter, position=position, seen=seen, holds=holds)
             assert checkpoints.save(saved)
             if waiting:

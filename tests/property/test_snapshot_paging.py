@@ -76,7 +76,7 @@ class Found(list):
 
 
 class Answers:
-    """In place of `Ahead`: a statement is the list of the rows it would find."""
+    """In place of `Prefetcher`: a statement is the list of the rows it would find."""
 
     def execute(self, rows, values, _before=None):
         found = [each for each in rows if each[0] > values["after"]][: values["limit"]]
@@ -146,7 +146,7 @@ class MemoryConnection:
             (server_identity._WHERE, lambda _: [("1", "00000001", "0/1")]),
             (server_identity._BARRIER, lambda _: [("0/1",)]),
             (source._foreign, lambda _: []),
-            (source._look, self.look),
+            (source._poll, self.look),
             (source._extent, self.extent),
             (source._fresh, self.fresh),
             (source._fresh_all, self.fresh),

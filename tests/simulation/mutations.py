@@ -129,7 +129,9 @@ MUTATIONS = (
             "self._reports.acknowledged.append(row)",
         ),
     ),
-    _mutation("no sort after RETURNING", _MARK, _edit(MarkSource, "fetch", "batch.rows.sort(key=_id)", "pass")),
+    _mutation(
+        "no sort after RETURNING", _MARK, _edit(MarkSource, "fetch", "claimed.rows.sort(key=itemgetter(ID))", "pass")
+    ),
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
@@ -293,17 +295,17 @@ MUTATIONS = (
     _mutation(
         "the lower bound of a snapshot is off by one",
         _SNAPSHOT,
-        _edit(SnapshotSource, "_next_batch", "str(self._prev.xmax - 1)", "str(self._prev.xmax)"),
+        _edit(SnapshotSource, "_next_window", "str(self._prev.xmax - 1)", "str(self._prev.xmax)"),
     ),
     _mutation(
         "late transactions are forgotten",
         _SNAPSHOT,
-        _edit(SnapshotSource, "_next_batch", "[str(each) for each in self._prev.in_progress]", "[]"),
+        _edit(SnapshotSource, "_next_window", "[str(each) for each in self._prev.in_progress]", "[]"),
     ),
     _mutation(
         "late transactions are forgotten in pages",
         _SNAPSHOT,
-        _edit(SnapshotSource, "_begin_batch", "[str(each) for each in self._prev.late(cur)]", "[]"),
+        _edit(SnapshotSource, "_begin_window", "[str(each) for each in self._prev.late(cur)]", "[]"),
     ),
     _mutation(
         "records of a key take any lane",
@@ -320,7 +322,7 @@ MUTATIONS = (
     _mutation(
         "the rest of a transaction is passed with its first page",
         _BY_ID,
-        _edit(TransactionIdSource, "read", "int(found[-1][-1]), found[-1][_SEEN_COLUMNS]", "int(found[-1][-1]), 2**63"),
+        _edit(TransactionIdSource, "read", "int(found[-1][-1]), found[-1][_FIRST_ID]", "int(found[-1][-1]), 2**63"),
     ),
     _mutation(
         "pages are purged before they are committed",

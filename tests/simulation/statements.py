@@ -30,7 +30,7 @@ class Statements:
 
     # -- the snapshot source
 
-    def look(self, values, _transaction):
+    def poll(self, values, _transaction):
         now, before, limit = self._database.snapshot(), int(values["before"]), values["limit"]
         opened = {int(each) for each in values["open"]}
         by_transaction = sorted(self._database.visible(), key=lambda each: (each.transaction_id, each.row[0]))
@@ -315,7 +315,7 @@ def _known():
     """Return the texts of the product's statements, with the names of their meanings."""
     checkpoints = CheckpointTable("", SUBSCRIPTIONS, SUBSCRIPTION)
     parts = {
-        SnapshotSource("", Selection(table=OUTBOX)): "look extent fresh fresh_all late some foreign",
+        SnapshotSource("", Selection(table=OUTBOX)): "poll extent fresh fresh_all late some foreign",
         TransactionIdSource("", Selection(table=OUTBOX)): "read",
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.acls import bindings, filter_of
 from support.waiting import eventually
 
-from harvest_lib.cli.actions.grants import way_of
+from harvest_lib.cli.actions.grants import reading_mode
 from harvest_lib.cli.options import configuration
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.grants import Grants
@@ -128,20 +128,20 @@ def limited_dsn(dsn, config, role=HARVESTER):
             table.kind(connection)
         except OutboxTableError:
             return make_conninfo(dsn, user=role, password=_PASSWORD)
-        way = way_of(config, table)
+        mode = reading_mode(config, table)
         # As the owner has to, where these are not made with the outbox.
-        if way == "laps":
+        if mode == "batches":
             create_beside(connection, table)
-        if way == "mark" and config.parking != "stop" and role == HARVESTER:
+        if mode == "mark" and config.parking != "stop" and role == HARVESTER:
             ParkedRecords(table).create(connection)
         grants = Grants(
             outbox=table,
-            way=way,
+            mode=mode,
             harvester=HARVESTER,
             reader=READER,
             writers={},
             parks=config.parking != "stop" and table.parked.exists(connection),
-            mapped=config.columns is not None,
+            has_column_mapping=config.columns is not None,
         )
         connection.execute(grants.script().encode())
     return make_conninfo(dsn, user=role, password=_PASSWORD)

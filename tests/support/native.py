@@ -44,8 +44,10 @@ class Native:
     def closed(self):
         return [each.name for each in self.segments.close_passed(self.connection) if each.closed_at]
 
-    def floor(self, seen=None):
-        return self.segments.floor_id(self.connection, seen or self.snapshot())
+    def unseen(self, seen=None):
+        seen = seen or self.snapshot()
+        every = self.segments.read(self.connection)
+        return [each.name for each in every if self.segments.has_unseen(self.connection, each, seen)]
 
     def count(self):
         return self.connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self.table.identifier)).fetchone()[0]

@@ -115,7 +115,7 @@ class FakeTransaction:
 
 
 class FakePagedSource:
-    """`PagedSource` over a FakePagedTable, as `SnapshotSource` would be. The next `outages` calls fail; `calls` are
+    """`BatchSource` over a FakePagedTable, as `SnapshotSource` would be. The next `outages` calls fail; `calls` are
     the names of all, `acknowledged` counts those of `committed`."""
 
     def __init__(self, table, *, start=NOTHING, keys=None):
@@ -169,10 +169,10 @@ class FakePagedSource:
         self._connected()
         return [self.table.rows[each][0] for each in ids if each in self.table.rows]
 
-    def committed(self, put_off=()):  # noqa: ARG002 - a fake with the real signature
+    def committed(self, deferred=()):  # noqa: ARG002 - a fake with the real signature
         self._called("committed")
 
-    def seen(self, position):
+    def retention_bounds(self, position):
         return position["prev"], min(position.get("deferred", ()), default=None)
 
     def close(self):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from harvest_lib.audit.checker import Promise
-from harvest_lib.audit.history import (
+from harvest_lib.audit.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

@@ -20,7 +20,7 @@ from harvest_lib.audit.checker.sequences import Sequences
 from harvest_lib.audit.checker.terms import Terms
 from harvest_lib.audit.checker.transactions import Transactions
 from harvest_lib.audit.checker.writes import Writes
-from harvest_lib.audit.history import (
+from harvest_lib.audit.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

@@ -6,7 +6,7 @@ another only if that was answered before.
 """
 
 from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.history import CheckpointWrite, FailoverLoss
+from harvest_lib.audit.history.events import CheckpointWrite, FailoverLoss
 
 
 class Checkpoints:

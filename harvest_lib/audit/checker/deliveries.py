@@ -8,7 +8,7 @@ from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import RecordIndex
 from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.history import Acknowledge, Produce, Purge
+from harvest_lib.audit.history.events import Acknowledge, Produce, Purge
 
 
 class Deliveries:

@@ -2,7 +2,7 @@
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import RecordIndex
-from harvest_lib.audit.history import Effect
+from harvest_lib.audit.history.events import Effect
 
 
 class Effects:

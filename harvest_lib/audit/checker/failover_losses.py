@@ -5,7 +5,7 @@ may be sent again.
 """
 
 from harvest_lib.audit.checker.records import Observation, RecordIndex
-from harvest_lib.audit.history import FailoverLoss
+from harvest_lib.audit.history.events import FailoverLoss
 
 FAILED_OVER = "another server took over, which may not know"
 """The reason for a copy that was sent before a failover and again after it."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from harvest_lib.audit.history import Event
+from harvest_lib.audit.history.events import Event
 from harvest_lib.audit.history.lines import to_document
 
 Anomaly = Literal[

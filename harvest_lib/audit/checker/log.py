@@ -9,7 +9,7 @@ from operator import attrgetter
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import Observation, Partition, RecordIndex, RecordLifecycle, make_poll, stamp
 from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
-from harvest_lib.audit.history import Event, Poll, PolledRecord
+from harvest_lib.audit.history.events import Event, Poll, PolledRecord
 
 
 class ObservedLog:

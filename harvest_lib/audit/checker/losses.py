@@ -8,7 +8,7 @@ seen whose write failed, or which nobody has written. precommitted-read: it was 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import Observation, RecordIndex, RecordLifecycle
-from harvest_lib.audit.history import Event
+from harvest_lib.audit.history.events import Event
 
 
 class Losses:

@@ -5,7 +5,7 @@ Nothing is asked of what is parked when the history ends, nor of what was droppe
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import RecordIndex, make_poll, stamp
-from harvest_lib.audit.history import Park, Poll
+from harvest_lib.audit.history.events import Park, Poll
 
 
 class Parkings:

@@ -11,7 +11,7 @@ from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.records import Partition, Stamp, make_poll, offset_at, stamp
 from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
-from harvest_lib.audit.history import Assign, Poll, PolledRecord
+from harvest_lib.audit.history.events import Assign, Poll, PolledRecord
 
 _Place = tuple[int, Stamp]
 

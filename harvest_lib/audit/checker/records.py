@@ -6,7 +6,7 @@ Of an event only that is kept which a finding would show, so that memory is boun
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harvest_lib.audit.history import (
+from harvest_lib.audit.history.events import (
     Acknowledge,
     Effect,
     Event,

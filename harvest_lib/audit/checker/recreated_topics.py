@@ -16,7 +16,7 @@ from operator import attrgetter
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import SPAN, Observation, Partition, RecordIndex, RecordLifecycle
 from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.history import Acknowledge, Assign, RecreatedTopic
+from harvest_lib.audit.history.events import Acknowledge, Assign, RecreatedTopic
 
 _Ordered = Callable[[Partition], list[Observation]]
 

@@ -12,7 +12,7 @@ from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.promise import Promise
 from harvest_lib.audit.checker.records import Observation
-from harvest_lib.audit.history import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
+from harvest_lib.audit.history.events import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
 
 _REPORT_SECONDS = 10.0
 """A client tells of what it gave up so much later than readers may see what it sent again for that."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import Observation, RecordLifecycle
-from harvest_lib.audit.history import Acknowledge, Event, Poll, Produce, TransactionStep
+from harvest_lib.audit.history.events import Acknowledge, Event, Poll, Produce, TransactionStep
 
 
 class _TransactionLifecycle:

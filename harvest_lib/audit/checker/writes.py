@@ -2,7 +2,7 @@
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.checker.records import RecordIndex, WriteLifecycle, make_poll, stamp
-from harvest_lib.audit.history import Write
+from harvest_lib.audit.history.events import Write
 
 
 class Writes:

@@ -1,63 +1,7 @@
 """A history: what was done to the system and what it answered, as events in files of JSON lines."""
 
-from harvest_lib.audit.history.events import (
-    KINDS,
-    Acknowledge,
-    Assign,
-    CheckpointWrite,
-    Effect,
-    Event,
-    EventType,
-    FailoverLoss,
-    Fault,
-    Isolation,
-    Mark,
-    Park,
-    Poll,
-    PolledRecord,
-    Produce,
-    Purge,
-    ReadPosition,
-    RecreatedTopic,
-    Reset,
-    Step,
-    Term,
-    TransactionStep,
-    Write,
-    WrittenRecord,
-)
-from harvest_lib.audit.history.lines import from_line, to_line
-from harvest_lib.audit.history.reader import BadLine, read_history
+from harvest_lib.audit.history.events import Effect
+from harvest_lib.audit.history.reader import read_history
 from harvest_lib.audit.history.writer import HistoryWriter
 
-__all__ = [
-    "KINDS",
-    "Acknowledge",
-    "Assign",
-    "BadLine",
-    "CheckpointWrite",
-    "Effect",
-    "Event",
-    "EventType",
-    "FailoverLoss",
-    "Fault",
-    "HistoryWriter",
-    "Isolation",
-    "Mark",
-    "Park",
-    "Poll",
-    "PolledRecord",
-    "Produce",
-    "Purge",
-    "ReadPosition",
-    "RecreatedTopic",
-    "Reset",
-    "Step",
-    "Term",
-    "TransactionStep",
-    "Write",
-    "WrittenRecord",
-    "from_line",
-    "read_history",
-    "to_line",
-]
+__all__ = ["Effect", "HistoryWriter", "read_history"]

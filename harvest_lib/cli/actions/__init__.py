@@ -1,1 +1,14 @@
-"""What the commands do. A command imports its module when it runs, so these modules may import anything."""
+"""What the commands run and print. A module of this folder is loaded at its first use: `actions.park.selected(…)`."""
+
+# ruff: noqa: F401, I001 - the names are for mypy
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harvest_lib.cli.actions import audit, grants, history, init, log_output, outbox, park, pipeline, pump
+    from harvest_lib.cli.actions import segments, stack, status, status_line, subscriptions, version
+else:
+
+    def __getattr__(name: str) -> object:
+        return import_module(f"{__name__}.{name}")

@@ -1,23 +1,28 @@
 """What `harvest grants` works out from its options."""
 
+import json
+
+import typer
+
 from harvest_lib.cli.options import Source
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
-from harvest_lib.grants import Way
+from harvest_lib.grants import ReadingMode
+from harvest_lib.grants.kafka import Acl, commands
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.record import is_legal_topic
 
 
-def way_of(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> Way:
+def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | None = None) -> ReadingMode:
     """Return how a configuration reads records. If it leaves that open, the table decides."""
     kind = source or harvest.source
     if reads_table(harvest, source):
         with connect(harvest.data_source.conninfo()) as connection:
             kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
     if kind == "mark":
-        return "mark_laps" if harvest.exactly_once else "mark"
-    return "laps"
+        return "mark_batches" if harvest.exactly_once else "mark"
+    return "batches"
 
 
 def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:
@@ -25,20 +30,9 @@ def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:
     return (source or harvest.source) == "auto" and harvest.columns is None
 
 
-def separate_roles(writers: dict[str, list[str] | None], *others: str) -> dict[str, list[str] | None]:
-    """Return the writers. Raise ConfigError for a role with two parts: the grants of one would undo the other's."""
-    names = [*writers, *filter(None, others)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"the role {name!r} is used for two parts",
-                field="--writer, --harvester, --reader",
-                next_step="use a separate role for each part; one login can be a member of both",
-            )
-    return writers
-
-
-def allowed_topics(names: list[str], allowed: list[str]) -> dict[str, list[str] | None]:
+def writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[str, list[str] | None]:
+    """Return the topics of each writer. Raise ConfigError for a role with two parts: the grants of one would undo the
+    other's."""
     writers: dict[str, list[str] | None] = dict.fromkeys(names)
     for each in allowed:
         name, _, topic = each.rpartition("=")  # a topic's name has no `=`
@@ -49,7 +43,33 @@ def allowed_topics(names: list[str], allowed: list[str]) -> dict[str, list[str] 
                 next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
             )
         writers[name] = [*(writers[name] or []), topic]
+    roles = [*writers, *filter(None, others)]
+    for name in roles:
+        if roles.count(name) > 1:
+            raise ConfigError(
+                f"the role {name!r} is used for two parts",
+                field="--writer, --harvester, --reader",
+                next_step="use a separate role for each part; one login can be a member of both",
+            )
     return writers
+
+
+def check_topics(topics: list[str], field: str) -> None:
+    for each in topics:
+        if each != "*" and not is_legal_topic(each.removesuffix("*")):
+            raise ConfigError(
+                "Kafka cannot have a topic of this name",
+                field=field,
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
+            )
+
+
+def show_acls(acls: list[Acl], harvest: HarvestConfig, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
+        return
+    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
+        typer.echo(line)
 
 
 def principal_name(name: str) -> str:

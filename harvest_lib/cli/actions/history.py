@@ -5,7 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.audit.checker import ANOMALIES, Finding, Verdict
-from harvest_lib.audit.history import BadLine, to_line
+from harvest_lib.audit.history.lines import to_line
+from harvest_lib.audit.history.reader import BadLine
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import printable
 

@@ -9,7 +9,7 @@ from psycopg import sql
 from harvest_lib.config import ColumnMapping, HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_mapped
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_column_mapping
 from harvest_lib.outbox.native_table import beside_statements, create_beside
 
 
@@ -27,10 +27,10 @@ def create_beside_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox:
                 evidence="`columns` maps a table of another layout, which the harvester cannot create",
                 next_step="create it, then run this again; or leave `columns` out for a native table",
             )
-        check_mapped(connection, outbox, columns)
+        check_column_mapping(connection, outbox, columns)
         new = create_beside(connection, outbox)
         typer.echo(f"already exists and is valid: {outbox}")
-        for each in (outbox.subscriptions, outbox.set_aside):
+        for each in (outbox.subscriptions, outbox.parked_ids):
             typer.echo(f"{'created' if new else 'already exists and is valid'}: {each}")
 
 

@@ -1,7 +1,7 @@
 """What `harvest park` reads and how it shows it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
@@ -9,23 +9,28 @@ from typing import Any
 
 import psycopg
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from harvest_lib.cli.options import configuration
+from harvest_lib.cli.actions.outbox import open_outbox
+from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
-from harvest_lib.database import connect
-from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, Retried, Selection
+from harvest_lib.outbox import (
+    OutboxTable,
+    ParkedIdTable,
+    ParkedRecord,
+    ParkedRecords,
+    ParkedRow,
+    ParkedSelection,
+    Retried,
+)
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.source.mapping import mapped_columns
-from harvest_lib.source.selection import COLUMNS
+from harvest_lib.source.selection import COLUMNS, columns_of
 
 NOTHING_PARKED = "no matching record is parked"
-
-
 _HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
-
-
 _KNOWN_COLUMNS = ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value", *_HEADER_COLUMNS, "leader_id")
 
 
@@ -36,7 +41,7 @@ def parked_table(
     mapped = config.columns is not None
     if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
         return ParkedRecords(table)
-    columns = COLUMNS if config.columns is None else mapped_columns(config.columns)
+    columns = COLUMNS if config.columns is None else columns_of(config.columns)
     return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
 
 
@@ -44,26 +49,44 @@ def parked_table(
 def open_parked(
     config: Any, subscription: str | None
 ) -> Iterator[tuple[ParkedRecords | ParkedIdTable, "psycopg.Connection[Any]", HarvestConfig]]:
-    harvest = configuration(config).harvest
-    table = OutboxTable.parse(harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
+    with open_outbox(config) as (harvest, table, connection):
         parked = parked_table(connection, table, harvest, subscription)
         if isinstance(parked, ParkedRecords):
             check_all_rows(connection, [parked.table.identifier])
         yield parked, connection, harvest
 
 
-def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> Selection:
+def selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> ParkedSelection:
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
         raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
-    return Selection(ids=ids or None, topic=topic, key=key)
+    return ParkedSelection(ids=ids or None, topic=topic, key=key)
 
 
 def record_json(record: ParkedRecord) -> dict[str, object]:
     return {**asdict(record), "parked_at": record.parked_at.isoformat()}
 
 
-def record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
+def show_records(records: Sequence[ParkedRecord]) -> None:
+    table = Table("id", "topic", "key", "state", "age", "reason")
+    for record in records:
+        state = Text("held", "dim") if record.held else Text("parked", "yellow")
+        if record.gone:
+            state = Text("no longer in the outbox", "dim")
+        texts = [Text(printable(text)) for text in (record.topic, record.key)]
+        table.add_row(str(record.id), *texts, state, age(record.age_seconds), Text(printable(record.reason)))
+    print_table(table)
+
+
+def show_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> None:
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, content in _record_fields(record, columns, with_value=with_value):
+        table.add_row(Text(name), Text(content))
+    print_table(table)
+
+
+def _record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_value: bool) -> Iterator[tuple[str, str]]:
     row = record.row
     yield "id", str(record.id)
     yield "topic", printable(record.topic)

@@ -1,43 +1,65 @@
-"""How `harvest pipeline` runs a pipeline and shows messages."""
+"""How `harvest pipeline` runs a pipeline and shows its status and its messages."""
 
 import json
 import re
-import signal
-from typing import Any
+from pathlib import Path
 
-from harvest_lib.cli.terminal import printable
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harvest_lib.cli.actions.tables import print_table
+from harvest_lib.cli.terminal import printable, stop_on_signals
 from harvest_lib.pipeline import extended_json
+from harvest_lib.pipeline.declaration import Declaration, load
+from harvest_lib.pipeline.folder import offsets_folder
 from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.operations import PipelineStatus
 from harvest_lib.pipeline.pipeline import Pipeline
-
-_ENDING = (signal.SIGTERM, signal.SIGINT)
-
 
 OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
 
-def run_until_stopped(pipeline: Pipeline, *, resume_only: bool = False) -> None:
-    def ask_to_stop(*_: object) -> None:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
-        pipeline.stop()
-
-    for number in _ENDING:
-        signal.signal(number, ask_to_stop)
+def run_until_stopped(file: Path, *, resume_only: bool = False) -> None:
+    pipeline = Pipeline(load(file))
+    stop_on_signals(pipeline.stop)
     pipeline.run(resume_only=resume_only)
 
 
-def message_line(message: Message, *, with_data: bool = False) -> str:
-    line = f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
-    return f"{line} {printable(extended_json.dumps(message.data).decode())}" if with_data else line
+def show_status(declaration: Declaration, status: PipelineStatus) -> None:
+    table = Table("writer", "adaptor", "next", "behind", "parked")
+    for each in status.writers:
+        counts = (f"{count:,}" for count in (each.position, each.behind, each.parked))
+        table.add_row(*map(Text, (printable(each.name), printable(each.adaptor), *counts)))
+    console = Console(highlight=False, soft_wrap=True)
+    print_table(table)
+    last = "is empty" if status.begin == status.end else f"has offsets {status.begin:,} to {status.end - 1:,}"
+    console.print(f"the commit log {last}; the next message gets {status.end:,}")
+    for name in (each.name for each in status.writers if each.position > status.end):
+        console.print(f"{name} has acknowledged more than the log has: this is not the log of its offsets")
+    for name, position in status.undeclared.items():
+        kept = (
+            f"{printable(name)} is not declared: the log is kept for it from {position:,} on; to give that up, remove"
+        )
+        console.print(Text(f"{kept} {printable(str(offsets_folder(declaration.folder, name)))}"))
 
 
-def message_json(message: Message) -> dict[str, Any]:
-    return {
+def message_line(message: Message) -> str:
+    return f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
+
+
+def show_message(message: Message, *, as_json: bool) -> None:
+    data = extended_json.dumps(message.data).decode()
+    if not as_json:
+        typer.echo(f"{message_line(message)} {printable(data)}")
+        return
+    shown = {
         "offset": message.offset,
         "op": message.op.name.lower(),
         "mode": message.mode.name.lower(),
         "timestamp": message.timestamp,
         "namespace": message.namespace,
-        "data": json.loads(extended_json.dumps(message.data)),
+        "data": json.loads(data),
     }
+    typer.echo(json.dumps(shown))

@@ -2,16 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
+from rich.table import Table
+from rich.text import Text
 
-from harvest_lib.cli.options import ConfigFile, configuration, refuse_columns
-from harvest_lib.database import connect
+from harvest_lib.cli.actions.outbox import open_outbox
+from harvest_lib.cli.actions.tables import print_table
+from harvest_lib.cli.terminal import printable
 from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments
 
 
-def segment_row(segments: Segments, connection: psycopg.Connection[Any], segment: Segment) -> dict[str, Any]:
+def segment_rows(outbox: OutboxTable, connection: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return the segments and the next id. Also record which segments the sequence has passed."""
+    segments = Segments(outbox)
+    rows = [_segment_row(segments, connection, segment) for segment in segments.close_passed(connection)]
+    return rows, segments.next_id(connection)
+
+
+def _segment_row(segments: Segments, connection: psycopg.Connection[Any], segment: Segment) -> dict[str, Any]:
     waited_for = segments.waited_for(connection, segment) if segment.passed_at and not segment.closed_at else []
     state = "closed" if segment.closed_at else f"waits for {', '.join(waited_for)}" if waited_for else "open"
     return {
@@ -23,8 +34,13 @@ def segment_row(segments: Segments, connection: psycopg.Connection[Any], segment
     }
 
 
-def megabytes(row: dict[str, Any]) -> str:
-    return "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table("segment", "from", "to", "MB", "state")
+    for row in rows:
+        ends = ("start" if row["lower"] is None else row["lower"], "no end" if row["upper"] is None else row["upper"])
+        megabytes = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
+        table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), megabytes, row["state"])
+    print_table(table)
 
 
 def detached_row(detached: Detached) -> dict[str, Any]:
@@ -40,10 +56,8 @@ def detached_row(detached: Detached) -> dict[str, Any]:
 
 
 @contextmanager
-def open_outbox(config: ConfigFile) -> Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]:
-    harvest = configuration(config).harvest
-    refuse_columns(harvest, "it has no segments; docs/subscriptions.md says how its records are removed")
-    outbox = OutboxTable.parse(harvest.outbox_table)
-    with connect(harvest.data_source.conninfo()) as connection:
+def open_native(config: Path | None) -> Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]:
+    why = "it has no segments; docs/subscriptions.md says how its records are removed"
+    with open_outbox(config, refuse_columns=why) as (_, outbox, connection):
         outbox.check_native(connection)
         yield outbox, connection

@@ -16,7 +16,7 @@ from harvest_lib.errors import StackError
 if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
 
-MEBIBYTE = 1024 * 1024
+_MEBIBYTE = 1024 * 1024
 
 
 def print_lines(file: Path, text: bytes, *, prefix: bool) -> None:
@@ -61,7 +61,26 @@ def show_description(description: "Description", state: str, *, as_json: bool) -
         typer.echo(local_stack("secure").settings_text(Path(description.secure)))
 
 
-def server_row(name: str, version: str, pid: int, port: int | None) -> dict[str, Any]:
+def show_servers(description: "Description", *, as_json: bool) -> None:
+    addresses = {server.name: server.url for server in description.servers if server.url}
+    rows = [_server_row(server.name, server.version, server.pid, server.port or None) for server in description.servers]
+    rows.append(_server_row("supervisor", "", description.pid, None))
+    rows = [{**row, "url": addresses.get(row["server"], "")} for row in rows]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    columns = ["server", "version", "pid", "port", "state", "memory", *(["url"] if addresses else [])]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        memory = f"{row['memory_bytes'] // _MEBIBYTE} MB"
+        cells = [row["server"], row["version"], str(row["pid"]), str(row["port"] or ""), row["state"], memory]
+        table.add_row(*cells, *([row["url"]] if addresses else []))
+    print_table(table)
+    if description.airflow_login:
+        Console(soft_wrap=True).print(f"Airflow's login: {description.airflow_login}")
+
+
+def _server_row(name: str, version: str, pid: int, port: int | None) -> dict[str, Any]:
     psutil = importlib.import_module("psutil")
     try:
         process = psutil.Process(pid)

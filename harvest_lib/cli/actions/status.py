@@ -1,20 +1,27 @@
 """What `harvest status` reads and how it shows it."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import psycopg
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harvest_lib.cli.actions.outbox import open_outbox
 from harvest_lib.cli.actions.park import parked_table
 from harvest_lib.cli.actions.subscriptions import shard_json
+from harvest_lib.cli.actions.tables import Fitting, print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.status import Backlog, StatusReader
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import OutboxTable, check_column_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +87,30 @@ class StatusReadings:
         )
 
 
-def status_table(status: Status) -> Table:
+@contextmanager
+def open_readings(config: Path | None) -> Iterator[StatusReadings]:
+    with open_outbox(config) as (harvest, table, connection):
+        if harvest.columns is None:
+            table.check_columns(connection)  # status needs no privilege but SELECT
+        else:
+            check_column_mapping(connection, table, harvest.columns)
+        yield StatusReadings(connection, table, harvest)
+
+
+def show_status(status: Status) -> None:
+    print_table(_status_table(status))
+    for note in _note_lines(status):
+        Console(highlight=False).print(note, soft_wrap=True)
+
+
+def watch_status(readings: StatusReadings) -> NoReturn:
+    with Live(refresh_per_second=4) as live:
+        while True:
+            current = readings.next()
+            live.update(Group(Fitting(_status_table(current)), *_note_lines(current)))
+
+
+def _status_table(status: Status) -> Table:
     grid = Table(title=f"outbox {escape(status.table)}", show_header=False)
     marked = f", {status.marked_records:,} of them marked" if status.marked_records else ""
     grid.add_row("backlog", _records(status.backlog_records) + marked)
@@ -105,7 +135,7 @@ def status_table(status: Status) -> Table:
     return grid
 
 
-def note_lines(status: Status) -> list[Text]:
+def _note_lines(status: Status) -> list[Text]:
     return [Text.assemble(("note: ", "bold"), (printable(note), "yellow")) for note in status.notes]
 
 

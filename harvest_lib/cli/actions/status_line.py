@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harvest_lib.harvester.harvest import State
 
-_LOOKS_PER_SECOND = 4
+_REFRESHES_PER_SECOND = 4
 _RATE_SECONDS = 3.0
 _SHORT_ID = 8
 
@@ -37,20 +37,20 @@ class Watched(Protocol):
 
 
 class StatusLine:
-    """A line about a harvester; each look is taken at a time on a clock of seconds."""
+    """A line about a harvester; it is rendered for a time on a clock of seconds."""
 
     def __init__(self, harvest: Watched) -> None:
         self._harvest = harvest
-        self._looks: deque[tuple[float, int]] = deque()
+        self._readings: deque[tuple[float, int]] = deque()
 
-    def look(self, now: float) -> Text:
+    def render(self, now: float) -> Text:
         """Return the line. The rate is that of the last three seconds."""
         harvest = self._harvest
         delivered = harvest.delivered_records
-        self._looks.append((now, delivered))
-        while len(self._looks) > 1 and now - self._looks[1][0] >= _RATE_SECONDS:
-            self._looks.popleft()
-        then, before = self._looks[0]
+        self._readings.append((now, delivered))
+        while len(self._readings) > 1 and now - self._readings[1][0] >= _RATE_SECONDS:
+            self._readings.popleft()
+        then, before = self._readings[0]
         rate = (delivered - before) / (now - then) if now > then else 0.0
         return Text.assemble(
             _role(harvest),
@@ -71,9 +71,9 @@ def status_line(harvest: Watched, log: "logging.StreamHandler[Any]") -> Iterator
     console = Console(stderr=True)
     line = StatusLine(harvest)
     live = Live(
-        get_renderable=lambda: line.look(time.monotonic()),
+        get_renderable=lambda: line.render(time.monotonic()),
         console=console,
-        refresh_per_second=_LOOKS_PER_SECOND,
+        refresh_per_second=_REFRESHES_PER_SECOND,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

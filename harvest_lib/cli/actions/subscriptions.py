@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from harvest_lib.cli.options import configuration
+from harvest_lib.cli.actions.outbox import open_outbox
+from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect
 from harvest_lib.harvester.factory import make_selection
-from harvest_lib.outbox import OutboxTable, create_beside
+from harvest_lib.outbox import create_beside
 from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, system_of
 from harvest_lib.subscriptions.lag import Lag
 
@@ -35,8 +36,7 @@ def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
     }
 
 
-def subscription_table(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
-    """Return the table of `list`."""
+def show_shards(found: Sequence[tuple[SubscriptionShard, Lag]]) -> None:
     table = Table("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
     for shard, lag in found:
         only = [*(shard.topics or ()), *([f"keys {shard.keys}"] if shard.keys is not None else [])]
@@ -59,23 +59,17 @@ def subscription_table(found: Sequence[tuple[SubscriptionShard, Lag]]) -> Table:
             f"{age(shard.updated_seconds_ago)} ago",
             Text(leader, "none" if shard.is_led else "yellow"),
         )
-    return table
+    print_table(table)
 
 
 @contextmanager
-def configured_subscriptions(config: Any) -> Iterator[tuple[Subscriptions, HarvestConfig]]:
-    harvest = configuration(config).harvest
-    with connect(harvest.data_source.conninfo()) as connection:
-        yield open_subscriptions(connection, harvest), harvest
-
-
-def open_subscriptions(connection: Any, harvest: HarvestConfig) -> Subscriptions:
-    """Return the subscriptions of the configured outbox. Create their table if it is missing."""
-    outbox = OutboxTable.parse(harvest.outbox_table)
-    if harvest.columns is None:
-        outbox.check_native(connection)
-    create_beside(connection, outbox)
-    return Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox))
+def open_subscriptions(config: Path | None) -> Iterator[tuple[Subscriptions, HarvestConfig]]:
+    """Open the subscriptions of the configured outbox. Create their table if it is missing."""
+    with open_outbox(config) as (harvest, outbox, connection):
+        if harvest.columns is None:
+            outbox.check_native(connection)
+        create_beside(connection, outbox)
+        yield Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox)), harvest
 
 
 def lag_text(lags: Sequence[Lag]) -> str:

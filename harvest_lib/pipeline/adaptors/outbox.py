@@ -33,7 +33,7 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import Row
-from harvest_lib.source.filters import Subscription, scoping
+from harvest_lib.source.filters import Subscription, subscription_filter
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
 
@@ -114,7 +114,7 @@ class OutboxReader:
             return
         if place.data["generation"] != self._generation or place.data["number"] <= self._saved:
             return  # of before the subscription was rewound, or said already
-        seen, holds = self._source.seen(place.data["position"])
+        seen, holds = self._source.retention_bounds(place.data["position"])
         try:
             is_saved = self._checkpoints.save(_checkpoint(place.data, seen=seen, holds=holds))
         except DatabaseUnavailable:
@@ -153,7 +153,7 @@ class OutboxReader:
             conninfo,
             Selection(table=table.identifier),
             subscription=subscription.name,
-            scoping=scoping(table.subscriptions.identifier, subscription),
+            filter_lookup=subscription_filter(table.subscriptions.identifier, subscription),
         )
         self._checkpoints = CheckpointTable(
             conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier
@@ -181,7 +181,7 @@ class OutboxReader:
                 f"the subscription {self._options.subscription!r} is not the one that the pipeline's log is of",
                 evidence=f"it has generation {checkpoint.generation} and checkpoint {checkpoint.number}, the log "
                 f"{logged['generation']} and {logged['number']}",
-                next_step="give each pipeline a `subscription` of its own; if this one's was removed and made again, "
+                next_step="give each pipeline a `subscription` of its own; if this one's was removed and recreated, "
                 "move the pipeline's folder away",
             )
         return _checkpoint(logged)

@@ -57,27 +57,12 @@ class CommitLog(LogView):
         super().__init__(folder, segments)
         self._synced = self.end
 
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        sync_seconds: float = 1.0,
-        clock: Callable[[], float] = boot_seconds,
-    ) -> Self:
-        """Open it: the same as making one."""
-        return cls(folder, segment_bytes=segment_bytes, sync_seconds=sync_seconds, clock=clock)
-
     @staticmethod
     def is_there(folder: Path) -> bool:
         """Tell whether a folder has a log. Raises LogTooNew, LogDamaged."""
         return manifest.read(folder) is not None
 
-    @staticmethod
-    def look(folder: Path) -> LogView:
-        """Return a log as it is now, without taking it from who writes it. Raises LogError, also without a log."""
-        return look(folder)
+    look = staticmethod(look)
 
     repaired: tuple[Cut, ...]
     """What was cut off when it was opened, because it was not written whole."""

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import psutil
 import psycopg
 
-from harvest_lib.audit.history import FailoverLoss, Write, read_history
+from harvest_lib.audit.history.events import FailoverLoss, Write
+from harvest_lib.audit.history.reader import read_history
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.postgres import PostgresServer

@@ -21,7 +21,7 @@ def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     assert "record      JSONB NOT NULL" in printed.stdout
     created = [f'created: "outbox{suffix}"' for suffix in ("", "_parked", "_subscriptions", "_segments")]
     assert harvest("init", "-f", reaper).stdout.splitlines() == created
-    assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already exists and is valid")
+    assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already exists and is valid: ")
 
 
 def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, allowed, tmp_path):

@@ -12,7 +12,7 @@ from support.terminal import Screen
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, ParkedRecords, Selection
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, ParkedRecords, ParkedSelection
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(by_laps):
             with by_laps.transaction(force_rollback=True):
                 by_laps.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
                 assert [(each.id, each.gone) for each in records.list(by_laps)] == [(1, False), (2, False), (3, False)]
-                assert records.drop(by_laps, Selection()).released == 1, "what is held is not dropped"
+                assert records.drop(by_laps, ParkedSelection()).released == 1, "what is held is not dropped"
     finally:
         by_laps.execute(sql.SQL("DROP OWNED BY {}").format(role))
         by_laps.execute(sql.SQL("DROP ROLE {}").format(role))

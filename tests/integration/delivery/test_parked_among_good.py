@@ -10,7 +10,7 @@ from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import ParkedRecords
-from harvest_lib.outbox.parked_record import Selection
+from harvest_lib.outbox.parked_record import ParkedSelection
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -174,7 +174,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
         make_topic(name=topic)
 
         def arrived():
-            records.retry(outbox.connection, Selection())  # the topic's absence is believed for a few seconds
+            records.retry(outbox.connection, ParkedSelection())  # the topic's absence is believed for a few seconds
             ids.append(insert("a", topic=topic))
             return delivered(bootstrap_servers, topic)
 
@@ -203,4 +203,4 @@ def test_a_new_row_with_a_parked_id_is_parked_too(outbox, insert, config, bootst
     assert outbox.connection.execute(in_order).fetchall() == [(["old", "old", "new", "new"],), (["old", "new"],)]
     ids = "SELECT count(*), count(*) FILTER (WHERE id = (record ->> 'id')::bigint) FROM outbox_parked"
     assert outbox.connection.execute(ids).fetchone() == (6, 6)
-    assert ParkedRecords(outbox.name).retry(outbox.connection, Selection()).held == 3
+    assert ParkedRecords(outbox.name).retry(outbox.connection, ParkedSelection()).held == 3

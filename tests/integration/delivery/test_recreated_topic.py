@@ -12,7 +12,7 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import ParkedIdTable, ParkedRecords, Selection
+from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection
 
 WAYS = ["mark/barrier", "mark/pipelined", "snapshot/barrier", "snapshot/pipelined", "snapshot/transactional"]
 RECORDS, KEYS = 1_000, 20
@@ -55,7 +55,7 @@ def retried(outbox, way):
     records = kind(outbox.name)
     if not (counts := records.counts(outbox.connection)).parked + counts.held:
         return True
-    records.retry(outbox.connection, Selection())
+    records.retry(outbox.connection, ParkedSelection())
     return False
 
 

@@ -49,7 +49,7 @@ def run(connection, **grants):
     """Run the script of some roles, and return what the server said."""
     said = []
     connection.add_notice_handler(lambda notice: said.append((notice.severity_nonlocalized, notice.message_primary)))
-    connection.execute(Grants(outbox=OUTBOX, way="mark", **grants).script().encode())
+    connection.execute(Grants(outbox=OUTBOX, mode="mark", **grants).script().encode())
     return said
 
 

@@ -21,7 +21,7 @@ from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.errors import ConfigError, OutboxTableError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.outbox import NativeTable, OutboxTable, append, check_mapped, subscribers_sql
+from harvest_lib.outbox import NativeTable, OutboxTable, append, check_column_mapping, subscribers_sql
 from harvest_lib.record import OutboxRecord
 
 ARTICLE = """
@@ -196,16 +196,16 @@ def test_a_table_that_would_lose_records_is_refused_with_what_mends_it(connectio
     for statement in (ARTICLE, *ddl):
         connection.execute(statement)
     with pytest.raises(OutboxTableError, match=words):
-        check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
+        check_column_mapping(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
 
 
 def test_the_remedy_mends_it(connection):
     connection.execute(ARTICLE)
     with pytest.raises(OutboxTableError) as refused:
-        check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
+        check_column_mapping(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
     for statement in refused.value.next_step.split(";"):
         connection.execute(statement)
-    check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
+    check_column_mapping(connection, OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS))
 
 
 def test_all_that_is_wrong_is_said_at_once_and_what_is_printed_mends_it(connection):
@@ -215,19 +215,19 @@ def test_all_that_is_wrong_is_said_at_once_and_what_is_printed_mends_it(connecti
     connection.execute("ALTER SEQUENCE outbox_position_seq CACHE 10")
     table, mapping = OutboxTable.parse("outbox"), ColumnMapping(**COLUMNS)
     with pytest.raises(OutboxTableError) as refused:
-        check_mapped(connection, table, mapping)
+        check_column_mapping(connection, table, mapping)
     for words in ("may be null", "no index begins with position", "no index on (transaction_id, position)", "CACHE 10"):
         assert words in refused.value.evidence
     for statement in refused.value.next_step.split(";"):
         connection.execute(statement)
-    check_mapped(connection, table, mapping)
+    check_column_mapping(connection, table, mapping)
 
 
 def test_what_the_configuration_has_wrong_comes_with_what_the_table_lacks(connection):
     connection.execute(ARTICLE)
     columns = {**COLUMNS, "kafka_key": "no such", "headers": {"h": "nor this"}}
     with pytest.raises(OutboxTableError, match="no such, nor this are missing") as refused:
-        check_mapped(connection, OutboxTable.parse("outbox"), ColumnMapping(**columns))
+        check_column_mapping(connection, OutboxTable.parse("outbox"), ColumnMapping(**columns))
     assert "ADD COLUMN" in refused.value.next_step
     assert "CREATE INDEX" in refused.value.next_step
 

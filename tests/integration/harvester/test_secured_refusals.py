@@ -272,7 +272,7 @@ def test_a_hostile_name_is_a_name(secured, name):
             sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(f"{role} of harvest"), table.identifier)
         )
         secured.owner.execute(sql.SQL("ALTER TABLE {} DISABLE ROW LEVEL SECURITY").format(table.identifier))
-        for beside in (table.subscriptions, table.set_aside):
+        for beside in (table.subscriptions, table.parked_ids):
             secured.owner.execute(sql.SQL("ALTER TABLE {} DISABLE ROW LEVEL SECURITY").format(beside.identifier))
         secured.permit(**SNAPSHOT)
         record = OutboxRecord(topic=secured.topic, key=name, value=name, headers=[(name, name)])
@@ -287,7 +287,7 @@ def test_a_hostile_name_is_a_name(secured, name):
         assert Harvest(config).drain(60).records == 1
         (found,) = eventually(lambda: secured.arrived(1), 10, "committed")
         assert (found.key, found.value, found.headers) == (name, name, [(name, name.encode())])
-        reasons = secured.owner.execute(sql.SQL("SELECT reason FROM {}").format(table.set_aside.identifier)).fetchall()
+        reasons = secured.owner.execute(sql.SQL("SELECT reason FROM {}").format(table.parked_ids.identifier)).fetchall()
         assert reasons == [("the topic's name is not legal in Kafka",)]
         assert secured.owner.execute("SELECT to_regclass('canary') IS NOT NULL").fetchone() == (True,)
     finally:

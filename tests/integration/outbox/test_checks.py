@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Selection, add_checks, ensure_ahead
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, ParkedSelection, add_checks, ensure_segments
 
 OUTBOX = OutboxTable.parse("outbox")
 INSERT = """
@@ -98,7 +98,7 @@ def test_a_table_in_use_gets_them_and_what_is_there_is_exempt(connection, init, 
     assert Harvest(config).drain(60).records == 0
     parked = ParkedRecords(OUTBOX)
     assert parked.counts(connection).parked + parked.counts(connection).held == len(BAD)
-    parked.retry(connection, Selection())
+    parked.retry(connection, ParkedSelection())
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (len(BAD),)
     assert "added" not in init().stdout, "it may be run again"
 
@@ -118,7 +118,7 @@ def test_segments_are_cut_and_attached_with_them(dsn):
         native.connection.execute(f"ALTER TABLE outbox DROP CONSTRAINT {name}")
         native.connection.execute(f"ALTER TABLE outbox ADD CONSTRAINT {name} {definition} NOT VALID")
     assert validated(native.connection)[0] is False
-    assert ensure_ahead(native.connection, native.table, ahead=2, size=10).cut_tail
+    assert ensure_segments(native.connection, native.table, ahead=2, size=10).cut_tail
     assert validated(native.connection)[0] is True
     with pytest.raises(psycopg.errors.CheckViolation):
         native.connection.execute(INSERT, BAD["a dot"])

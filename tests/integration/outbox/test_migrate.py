@@ -24,7 +24,7 @@ from harvest_lib.outbox import (
     Segments,
     append,
     drop_passed,
-    ensure_ahead,
+    ensure_segments,
 )
 from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
@@ -288,7 +288,7 @@ def test_an_owner_without_other_rights_can_do_it_all(plain, dsn, unique):
                 "INSERT INTO owned_subscriptions (subscription, shard, shards, source, seen) "
                 "VALUES ('s', 0, 1, 'snapshot', pg_current_snapshot())"
             )
-            assert ensure_ahead(connection, table, ahead=6).made == 2
+            assert ensure_segments(connection, table, ahead=6).made == 2
             assert drop_passed(connection, table, keep_seconds=0).dropped == ["owned_from_0"]
             assert table.backlog(connection).records == 5
     finally:

@@ -14,7 +14,7 @@ from support.psql import psql
 
 from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import Load, NativeTable, OutboxTable, ParkedRecords, Selection, append, pump
+from harvest_lib.outbox import Load, NativeTable, OutboxTable, ParkedRecords, ParkedSelection, append, pump
 from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
@@ -64,7 +64,7 @@ def test_bytes_go_in_and_come_out_as_they_are(dsn, connection):
     ParkedRecords(table).create(connection)
     append(connection, [record(value=value) for value in RAW])
     Parking(connection, ParkedRecords(table)).move(3)
-    ParkedRecords(table).retry(connection, Selection())
+    ParkedRecords(table).retry(connection, ParkedSelection())
     source = MarkSource(dsn, table.identifier, table.parked.identifier)
     source.open(uuid.uuid4())
     assert [row[3] for row in source.fetch(10).rows] == RAW
@@ -118,7 +118,7 @@ def test_what_is_put_back_belongs_to_the_transaction_that_puts_it_back(connectio
     append(connection, [record("a"), record("b")])
     (before,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     Parking(connection, parked).move(1)
-    parked.retry(connection, Selection())
+    parked.retry(connection, ParkedSelection())
     rows = connection.execute(
         "SELECT id, pg_visible_in_snapshot(transaction_id, %s::pg_snapshot) FROM outbox ORDER BY id", (before,)
     ).fetchall()

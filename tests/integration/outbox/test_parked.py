@@ -12,7 +12,7 @@ from support.parking import Parking
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
-from harvest_lib.outbox import OutboxTable, ParkedCounts, ParkedRecords, Selection, append
+from harvest_lib.outbox import OutboxTable, ParkedCounts, ParkedRecords, ParkedSelection, append
 from harvest_lib.record import OutboxRecord
 
 
@@ -38,11 +38,11 @@ class Place:
             self.harvester.move(record_id, held=min(ids))
 
     def retry(self, *ids, keep_order=True, **selection):
-        selected = Selection(ids=ids or None, **selection)
+        selected = ParkedSelection(ids=ids or None, **selection)
         return self.parked.retry(self.connection, selected, keep_order=keep_order)
 
     def drop(self, *ids, **selection):
-        return self.parked.drop(self.connection, Selection(ids=ids or None, **selection))
+        return self.parked.drop(self.connection, ParkedSelection(ids=ids or None, **selection))
 
     @property
     def ids(self):
@@ -108,7 +108,7 @@ def test_records_are_selected_by_topic_by_key_or_all(place):
     assert place.retry(key="a").parked == 1
     assert place.retry().parked == 1
     assert place.ids == ([1, 2, 3, 4], [], [])
-    assert place.retry() == place.parked.retry(place.connection, Selection(key="none")), "nothing"
+    assert place.retry() == place.parked.retry(place.connection, ParkedSelection(key="none")), "nothing"
 
 
 def test_a_parked_record_stands_in_the_way_of_its_topic_only(place):
@@ -259,14 +259,14 @@ def test_a_list_is_cut_and_filtered_and_has_no_payload(place):
     assert 0 <= first.age_seconds < 60
     assert not hasattr(first, "row")
     assert place.parked.counts(place.connection) == ParkedCounts(parked=2, held=1)
-    assert place.parked.counts(place.connection, Selection(key="b")) == ParkedCounts(parked=1, held=0)
+    assert place.parked.counts(place.connection, ParkedSelection(key="b")) == ParkedCounts(parked=1, held=0)
 
 
 def test_tables_that_are_not_fit_are_named(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         parked = ParkedRecords(OutboxTable.parse("outbox"))
         assert parked.counts(connection) is None
-        for asked in (parked.check, parked.list, lambda c: parked.retry(c, Selection())):
+        for asked in (parked.check, parked.list, lambda c: parked.retry(c, ParkedSelection())):
             with pytest.raises(OutboxTableError, match="harvest init"):
                 asked(connection)
         connection.execute("CREATE TABLE outbox_parked (id bigint, kafka_key text)")
@@ -300,9 +300,9 @@ def test_missing_privileges_are_named(place, dsn):
         place.connection.execute('GRANT DELETE ON outbox_parked TO "op er"')
         place.parked.check(operator)
         with pytest.raises(DatabaseAccessDenied, match='GRANT SELECT, INSERT ON "outbox" TO "op er"'):
-            place.parked.retry(operator, Selection())
+            place.parked.retry(operator, ParkedSelection())
         place.connection.execute('GRANT INSERT ON outbox TO "op er"')
-        assert place.parked.retry(operator, Selection()).parked == 1
+        assert place.parked.retry(operator, ParkedSelection()).parked == 1
         place.connection.execute('REVOKE SELECT ON outbox_parked FROM "op er"')
         assert place.parked.counts(operator) is None
     place.connection.execute('DROP OWNED BY "op er"')
@@ -317,7 +317,7 @@ def test_a_retry_waits_for_whoever_holds_more_of_the_key(place, dsn):
         holding = Parking(harvester, place.parked)
         holding.lock()
         with ThreadPoolExecutor() as threads:
-            retrying = threads.submit(place.parked.retry, operator, Selection(ids=[1]))
+            retrying = threads.submit(place.parked.retry, operator, ParkedSelection(ids=[1]))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s"
             eventually(lambda: place.connection.execute(waits, (operator.info.backend_pid,)).fetchone(), 10, "it waits")
             holding.move(3, held=1)
@@ -384,7 +384,7 @@ def test_operators_a_writer_and_a_harvester_at_once_lose_nothing_and_keep_the_or
                 listed = place.parked.list(connection)
                 some = dice.sample(listed, min(len(listed), dice.randint(1, 3)))
                 choices = [{"ids": [each.id for each in some]}, {"topic": "orders"}, {"key": "k1"}]
-                selection = Selection(**dice.choice(choices if some else choices[1:]))
+                selection = ParkedSelection(**dice.choice(choices if some else choices[1:]))
                 try:
                     if dice.random() < 0.2:
                         dropped.append(place.parked.drop(connection, selection).dropped)

@@ -15,7 +15,7 @@ from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import ParkedRecordMissing, RecordError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restamping, create_beside, drop_passed
-from harvest_lib.outbox.parked_record import Selection as Parked
+from harvest_lib.outbox.parked_record import ParkedSelection
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -343,7 +343,7 @@ def test_a_deposed_leader_sets_nothing_aside_and_releases_nothing(connection, ds
     """I6: the epoch is compared by the statement that writes."""
     outbox = OutboxTable.parse("outbox")
     old, new = (CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
-    places = [ParkedIds(each, outbox.set_aside.identifier, outbox.subscriptions.identifier) for each in (old, new)]
+    places = [ParkedIds(each, outbox.parked_ids.identifier, outbox.subscriptions.identifier) for each in (old, new)]
     with closing(old), closing(new):
         old.lead(uuid.uuid4())
         assert places[0].add([Entry(1, "t", "a", "because", held=False)])
@@ -406,10 +406,10 @@ def test_a_new_row_that_is_refused_takes_the_place_of_the_old_one(connection, in
     assert listed[bad[0]].reason == "the topic does not exist"
     assert listed[bad[1]].gone
     with pytest.raises(ParkedRecordMissing, match="no longer in the outbox"):
-        parked.retry(connection, Parked(ids=[bad[1]]))
-    assert parked.drop(connection, Parked(ids=[bad[1]])).dropped == 1
+        parked.retry(connection, ParkedSelection(ids=[bad[1]]))
+    assert parked.drop(connection, ParkedSelection(ids=[bad[1]])).dropped == 1
     make_topic(name=missing)
-    assert parked.retry(connection, Parked()).parked == 1
+    assert parked.retry(connection, ParkedSelection()).parked == 1
     assert Harvest(config()).drain(60).records == 1
     assert set_aside(connection) == {}
 
@@ -420,8 +420,8 @@ def test_all_of_them_are_dropped_with_those_that_are_gone(connection, insert, co
     Harvest(config()).drain(60)
     restart(connection)
     parked = ParkedIdTable(OutboxTable.parse("outbox"))
-    assert parked.retry(connection, Parked()).parked == 0
-    assert parked.drop(connection, Parked()).dropped == 1
+    assert parked.retry(connection, ParkedSelection()).parked == 0
+    assert parked.drop(connection, ParkedSelection()).dropped == 1
     assert set_aside(connection) == {}
 
 

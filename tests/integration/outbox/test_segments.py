@@ -13,8 +13,8 @@ from support.parking import Parking
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
-from harvest_lib.outbox import Selection, append, drop_passed, ensure_ahead
-from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, alone
+from harvest_lib.outbox import ParkedSelection, append, drop_passed, ensure_segments
+from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, exclusively
 from harvest_lib.record import OutboxRecord
 
 NOTHING_SEEN = "1:1:"
@@ -45,10 +45,10 @@ def first(native):
 
 def test_segments_are_made_before_the_sequence_arrives(native):
     assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, None)]
-    assert ensure_ahead(native.connection, native.table, ahead=3).made == 0
+    assert ensure_segments(native.connection, native.table, ahead=3).made == 0
     native.write(12)
-    assert ensure_ahead(native.connection, native.table, ahead=3).made == 1
-    assert ensure_ahead(native.connection, native.table, ahead=4, size=100).made == 1
+    assert ensure_segments(native.connection, native.table, ahead=3).made == 1
+    assert ensure_segments(native.connection, native.table, ahead=4, size=100).made == 1
     assert native.bounds() == [(None, 10), (10, 20), (20, 30), (30, 40), (40, 140), (140, None)]
     native.write(30)
     assert native.count() == 42
@@ -62,7 +62,7 @@ def test_a_tail_with_records_is_cut_without_being_read_under_a_lock(native):
     said = []
     native.connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
     native.connection.execute("SET client_min_messages = debug1")
-    done = ensure_ahead(native.connection, native.table, ahead=3)
+    done = ensure_segments(native.connection, native.table, ahead=3)
     assert done.cut_tail
     assert any("implied by existing constraints" in message for message in said), "attached without a scan"
     *_, last_with_records, first, second, third, tail = native.bounds()
@@ -73,7 +73,7 @@ def test_a_tail_with_records_is_cut_without_being_read_under_a_lock(native):
     native.write(5)
     assert native.count() == 530
     assert native.closed()[-1] == "outbox_from_30"
-    assert ensure_ahead(native.connection, native.table, ahead=3).made == 0
+    assert ensure_segments(native.connection, native.table, ahead=3).made == 0
     left = native.connection.execute("SELECT count(*) FROM pg_constraint WHERE conname = 'harvest_cut'").fetchone()
     assert left == (0,)
 
@@ -87,9 +87,9 @@ def test_a_cut_that_was_killed_refuses_nobody_and_is_finished_by_the_next(native
             raise Killed
 
     with pytest.raises(Killed):
-        ensure_ahead(native.connection, native.table, ahead=2, after=die)
+        ensure_segments(native.connection, native.table, ahead=2, after=die)
     native.write(100)
-    ensure_ahead(native.connection, native.table, ahead=2)
+    ensure_segments(native.connection, native.table, ahead=2)
     native.write(1)
     assert native.count() == 146
     ends = native.bounds()
@@ -105,9 +105,9 @@ def test_a_cut_begun_long_ago_gets_another_end(native):
         raise Killed
 
     with pytest.raises(Killed):
-        ensure_ahead(native.connection, native.table, after=die)
+        ensure_segments(native.connection, native.table, after=die)
     native.push(FAR - 5)
-    ensure_ahead(native.connection, native.table)
+    ensure_segments(native.connection, native.table)
     native.write(20)
     assert native.count() == 65
     assert native.segments.next_id(native.connection) > 2 * FAR - 100
@@ -117,10 +117,10 @@ def test_ids_that_the_sequence_never_gave_out_are_named(native):
     native.write(45)
     native.connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9000000000000000000, 't', 'k')")
     with pytest.raises(OutboxTableError, match="somebody sets ids"):
-        ensure_ahead(native.connection, native.table)
+        ensure_segments(native.connection, native.table)
     native.connection.execute("DELETE FROM outbox WHERE id > 1000000; ")
     native.write(1)
-    assert ensure_ahead(native.connection, native.table).cut_tail
+    assert ensure_segments(native.connection, native.table).cut_tail
 
 
 def test_two_at_once_make_each_segment_once(native, dsn):
@@ -128,22 +128,22 @@ def test_two_at_once_make_each_segment_once(native, dsn):
 
     def ensure():
         with psycopg.connect(dsn, autocommit=True) as connection:
-            ensure_ahead(connection, native.table, ahead=3)
+            ensure_segments(connection, native.table, ahead=3)
 
     with ThreadPoolExecutor(4) as several:
         for done in [several.submit(ensure) for _ in range(4)]:
             done.result()
     assert len(native.bounds()) == 8
-    with psycopg.connect(dsn, autocommit=True) as other, alone(other, native.table.placed(other)):
+    with psycopg.connect(dsn, autocommit=True) as other, exclusively(other, native.table.placed(other)):
         with pytest.raises(DatabaseError, match="another command"):
             keep(native, patience_seconds=0.1)
         with pytest.raises(DatabaseError, match="another command"):
-            ensure_ahead(native.connection, native.table, patience_seconds=0.1)
+            ensure_segments(native.connection, native.table, patience_seconds=0.1)
 
 
 def test_a_tail_that_the_sequence_passed_without_a_record_needs_no_cut(native):
     native.push(1_005)
-    assert ensure_ahead(native.connection, native.table, ahead=2).made == 3
+    assert ensure_segments(native.connection, native.table, ahead=2).made == 3
     assert native.bounds()[-4:] == [(30, 1_000), (1_000, 1_010), (1_010, 1_020), (1_020, None)]
 
 
@@ -170,12 +170,12 @@ def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(nati
     try:
         sitter.execute("SELECT count(*) FROM outbox")
         with pytest.raises(DatabaseError, match="never without a lock") as refused:
-            ensure_ahead(native.connection, native.table, ahead=50, patience_seconds=1)
+            ensure_segments(native.connection, native.table, ahead=50, patience_seconds=1)
         assert f"pid {sitter.info.backend_pid}" in str(refused.value)
         sitter.rollback()
         cuts = 0
         for _ in range(4):
-            cuts += ensure_ahead(native.connection, native.table, ahead=3).cut_tail
+            cuts += ensure_segments(native.connection, native.table, ahead=3).cut_tail
             native.push(native.segments.next_id(native.connection) + 100)
             enough = len(waits) + 50
             eventually(lambda enough=enough: len(waits) > enough, 20, "they write on")
@@ -285,61 +285,57 @@ def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(nati
     assert native.closed() == ["outbox_from_0"]
 
 
-# -- where to look
+# -- seen
 
 
-def test_the_floor_is_the_end_of_what_is_closed_and_seen(native, dsn):
-    assert native.floor() == 0
+def test_a_segment_is_unseen_while_a_snapshot_lacks_a_record_of_it(native):
     native.write(15)
     before = native.snapshot()
-    assert native.floor(NOTHING_SEEN) == 0
-    assert native.floor(before) == 10
+    assert native.unseen(NOTHING_SEEN) == ["outbox_from_0", "outbox_from_10"]
+    assert native.unseen(before) == []
     native.write(10)
-    assert native.floor(before) == 10, "the second has records that it has not seen"
-    assert native.floor() == 20
+    assert native.unseen(before) == ["outbox_from_10", "outbox_from_20"]
+    assert native.unseen() == []
 
 
-def test_the_floor_stays_below_what_an_open_transaction_of_the_snapshot_wrote(native, dsn):
+def test_a_segment_is_unseen_if_an_open_transaction_of_the_snapshot_wrote_into_it(native, dsn):
     with psycopg.connect(dsn) as late:
         native.write(12, late)
         seen = native.snapshot()
         native.write(10)
-        assert native.floor() == 0, "what it writes may be visible to nobody yet"
         late.commit()
     assert native.closed() == ["outbox_from_0", "outbox_from_10"]
-    assert native.floor(seen) == 0
-    assert native.floor() == 20
+    assert native.unseen(seen) == ["outbox_from_0", "outbox_from_10", "outbox_from_20"]
+    assert native.unseen() == []
 
 
-def test_the_floor_stays_below_what_is_parked_and_put_back(native):
-    """A record that is put back is written into a closed segment."""
+def test_a_closed_segment_is_unseen_after_a_parked_record_is_put_back(native):
     native.write(25)
     Parking(native.connection, native.parked).move(15)
     seen = native.snapshot()
-    assert native.floor(seen) == 15
-    native.parked.retry(native.connection, Selection())
-    assert native.floor(seen) == 10
-    assert native.floor() == 20
+    assert native.unseen(seen) == []
+    native.parked.retry(native.connection, ParkedSelection())
+    assert native.unseen(seen) == ["outbox_from_10"]
+    assert native.unseen() == []
 
 
-def test_the_floor_is_right_whatever_the_statistics_say(native):
+def test_unseen_reads_little_whatever_the_statistics_say(native):
     """A plan chosen for an empty table would read all of a full one."""
     native.connection.execute("ANALYZE outbox")
     native.push(1)
     native.write(9)
-    ensure_ahead(native.connection, native.table, size=200_000, ahead=4)
+    ensure_segments(native.connection, native.table, size=200_000, ahead=4)
     native.push(30)
     native.connection.execute(
         "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 250_000)"
     )
-    seen = native.snapshot()
-    assert native.floor(seen) == 200_030
+    assert native.unseen() == []
     reads = "SELECT coalesce(sum(seq_tup_read), 0) FROM pg_stat_user_tables WHERE relname LIKE 'outbox_from_%'"
     native.connection.execute("SELECT pg_stat_force_next_flush()")
     (before,) = native.connection.execute(reads).fetchone()
     with psycopg.connect(native.dsn) as idle:
         idle.execute("SELECT pg_current_xact_id()")
-        assert native.floor(native.snapshot()) == 200_030
+        assert native.unseen(native.snapshot()) == []
     native.connection.execute("SELECT pg_stat_force_next_flush()")
     (after,) = native.connection.execute(reads).fetchone()
     assert after - before < 1_000
@@ -362,7 +358,6 @@ def test_what_every_subscription_has_passed_is_dropped(native):
     assert done.dropped == ["outbox_from_0", "outbox_from_10"]
     assert "holds the record 25" in done.because
     assert native.count() == 16
-    assert native.floor() == 30
     native.subscribe(native.snapshot(), name="fast")
     assert keep(native).dropped == ["outbox_from_20"]
     assert native.connection.execute("SELECT count(*) FROM outbox_segments").fetchone() == (0,)
@@ -396,7 +391,8 @@ def test_a_parked_record_keeps_its_segment(native):
     done = keep(native)
     assert done.dropped == ["outbox_from_0"]
     assert "record 15 is parked" in done.because
-    native.parked.retry(native.connection, Selection())
+    native.parked.retry(native.connection, ParkedSelection())
+    assert "has not passed it" in keep(native).because, "it was put back into a closed segment"
     native.subscribe(native.snapshot())
     assert keep(native).dropped == ["outbox_from_10"]
 

@@ -91,7 +91,7 @@ def look(source, limit=501):
         "bytes": PAGE_BYTES,
     }
     source._plan(Plans.KEPT)
-    return Cost(source._connection, source._look, values, kept=True)
+    return Cost(source._connection, source._poll, values, kept=True)
 
 
 def page(source, statement, values):

@@ -6,7 +6,7 @@ import pytest
 from support.written_history import Pen
 from typer.testing import CliRunner
 
-from harvest_lib.audit.history import HistoryWriter
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 

@@ -6,7 +6,10 @@ from threading import Barrier, Thread
 import pytest
 from support.written_history import Pen, written
 
-from harvest_lib.audit.history import Effect, HistoryWriter, Write, from_line, read_history, to_line
+from harvest_lib.audit.history.events import Effect, Write
+from harvest_lib.audit.history.lines import from_line, to_line
+from harvest_lib.audit.history.reader import read_history
+from harvest_lib.audit.history.writer import HistoryWriter
 
 
 def effect(time, event="e", process="p"):

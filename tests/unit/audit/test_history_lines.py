@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.audit.history import (
+from harvest_lib.audit.history.events import (
     KINDS,
     Acknowledge,
     Assign,
@@ -23,9 +23,8 @@ from harvest_lib.audit.history import (
     TransactionStep,
     Write,
     WrittenRecord,
-    from_line,
-    to_line,
 )
+from harvest_lib.audit.history.lines import from_line, to_line
 
 BY = {"process": "p", "time": 1.5, "wall": 1700000000.25}
 EVENTS = [

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harvest_lib.audit.checker import Finding, Verdict
-from harvest_lib.audit.history import HistoryWriter, Poll, PolledRecord, Term
+from harvest_lib.audit.history.events import Poll, PolledRecord, Term
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats

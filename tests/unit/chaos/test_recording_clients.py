@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from harvest_lib.audit.history import CheckpointWrite as Told
+from harvest_lib.audit.history.events import CheckpointWrite as Told
 from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support.written_history import Pen, written
 
-from harvest_lib.audit.history import HistoryWriter
+from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos import following

@@ -105,7 +105,7 @@ def test_a_client_without_a_library_in_its_wheel_is_asked_itself(monkeypatch):
 def test_options_repeat_what_the_library_says():
     assert options.DEFAULT_SEGMENT_SIZE == native_table.DEFAULT_SEGMENT_SIZE
     assert options.DEFAULT_AHEAD == native_table.DEFAULT_AHEAD
-    assert get_args(options.ColumnType) == native_table.COLUMN_TYPES
+    assert get_args(options.ColumnType) == get_args(native_table.ColumnType)
     assert get_args(options.Isolation) == get_args(Isolation)
     assert get_args(options.PromiseName) == get_args(promise.Delivery)
     sources = get_args(HarvestConfig.model_fields["source"].annotation)

@@ -22,13 +22,13 @@ class Harvest:
 def test_it_says_the_role():
     harvest = Harvest()
     line = StatusLine(harvest)
-    assert line.look(0).plain.startswith("standby ")
+    assert line.render(0).plain.startswith("standby ")
     harvest.leader_id = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
-    assert line.look(1).plain.startswith("leader 12345678 ")
+    assert line.render(1).plain.startswith("leader 12345678 ")
     harvest.state = State.CREATED
-    assert line.look(2).plain.startswith("starting ")
+    assert line.render(2).plain.startswith("starting ")
     harvest.state = State.STOPPING
-    assert line.look(2).plain.startswith("stopping ")
+    assert line.render(2).plain.startswith("stopping ")
 
 
 def test_the_rate_is_that_of_the_last_seconds():
@@ -37,7 +37,7 @@ def test_the_rate_is_that_of_the_last_seconds():
 
     def rate(now, delivered):
         harvest.delivered_records = delivered
-        return re.search(r"rate (\S+)/s", line.look(now).plain)[1]
+        return re.search(r"rate (\S+)/s", line.render(now).plain)[1]
 
     assert rate(0, 0) == "0"
     assert rate(0, 0) == "0", "no time has passed"
@@ -45,7 +45,7 @@ def test_the_rate_is_that_of_the_last_seconds():
     assert rate(3, 6_000) == "2,000"
     assert rate(6, 6_000) == "0"
     assert rate(7, 6_100) == "25"
-    assert "delivered 6,100" in line.look(7).plain
+    assert "delivered 6,100" in line.render(7).plain
 
 
 @pytest.mark.parametrize(

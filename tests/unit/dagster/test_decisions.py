@@ -32,7 +32,6 @@ def heartbeat(generation, *, age=1.0, run_id=None, is_stopped=False):
         host="here",
         pid=7,
         age_seconds=age,
-        lived_seconds=100.0,
         is_stopped=is_stopped,
     )
 

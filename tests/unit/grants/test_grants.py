@@ -98,12 +98,12 @@ def test_beginnings_of_names_do_not_reach_topics_that_are_not_for_applications(m
     assert "--deny-principal User:consumer --operation Write --topic shop.neli" in printed
 
 
-@pytest.mark.parametrize("way", ["mark", "mark_laps", "laps"])
-def test_no_name_is_in_a_comment(way):
+@pytest.mark.parametrize("mode", ["mark", "mark_batches", "batches"])
+def test_no_name_is_in_a_comment(mode):
     """A line break in one would end it."""
     script = Grants(
         outbox=OutboxTable(("named",)),
-        way=way,
+        mode=mode,
         harvester="named_h",
         reader="named_r",
         writers={"named_w": ["named_t"]},

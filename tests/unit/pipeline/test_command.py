@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.delitem(sys.modules, "checks_of_this_test", raising=False)
     monkeypatch.setattr("harvest_lib.cli.actions.log_output.configure_logging", lambda *_: None)
-    monkeypatch.setattr("harvest_lib.cli.actions.pipeline.signal", SimpleNamespace(signal=lambda *_: None))
+    monkeypatch.setattr("harvest_lib.cli.terminal.signal", SimpleNamespace(signal=lambda *_: None))
     (tmp_path / "checks_of_this_test.py").write_text(CHECK)
     rows = [{"id": number, "dest": None if number == 3 else "IAH"} for number in range(6)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

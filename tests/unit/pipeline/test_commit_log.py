@@ -25,20 +25,20 @@ def folder(tmp_path):
 
 
 def test_offsets_are_counted_from_the_beginning_and_go_on(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert (log.begin, log.end) == (0, 0)
         assert list(log.read(0)) == []
         assert log.append([]) == range(0)
         assert log.append(entries(3)) == range(3)
         assert log.append(iter(entries(2))) == range(3, 5)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert (log.begin, log.end, log.synced) == (0, 5, 5)
         assert log.append(entries(1)) == range(5, 6)
         assert [entry.offset for entry in log.read(0)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_any_range_is_read(folder):
-    with CommitLog.open(folder, segment_bytes=10 * (ENTRY_BYTES + 2)) as log:
+    with CommitLog(folder, segment_bytes=10 * (ENTRY_BYTES + 2)) as log:
         log.append(entries(35))
         for begin in range(36):
             for end in (*range(begin, 38), None):
@@ -48,38 +48,38 @@ def test_any_range_is_read(folder):
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 60, BLOCK_BYTES, 3 * BLOCK_BYTES])
 def test_entries_of_any_size_are_read(folder, size):
-    with CommitLog.open(folder, segment_bytes=1 << 20) as log:
+    with CommitLog(folder, segment_bytes=1 << 20) as log:
         appended = entries(12, size=size)
         log.append(appended)
         log.append(appended)
         assert [entry[1:] for entry in log.read(0)] == appended * 2
         assert list(log.read(7, 8)) == [Entry(7, *appended[7])]
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert [entry[1:] for entry in log.read(0)] == appended * 2
 
 
 def test_a_segment_has_its_size_at_most_or_one_entry(folder):
-    with CommitLog.open(folder, segment_bytes=100) as log:
+    with CommitLog(folder, segment_bytes=100) as log:
         log.append([(0, 0, b"", b"x" * size) for size in (71, 1, 500, 42, 0, 0, 0, 0)])
         sizes = [segment.path.stat().st_size for segment in log._segments]
     assert sizes == [100, 30, 529, 71 + 29, 29 * 3]
 
 
 def test_the_newest_of_each_key(folder):
-    with CommitLog.open(folder, segment_bytes=200) as log:
+    with CommitLog(folder, segment_bytes=200) as log:
         assert log.newest() == {}
         log.append(entries(20, keys="AABCD"))
         log.append([(99, 0, b"A", b"newest")])
         expected = {entry.key: entry for entry in log.read(0)}
         assert log.newest() == expected
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.newest() == expected
     assert CommitLog.look(folder).newest() == expected
 
 
 def test_what_was_appended_is_synced_when_it_is_due(folder):
     now = [100.0]
-    with CommitLog.open(folder, sync_seconds=1.0, clock=lambda: now[0]) as log:
+    with CommitLog(folder, sync_seconds=1.0, clock=lambda: now[0]) as log:
         now[0] += 50
         log.append(entries(1))
         assert log.synced == 0, "it was appended just now"
@@ -99,13 +99,13 @@ def test_what_was_appended_is_synced_when_it_is_due(folder):
 
 
 def test_with_no_interval_each_append_is_on_the_disk(folder):
-    with CommitLog.open(folder, sync_seconds=0.0) as log:
+    with CommitLog(folder, sync_seconds=0.0) as log:
         log.append(entries(1))
         assert log.synced == 1
 
 
 def test_closing_syncs_and_is_idempotent(folder):
-    log = CommitLog.open(folder, sync_seconds=1e9)
+    log = CommitLog(folder, sync_seconds=1e9)
     log.append(entries(3))
     log.close()
     assert log.synced == 3
@@ -120,7 +120,7 @@ def test_what_the_entries_raise_comes_out_and_leaves_whole_entries(folder):
         yield from entries(3, size=BLOCK_BYTES // 2)
         raise RuntimeError("no more")
 
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         with pytest.raises(RuntimeError, match="no more"):
             log.append(failing())
         kept = list(log.read(0))
@@ -132,7 +132,7 @@ def test_what_the_entries_raise_comes_out_and_leaves_whole_entries(folder):
 
 
 def test_others_look_at_it_while_it_is_written(folder):
-    with CommitLog.open(folder, segment_bytes=200) as log:
+    with CommitLog(folder, segment_bytes=200) as log:
         log.append(entries(10))
         view = CommitLog.look(folder)
         log.append(entries(10))
@@ -142,7 +142,7 @@ def test_others_look_at_it_while_it_is_written(folder):
 
 
 def test_one_who_looks_goes_on_when_segments_are_compacted_meanwhile(folder):
-    with CommitLog.open(folder, segment_bytes=5 * (ENTRY_BYTES + 2)) as log:
+    with CommitLog(folder, segment_bytes=5 * (ENTRY_BYTES + 2)) as log:
         log.append(entries(40))
         view = CommitLog.look(folder)
         reading = view.read(0)
@@ -153,7 +153,7 @@ def test_one_who_looks_goes_on_when_segments_are_compacted_meanwhile(folder):
 
 
 def test_the_newest_are_found_by_one_who_looked_before_they_were_compacted(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(4))
         view = CommitLog.look(folder)
         log.append(entries(4))
@@ -163,7 +163,7 @@ def test_the_newest_are_found_by_one_who_looked_before_they_were_compacted(folde
 
 
 def test_one_who_looks_just_as_segments_are_replaced_looks_again(folder, monkeypatch):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(4))
         read, before = manifest.read, manifest.read(folder)
         log.roll()
@@ -182,17 +182,17 @@ def test_looking_where_there_is_no_log_says_so(tmp_path):
 
 
 def test_two_objects_cannot_have_one_folder(folder):
-    with CommitLog.open(folder) as log, pytest.raises(LogInUse, match="another process"):
-        CommitLog.open(folder)
+    with CommitLog(folder) as log, pytest.raises(LogInUse, match="another process"):
+        CommitLog(folder)
     assert log.end == 0
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
 
 
 HOLD = """
 import sys
 from pathlib import Path
 from harvest_lib.pipeline.commit_log import CommitLog
-log = CommitLog.open(Path(sys.argv[1]))
+log = CommitLog(Path(sys.argv[1]))
 log.append([(1, 1, b"A", b"theirs")])
 print("held", flush=True)
 sys.stdin.read()
@@ -205,12 +205,12 @@ def test_two_processes_cannot_have_one_folder_and_a_killed_one_leaves_it(folder)
     ) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(LogInUse) as raised:
-            CommitLog.open(folder)
+            CommitLog(folder)
         assert f"process {other.pid}" in raised.value.evidence
         assert [entry.value for entry in CommitLog.look(folder).read(0)] == [b"theirs"]
         other.kill()
         other.wait()
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert [entry.value for entry in log.read(0)] == [b"theirs"]
 
 
@@ -230,7 +230,7 @@ def test_threads_read_while_one_appends_and_another_compacts(folder):
         while not done.is_set():
             log.compact(log.end // 2)
 
-    with CommitLog.open(folder, segment_bytes=2_000, sync_seconds=1e9) as log:
+    with CommitLog(folder, segment_bytes=2_000, sync_seconds=1e9) as log:
         threads = [threading.Thread(target=read) for _ in range(2)] + [threading.Thread(target=compact)]
         for thread in threads:
             thread.start()
@@ -255,7 +255,7 @@ def test_threads_read_while_one_appends_and_another_compacts(folder):
 
 
 def test_an_offset_beyond_the_log_is_refused(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(3))
         assert list(log.read(3)) == []
         with pytest.raises(OffsetBeyondLog, match="ends at offset 3: there is no offset 4") as raised:
@@ -269,12 +269,12 @@ def test_an_offset_beyond_the_log_is_refused(folder):
 
 
 def test_a_version_from_the_future_is_refused_and_left_alone(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(3))
     path = folder / "log.json"
     path.write_text(json.dumps({"version": 2, "something": "else"}))
     before = {each: each.read_bytes() for each in folder.iterdir() if each.name != "lock"}
-    for how in (CommitLog.open, CommitLog.look):
+    for how in (CommitLog, CommitLog.look):
         with pytest.raises(LogTooNew, match="format is 2, the latest known here 1"):
             how(folder)
     assert {each: each.read_bytes() for each in folder.iterdir() if each.name != "lock"} == before
@@ -282,64 +282,64 @@ def test_a_version_from_the_future_is_refused_and_left_alone(folder):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "active": 0, "closed": []}'])
 def test_a_damaged_list_of_segments_is_refused(folder, content):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(3))
     (folder / "log.json").write_bytes(content)
-    for how in (CommitLog.open, CommitLog.look):
+    for how in (CommitLog, CommitLog.look):
         with pytest.raises(LogDamaged, match="names them is damaged") as raised:
             how(folder)
         assert raised.value.path == folder / "log.json"
 
 
 def test_a_missing_list_of_segments_is_not_taken_for_a_new_log(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.append(entries(3))
     (folder / "log.json").unlink()
     with pytest.raises(LogDamaged, match="missing, and there are segments"):
-        CommitLog.open(folder)
+        CommitLog(folder)
     assert len(list(folder.glob("*.log"))) == 1
 
 
 def test_an_old_list_of_segments_is_refused_and_nothing_it_does_not_know_is_removed(folder):
-    with CommitLog.open(folder, segment_bytes=100) as log:
+    with CommitLog(folder, segment_bytes=100) as log:
         log.append(entries(3))
         old = (folder / "log.json").read_bytes()
         log.append(entries(9))
     (folder / "log.json").write_bytes(old)
     before = set(folder.iterdir())
     with pytest.raises(LogDamaged, match="there are messages it does not know of"):
-        CommitLog.open(folder)
+        CommitLog(folder)
     assert set(folder.iterdir()) == before
 
 
 def test_an_old_list_of_segments_costs_no_segment_that_was_compacted_since(folder):
-    with CommitLog.open(folder, segment_bytes=200) as log:
+    with CommitLog(folder, segment_bytes=200) as log:
         log.append(entries(20))
         old = (folder / "log.json").read_bytes()
         log.compact(10)
         expected, new = list(log.read(0)), (folder / "log.json").read_bytes()
     (folder / "log.json").write_bytes(old)
-    with CommitLog.open(folder) as log, pytest.raises(LogDamaged, match="the file is missing"):
+    with CommitLog(folder) as log, pytest.raises(LogDamaged, match="the file is missing"):
         list(log.read(0))
     (folder / "log.json").write_bytes(new)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert list(log.read(0)) == expected
 
 
 def test_a_log_that_could_not_be_opened_is_let_go(folder):
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
     content = (folder / "log.json").read_bytes()
     (folder / "log.json").write_bytes(b"")
     with pytest.raises(LogDamaged):
-        CommitLog.open(folder)
+        CommitLog(folder)
     (folder / "log.json").write_bytes(content)
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
 
 
 def test_files_of_others_are_left_alone(folder):
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
     (folder / "notes.log").write_text("mine")
     Path(folder / "00000000000000000000.0.logbook").write_text("mine")
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
     assert (folder / "notes.log").exists()
     assert (folder / "00000000000000000000.0.logbook").exists()

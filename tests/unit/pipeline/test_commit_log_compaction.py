@@ -27,9 +27,9 @@ def found(log):
 
 def test_log_compaction(folder, tmp_path):
     """The document's scenario: an old log of messages 0 to 16, an active one of 17 to 27, and a writer who is at 27."""
-    with CommitLog.open(folder, segment_bytes=len(OLD) * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=len(OLD) * ENTRY_BYTES) as log:
         appended(log, OLD + ACTIVE)
-        offsets = OffsetLog.open(tmp_path / "c0", sync_log=log.sync)
+        offsets = OffsetLog(tmp_path / "c0", sync_log=log.sync)
         steps = [
             ("A", 1),
             ("A", 8),
@@ -65,7 +65,7 @@ def test_log_compaction(folder, tmp_path):
 
 
 def test_the_active_segment_is_never_compacted(folder):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         appended(log, OLD)
         before = log_path(folder, 0, 0).stat()
         assert log.compact(17).segments == 0
@@ -75,19 +75,19 @@ def test_the_active_segment_is_never_compacted(folder):
 
 @pytest.mark.parametrize("up_to", range(18))
 def test_what_a_writer_has_not_passed_stays(folder, up_to):
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         appended(log, OLD)
         log.roll()
         log.compact(up_to)
         expected = [(at, key) for at, key in enumerate(OLD) if at >= up_to or at in {14, 15, 16}]
         assert found(log) == expected
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert found(log) == expected
         assert {key.decode(): entry.offset for key, entry in log.newest().items()} == {"C": 14, "B": 15, "A": 16}
 
 
 def test_over_several_segments_the_newest_of_each_key_is_kept_once(folder):
-    with CommitLog.open(folder, segment_bytes=3 * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=3 * ENTRY_BYTES) as log:
         appended(log, "ABCAACDAAAAA")
         log.roll()
         done = log.compact(12)
@@ -103,7 +103,7 @@ def test_over_several_segments_the_newest_of_each_key_is_kept_once(folder):
 
 
 def test_what_is_compacted_already_is_not_written_again(folder):
-    with CommitLog.open(folder, segment_bytes=5 * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=5 * ENTRY_BYTES) as log:
         appended(log, OLD + ACTIVE)
         assert log.compact(20).segments > 0
         before = {path: path.stat().st_ino for path in folder.iterdir()}
@@ -115,7 +115,7 @@ def test_what_is_compacted_already_is_not_written_again(folder):
 def test_many_blocks_are_compacted(folder, monkeypatch):
     for module in ("segment", "log"):
         monkeypatch.setattr(f"harvest_lib.pipeline.commit_log.{module}.BLOCK_BYTES", 100)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         appended(log, OLD * 20)
         log.roll()
         for up_to in (50, 51, 52, 170, 339, 340):
@@ -130,7 +130,7 @@ def test_many_blocks_are_compacted(folder, monkeypatch):
 def test_a_compaction_that_is_not_to_go_on_changes_nothing_by_halves(folder, monkeypatch, up_to):
     for module in ("segment", "log"):
         monkeypatch.setattr(f"harvest_lib.pipeline.commit_log.{module}.BLOCK_BYTES", 2 * ENTRY_BYTES)
-    with CommitLog.open(folder, segment_bytes=9 * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=9 * ENTRY_BYTES) as log:
         appended(log, OLD + ACTIVE)
         log.roll()
         every = found(log)
@@ -151,7 +151,7 @@ def test_a_compaction_that_is_not_to_go_on_changes_nothing_by_halves(folder, mon
 
 
 def test_who_reads_goes_on_reading(folder):
-    with CommitLog.open(folder, segment_bytes=5 * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=5 * ENTRY_BYTES) as log:
         appended(log, OLD + ACTIVE)
         reading = log.read(0)
         seen = [next(reading).offset for _ in range(7)]

@@ -26,7 +26,7 @@ def small_blocks(monkeypatch):
 def folder(tmp_path):
     """A log of two closed segments and an active one, of three blocks each."""
     folder = tmp_path / "log"
-    with CommitLog.open(folder, segment_bytes=SEGMENT_ENTRIES * ENTRY_BYTES) as log:
+    with CommitLog(folder, segment_bytes=SEGMENT_ENTRIES * ENTRY_BYTES) as log:
         log.append([(at, 1, b"k%d" % (at % 3), b"%010d" % at) for at in range(3 * SEGMENT_ENTRIES)])
         assert [len(each.blocks) for each in log._segments] == [3, 3, 3]
     return folder
@@ -48,7 +48,7 @@ def test_a_changed_byte_in_the_middle_of_a_segment_is_named(folder, base, byte):
     path = log_path(folder, base, 0)
     change(path, BLOCK_ENTRIES * ENTRY_BYTES + byte)
     damaged = range(base + 4, base + 8)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.repaired == (), "what was synced is never cut"
         assert log.end == 36
         assert offsets(log, 0, base + 4) == list(range(base + 4)), "what is before it is read"
@@ -95,7 +95,7 @@ def test_a_file_that_is_too_short_is_named(folder, base, left):
     path = log_path(folder, base, 0)
     with path.open("r+b") as file:
         file.truncate(left)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.repaired == ()
         assert log.end == 36
         with pytest.raises(LogDamaged, match="the file ends there") as raised:
@@ -109,7 +109,7 @@ def test_a_disk_that_cannot_read_is_named(folder, monkeypatch):
     def fails(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         monkeypatch.setattr(os, "pread", fails)
         with pytest.raises(LogDamaged, match="Input/output error") as raised:
             list(log.read(5))
@@ -130,7 +130,7 @@ def test_a_file_that_may_not_be_opened_is_not_damaged_and_costs_no_message(folde
             raise OSError(error, os.strerror(error), str(path))
         return real(path, *arguments, **more)
 
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         monkeypatch.setattr(os, "open", refuses)
         for call in (lambda: list(log.read(12)), lambda: log.skip(12), lambda: log.compact(36)):
             with pytest.raises(LogError, match=os.strerror(error)) as raised:
@@ -150,7 +150,7 @@ def test_an_index_that_may_not_be_read_is_not_taken_for_lost(folder, monkeypatch
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", refuses)
-    for how in (CommitLog.open, CommitLog.look):
+    for how in (CommitLog, CommitLog.look):
         with pytest.raises(LogError, match=r"(?s)cannot be read.*\.index: Permission denied") as raised:
             how(folder)
         assert not isinstance(raised.value, LogDamaged)
@@ -158,7 +158,7 @@ def test_an_index_that_may_not_be_read_is_not_taken_for_lost(folder, monkeypatch
 
 def test_a_missing_segment_is_named(folder):
     log_path(folder, 12, 0).unlink()
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         with pytest.raises(LogDamaged, match="the file is missing") as raised:
             list(log.read(13))
         assert raised.value.path == log_path(folder, 12, 0)
@@ -169,7 +169,7 @@ def test_a_missing_segment_is_named(folder):
 
 def test_a_missing_index_of_a_closed_segment_is_damage(folder):
     index_path(folder, 12, 0).unlink()
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         for call in (lambda: list(log.read(12)), log.newest):
             with pytest.raises(LogDamaged, match="is damaged, and nothing vouches") as raised:
                 call()
@@ -179,14 +179,14 @@ def test_a_missing_index_of_a_closed_segment_is_damage(folder):
         assert skipped.given_up == range(12, 12)
         assert offsets(log) == list(range(36))
         assert {key: entry.offset for key, entry in log.newest().items()} == {b"k0": 33, b"k1": 34, b"k2": 35}
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert offsets(log) == list(range(36))
 
 
 def test_a_lost_index_of_the_active_segment_is_refused(folder):
     before = log_path(folder, 24, 0).read_bytes()
     index_path(folder, 24, 0).write_bytes(b"")
-    for how in (CommitLog.open, CommitLog.look):
+    for how in (CommitLog, CommitLog.look):
         with pytest.raises(LogDamaged, match="nobody can tell where the log ends") as raised:
             how(folder)
         assert raised.value.path == index_path(folder, 24, 0)
@@ -199,7 +199,7 @@ def test_a_damaged_record_of_an_index_costs_its_block_only(folder, base):
     data = path.read_bytes()
     second = data.index(b"\xc7LIx", data.index(b"\xc7LIx", 60) + 4)
     change(path, second + 30)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.repaired == ()
         with pytest.raises(LogDamaged, match="nothing vouches") as raised:
             list(log.read(base))
@@ -214,7 +214,7 @@ def test_the_operator_skips_what_is_damaged_and_nothing_else(folder, base):
     path = log_path(folder, base, 0)
     change(path, 5 * ENTRY_BYTES + 7)
     whole = path.read_bytes()
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         skipped = log.skip(base + 5)
         assert (skipped.given_up, len(skipped.unchecked)) == (range(base + 4, base + 8), 0)
         left = [at for at in range(36) if at not in skipped.given_up]
@@ -222,7 +222,7 @@ def test_the_operator_skips_what_is_damaged_and_nothing_else(folder, base):
         assert offsets(CommitLog.look(folder)) == left
         assert path.read_bytes() == whole, "what is damaged can still be looked at"
         log.append([(1, 1, b"k0", b"more")])
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.repaired == ()
         assert offsets(log) == [*left, 36]
         log.roll()
@@ -233,27 +233,27 @@ def test_the_operator_skips_what_is_damaged_and_nothing_else(folder, base):
 def test_damage_side_by_side_is_skipped_at_once(folder):
     change(log_path(folder, 0, 0), 1)
     change(log_path(folder, 0, 0), 5 * ENTRY_BYTES)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.skip(0).given_up == range(8)
         assert (log.begin, offsets(log)) == (8, list(range(8, 36)))
 
 
 def test_what_is_newest_after_a_skip_is_what_is_left(folder):
     change(log_path(folder, 24, 0), 9 * ENTRY_BYTES)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         with pytest.raises(LogDamaged):
             log.newest()
         log.skip(34)
         expected = {b"k0": 30, b"k1": 31, b"k2": 29}
         assert {key: entry.offset for key, entry in log.newest().items()} == expected
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert {key: entry.offset for key, entry in log.newest().items()} == expected
 
 
 def test_what_is_newest_and_damaged_is_not_forgotten_when_other_damage_is_skipped(folder):
     change(log_path(folder, 24, 0), 0)
     change(log_path(folder, 24, 0), 9 * ENTRY_BYTES)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         assert log.skip(24).given_up == range(24, 28)
         with pytest.raises(LogDamaged) as raised:
             log.newest()
@@ -263,7 +263,7 @@ def test_what_is_newest_and_damaged_is_not_forgotten_when_other_damage_is_skippe
 def test_what_fits_together_in_a_segment_without_index_is_taken_up_to_what_does_not(folder):
     index_path(folder, 12, 0).unlink()
     change(log_path(folder, 12, 0), 6 * ENTRY_BYTES + 11, to=0xFF)
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         skipped = log.skip(12)
         assert skipped.unchecked.start == 12
         assert skipped.given_up == range(skipped.unchecked.stop, 24)
@@ -274,7 +274,7 @@ def test_what_fits_together_in_a_segment_without_index_is_taken_up_to_what_does_
 @pytest.mark.parametrize("offset", [0, 12, 35])
 def test_what_is_whole_is_not_skipped(folder, offset):
     before = {path: path.read_bytes() for path in folder.glob("0*")}
-    with CommitLog.open(folder) as log, pytest.raises(LogError, match="nothing is damaged"):
+    with CommitLog(folder) as log, pytest.raises(LogError, match="nothing is damaged"):
         log.skip(offset)
     assert {path: path.read_bytes() for path in folder.glob("0*")} == before
 
@@ -283,7 +283,7 @@ def test_compaction_drops_nothing_that_no_index_vouches_for(folder):
     """It may be the newest of its key: nobody knows what keys there are."""
     index_path(folder, 12, 0).unlink()
     before = {path.name for path in folder.iterdir()}
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         log.roll()
         with pytest.raises(LogDamaged, match="nothing vouches") as raised:
             log.compact(36)
@@ -297,7 +297,7 @@ def test_compaction_drops_nothing_that_no_index_vouches_for(folder):
 def test_compaction_drops_nothing_for_a_newest_entry_that_is_damaged(folder):
     change(log_path(folder, 12, 0), 11 * ENTRY_BYTES)
     before = {path.name for path in folder.iterdir()}
-    with CommitLog.open(folder) as log:
+    with CommitLog(folder) as log:
         with pytest.raises(LogDamaged):
             log.compact(36)
         assert {path.name for path in folder.iterdir()} == before

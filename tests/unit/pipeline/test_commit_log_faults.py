@@ -63,7 +63,7 @@ class Model:
     """What was appended, acknowledged and flushed, and what may be compacted away by now."""
 
     def __init__(self, folder):
-        self.log = CommitLog.open(folder / "log", segment_bytes=300, sync_seconds=1e9)
+        self.log = CommitLog(folder / "log", segment_bytes=300, sync_seconds=1e9)
         self.offsets = OffsetLog(folder / "offsets", sync_log=self.log.sync, segment_bytes=150)
         self.entries = []
         self.acknowledged = self.flushed = -1
@@ -129,10 +129,10 @@ def test_any_call_may_fail(error, lasting, only):
                 for log in (model.offsets, model.log):
                     with suppress(LogUnwritable):
                         log.close()
-            model.log = CommitLog.open(Path(folder) / "log")
+            model.log = CommitLog(Path(folder) / "log")
             assert model.log.repaired == () or (lasting and only != "fdatasync"), "what failed left nothing behind"
             model.holds()
-            offsets = OffsetLog.open(Path(folder) / "offsets", sync_log=model.log.sync)
+            offsets = OffsetLog(Path(folder) / "offsets", sync_log=model.log.sync)
             assert model.flushed <= offsets.position - 1 <= model.acknowledged
             offsets.check(model.log.end)
             model.append()

@@ -45,7 +45,7 @@ def test_golden_entries_say_what_the_document_says():
 
 
 def test_what_is_appended_is_the_golden_file(tmp_path):
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         log.append(unnumbered())
     for name in (SEGMENT, INDEX, "log.json"):
         assert (tmp_path / "log" / name).read_bytes() == (GOLDEN / "commit_log" / name).read_bytes(), name
@@ -53,7 +53,7 @@ def test_what_is_appended_is_the_golden_file(tmp_path):
 
 def test_a_golden_log_is_read(tmp_path):
     shutil.copytree(GOLDEN / "commit_log", tmp_path / "log")
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         assert log.repaired == ()
         assert list(log.read(0)) == [Entry(offset, *entry) for offset, entry in enumerate(unnumbered())]
 
@@ -66,13 +66,13 @@ def test_golden_offsets_are_entries_with_eight_bytes_of_data(tmp_path):
         (b"B", bytes.fromhex("0000000000000200")),
         (b"A", bytes.fromhex("0000000000000201")),
     ]
-    offsets = OffsetLog.open(tmp_path / "offsets")
+    offsets = OffsetLog(tmp_path / "offsets")
     assert (offsets.by_namespace, offsets.position) == ({b"A": 513, b"B": 512}, 514)
     offsets.close()
 
 
 def test_the_index_vouches_for_each_block(tmp_path):
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         log.append(unnumbered()[:2])
         log.sync()
         log.append(unnumbered()[2:])
@@ -97,7 +97,7 @@ def test_the_index_vouches_for_each_block(tmp_path):
 
 
 def test_the_version_stands_in_log_json(tmp_path):
-    CommitLog.open(tmp_path / "log").close()
+    CommitLog(tmp_path / "log").close()
     assert json.loads((tmp_path / "log" / "log.json").read_text())["version"] == 1
 
 
@@ -176,7 +176,7 @@ def test_a_mode_byte_has_room_for_no_more(mode, op):
 
 @pytest.mark.parametrize("entry", [(-1, 0, b"", b""), (2**64, 0, b"", b""), (0, 256, b"", b""), (0, 0, "text", b"")])
 def test_what_the_format_has_no_room_for_is_refused_and_the_log_goes_on(tmp_path, entry):
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         log.append([(1, 0, b"A", b"before")])
         with pytest.raises(EntryRefused, match="does not fit"):
             log.append([(2, 0, b"A", b"with it"), entry])

@@ -34,7 +34,7 @@ def power(root):
 def written(folder, power):
     """Write two batches that are synced and two that are not, and end the process. Return how long the files were when
     they were synced, and are."""
-    log = CommitLog.open(folder, sync_seconds=1e9)
+    log = CommitLog(folder, sync_seconds=1e9)
     for batch in BATCHES[:2]:
         log.append(batch)
     log.sync()
@@ -55,7 +55,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_reported(root, power, torn, tail):
         for path, data in zip(paths, whole, strict=True):
             path.write_bytes(data)
         paths[torn].write_bytes(whole[torn][:end] + tail)
-        log = CommitLog.open(folder, sync_seconds=1e9)
+        log = CommitLog(folder, sync_seconds=1e9)
         found = list(log.read(0))
         assert found == ENTRIES[: len(found)]
         assert len(found) in ENDS
@@ -67,7 +67,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_reported(root, power, torn, tail):
         assert all(cut.path.stat().st_size >= cut.byte for cut in log.repaired)
         assert log.append(BATCHES[0]) == range(len(found), len(found) + 3)
         log.close()
-        again = CommitLog.open(folder)
+        again = CommitLog(folder)
         assert again.repaired == ()
         assert [entry[1:] for entry in again.read(len(found))] == BATCHES[0]
         again.close()
@@ -83,7 +83,7 @@ def test_a_tail_with_any_byte_changed_is_cut(root, power):
             changed = bytearray(whole[torn])
             changed[at] ^= 0x10
             paths[torn].write_bytes(changed)
-            with CommitLog.open(folder) as log:
+            with CommitLog(folder) as log:
                 found = list(log.read(0))
                 assert found == ENTRIES[: len(found)]
                 assert len(found) in {6, 9}
@@ -92,7 +92,7 @@ def test_a_tail_with_any_byte_changed_is_cut(root, power):
 
 def test_a_killed_process_loses_nothing_it_appended(root, power):
     written(root / "log", power)
-    with CommitLog.open(root / "log") as log:
+    with CommitLog(root / "log") as log:
         assert log.repaired == ()
         assert list(log.read(0)) == ENTRIES
 
@@ -100,10 +100,10 @@ def test_a_killed_process_loses_nothing_it_appended(root, power):
 def test_what_was_found_after_a_kill_is_on_the_disk_from_then_on(root, power):
     """Others act on it: a writer sends it, and its offsets are kept."""
     written(root / "log", power)
-    log = CommitLog.open(root / "log")
+    log = CommitLog(root / "log")
     assert log.synced == 12
     power.lose()
-    with CommitLog.open(root / "log") as log:
+    with CommitLog(root / "log") as log:
         assert list(log.read(0)) == ENTRIES
 
 
@@ -124,7 +124,7 @@ def test_after_a_failed_sync_the_tail_is_written_again(root, power):
         power.pwrite,
     )
     with power.on():
-        CommitLog.open(root / "log").close()
+        CommitLog(root / "log").close()
     for path_at in (0, 1):
         assert (synced[path_at], whole[path_at][synced[path_at] :]) in again
 
@@ -156,7 +156,7 @@ def compacted(log):
 def reopened(log):
     folder = log.folder
     log.close()
-    CommitLog.open(folder).close()
+    CommitLog(folder).close()
 
 
 @pytest.mark.parametrize("action", [appended, rolled, compacted, reopened])
@@ -171,7 +171,7 @@ def test_any_call_may_be_the_last(root, action, how):
             here = root / f"{calls}-{seed}"
             here.mkdir()
             with Power(here, random.Random(f"{calls} {seed}")).on() as power:
-                log = CommitLog.open(here / "log", sync_seconds=1e9)
+                log = CommitLog(here / "log", sync_seconds=1e9)
                 for batch in BATCHES[:2]:
                     log.append(batch)
                 log.sync()
@@ -180,14 +180,14 @@ def test_any_call_may_be_the_last(root, action, how):
                     power.lose()
                 else:
                     power.kill()
-                log = CommitLog.open(here / "log", sync_seconds=1e9)
+                log = CommitLog(here / "log", sync_seconds=1e9)
                 known = {entry.offset for entry in log.read(0)}
                 assert known >= ({4, 5} if action is compacted else {0, 1, 2, 3, 4, 5})
                 log.append(BATCHES[3])
                 log.sync()
                 expected = list(log.read(0))
                 power.lose()
-                log = CommitLog.open(here / "log")
+                log = CommitLog(here / "log")
                 assert list(log.read(0)) == expected
                 assert [entry[1:] for entry in expected[-3:]] == BATCHES[3]
                 assert all(entry == ENTRIES[entry.offset] for entry in expected[:-3])

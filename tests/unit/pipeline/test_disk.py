@@ -162,7 +162,7 @@ def test_what_is_cut_off_torn_files_is_told(tmp_path, caplog):
     ("mode", "data", "why"), [(0b11101, b"{}", "mode byte 29"), (1, b"[]", "list"), (1, b"{", "not extended JSON")]
 )
 def test_an_entry_that_holds_no_message_is_told_and_may_be_acknowledged_unsent(tmp_path, mode, data, why):
-    with CommitLog.open(commit_folder(tmp_path)) as log:
+    with CommitLog(commit_folder(tmp_path)) as log:
         log.append([(1, mode, b"A", data), *packed([message("A", 1)])])
     reader, c0 = Script(messages("AAA")), Taking()
     declaration = declared(tmp_path, reader, {"c0": c0})

@@ -13,7 +13,7 @@ def folder(tmp_path):
 
 
 def test_a_new_writer_begins_at_the_beginning(folder):
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     assert (offsets.position, offsets.by_namespace) == (0, {})
     offsets.flush()
     offsets.close()
@@ -21,7 +21,7 @@ def test_a_new_writer_begins_at_the_beginning(folder):
 
 
 def test_the_position_is_that_of_the_next_message(folder):
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     offsets.acknowledge(b"A", 0)
     assert offsets.position == 1
     offsets.acknowledge(b"B", 7)
@@ -30,7 +30,7 @@ def test_the_position_is_that_of_the_next_message(folder):
     offsets.acknowledge(b"B", 6)
     assert (offsets.position, offsets.by_namespace) == (8, {b"A": 3, b"B": 7}), "none steps back"
     offsets.close()
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     assert (offsets.position, offsets.by_namespace) == (8, {b"A": 3, b"B": 7})
     offsets.close()
 
@@ -39,7 +39,7 @@ def test_normal_operations(folder):
     """The document's offset log of its writers c0 and c1, at 12 and 13 of 15, and at 15 once they resumed."""
     flushed = {"c0": [1, 4, 6, 7, 10, 12], "c1": [4, 5, 7, 13]}
     for name, steps in flushed.items():
-        offsets = OffsetLog.open(folder / name)
+        offsets = OffsetLog(folder / name)
         for step in steps:
             offsets.acknowledge(b"A", step)
             offsets.flush()
@@ -47,18 +47,18 @@ def test_normal_operations(folder):
         entries = decode(next((folder / name).glob("*.log")).read_bytes())
         assert [int.from_bytes(entry["data"], "big") for entry in entries] == steps
         assert [entry["offset"] for entry in entries] == list(range(len(steps)))
-        offsets = OffsetLog.open(folder / name)
+        offsets = OffsetLog(folder / name)
         assert offsets.position == steps[-1] + 1
         offsets.acknowledge(b"A", 15)
         offsets.close()
-        offsets = OffsetLog.open(folder / name)
+        offsets = OffsetLog(folder / name)
         assert offsets.position == 16
         offsets.close()
 
 
 def test_offsets_are_flushed_when_it_is_due(folder):
     now = [10.0]
-    offsets = OffsetLog.open(folder, flush_seconds=1.0, clock=lambda: now[0])
+    offsets = OffsetLog(folder, flush_seconds=1.0, clock=lambda: now[0])
     path = next(folder.glob("*.log"))
     now[0] += 100
     offsets.acknowledge(b"A", 1)
@@ -78,7 +78,7 @@ def test_offsets_are_flushed_when_it_is_due(folder):
 
 def test_the_commit_log_is_synced_before_any_offset_is_kept(folder):
     path, seen = [], []
-    offsets = OffsetLog.open(folder, sync_log=lambda: seen.append(path[0].read_bytes()))
+    offsets = OffsetLog(folder, sync_log=lambda: seen.append(path[0].read_bytes()))
     path.append(next(folder.glob("*.log")))
     offsets.flush()
     assert seen == []
@@ -92,7 +92,7 @@ def test_offsets_whose_messages_cannot_be_kept_are_not(folder):
     def failing():
         raise OSError("the disk is gone")
 
-    offsets = OffsetLog.open(folder, sync_log=failing)
+    offsets = OffsetLog(folder, sync_log=failing)
     offsets.acknowledge(b"A", 1)
     offsets.acknowledge(b"B", 2)
     with pytest.raises(OSError, match="gone"):
@@ -102,7 +102,7 @@ def test_offsets_whose_messages_cannot_be_kept_are_not(folder):
     assert next(folder.glob("*.log")).read_bytes() == b""
     offsets._sync_log = None
     offsets.close()
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     assert offsets.by_namespace == {b"A": 3, b"B": 2}, "what could not be flushed was not forgotten"
     offsets.close()
 
@@ -114,13 +114,13 @@ def test_it_stays_small_by_itself(folder):
         offsets.flush()
         assert sum(path.stat().st_size for path in folder.glob("*.log")) < 600
     offsets.close()
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     assert offsets.by_namespace == {b"A": 58, b"B": 59}
     offsets.close()
 
 
 def test_an_offset_beyond_the_log_is_refused(folder):
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     offsets.acknowledge(b"A", 9)
     offsets.check(10)
     with pytest.raises(OffsetBeyondLog, match="acknowledged up to offset 9, and the log ends at 9"):
@@ -129,25 +129,25 @@ def test_an_offset_beyond_the_log_is_refused(folder):
 
 
 def test_one_writer_has_it(folder):
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     with pytest.raises(LogInUse):
-        OffsetLog.open(folder)
+        OffsetLog(folder)
     offsets.close()
-    OffsetLog.open(folder).close()
+    OffsetLog(folder).close()
 
 
 def test_damage_is_named_and_the_folder_is_let_go(folder):
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     offsets.acknowledge(b"A", 9)
     offsets.close()
     path = next(folder.glob("*.log"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"\x07")
     with pytest.raises(LogDamaged, match="how far a writer was is damaged") as raised:
-        OffsetLog.open(folder)
+        OffsetLog(folder)
     assert raised.value.path == path
     assert "gets all again" in raised.value.next_step
     path.write_bytes(whole)
-    offsets = OffsetLog.open(folder)
+    offsets = OffsetLog(folder)
     assert offsets.position == 10
     offsets.close()

@@ -1,4 +1,4 @@
-"""Messages that a transform failed at: set aside for good before they count as acknowledged, and found again."""
+"""Messages that a transform failed at: parked before they count as acknowledged, and found again."""
 
 import os
 import random

@@ -25,7 +25,7 @@ def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_a
         def kept(self, last):
             told.append((flushed[0], {name: each.data["n"] for name, each in last.items()}))
 
-    with CommitLog.open(tmp_path / "log") as log:
+    with CommitLog(tmp_path / "log") as log:
         ReaderProgress(
             log,
             changed=threading.Condition(),

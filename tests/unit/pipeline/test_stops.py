@@ -84,7 +84,7 @@ def test_offsets_that_cannot_be_flushed_stop_the_pipeline_while_a_bulk_takes_lon
 
 
 def test_what_was_appended_is_synced_in_time_while_a_source_says_nothing(tmp_path):
-    with CommitLog.open(tmp_path / "log", sync_seconds=0.05) as log:
+    with CommitLog(tmp_path / "log", sync_seconds=0.05) as log:
         flusher = Flusher(log, [], flush_seconds=0.05, changed=threading.Condition())
         flusher.start()
         log.append([(1, 1, b"A", b"{}")])

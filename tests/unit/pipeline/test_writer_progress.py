@@ -23,7 +23,7 @@ class Overtaken(OffsetLog):
 
 @pytest.fixture
 def log(tmp_path):
-    with CommitLog.open(tmp_path / "log", sync_seconds=1e9) as log:
+    with CommitLog(tmp_path / "log", sync_seconds=1e9) as log:
         log.append(packed(messages("A" * 20)))
         yield log
 

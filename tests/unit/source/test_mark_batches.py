@@ -12,7 +12,7 @@ def test_a_zombie_that_marks_has_nothing_sent_twice():
     zombie.open(None)
     leader.open(None)
     sent = [row[0] for row in leader.read(4).rows]
-    zombie.read(8)  # in the middle of the leader's lap, as one that was frozen would
+    zombie.read(8)  # in the middle of the leader's batch, as one that was frozen would
     for _ in range(4):
         if (page := leader.read(4)) is not None:
             sent += [row[0] for row in page.rows]

@@ -6,7 +6,7 @@
 Promises
 - Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
   after it. Partitions that are added while it reads are found.
-- What retention took away before it was read is an error, never a gap that nobody sees; so is a topic made again, and
+- What retention took away before it was read is an error, never a gap that nobody sees; so is a recreated topic, and
   a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
 """
@@ -122,14 +122,14 @@ class KafkaReader:
             self._require_same(topic)
             new = partitions - offsets.keys()
             if gone := offsets.keys() - partitions:
-                raise _lost(f"the topic {topic!r} has lost partitions", f"{sorted(gone)} were read, it was made again")
+                raise _lost(f"the topic {topic!r} has lost partitions", f"{sorted(gone)} were read, it was recreated")
             if new:
                 found[topic] = dict(offsets)
             for partition in sorted(partitions if is_first else new):
                 low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_SECONDS)
                 offset = offsets.get(partition, high if start == "end" else low)
                 if not low <= offset <= high:
-                    what = "no longer has what was not read yet" if offset < low else "was made again"
+                    what = "no longer has what was not read yet" if offset < low else "was recreated"
                     raise _lost(
                         f"partition {partition} of {topic!r} {what}",
                         f"it holds {low} to {high}, {offset} is to be read next",
@@ -159,7 +159,7 @@ class KafkaReader:
             return
         before, self._ids[topic] = self._ids[topic], found
         if before and before != found:
-            raise _lost(f"the topic {topic!r} was made again", f"its id was {before}, and is {found}")
+            raise _lost(f"the topic {topic!r} was recreated", f"its id was {before}, and is {found}")
 
     def _partitions(self, consumer: Any, topic: str) -> set[int]:
         deadline = Deadline(_ANSWER_SECONDS)

@@ -118,8 +118,8 @@ class KafkaWriter:
     ) -> bool:
         """Hand a record over; False while the producer has no room for it."""
 
-        def report(error: ClientError | None, landed: Record) -> None:
-            if error is not None or landed.offset() is None:
+        def report(error: ClientError | None, acked: Record) -> None:
+            if error is not None or acked.offset() is None:
                 failures.append((record.message, error))
 
         timestamp = max(0, record.message.timestamp)
