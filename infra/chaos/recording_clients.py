@@ -87,12 +87,12 @@ class RecordedProducer:
 
     def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
         self._recorder = recorder
-        self._report: Report | None = settings.get("on_delivery")
-        self._hears_all = not settings.get("delivery.report.only.error")
         self._id = str(settings.get("transactional.id", ""))
         self._sent: dict[str, deque[tuple[str, int]]] = defaultdict(deque)  # by event: a report has no headers
-        own = {"on_delivery": self._reported, "delivery.report.only.error": False} if self._report else {}
-        self._producer = Producer({**settings, **own})
+        if report := settings.get("on_delivery"):
+            relay = self._relayed(report, errors_only=bool(settings.get("delivery.report.only.error")))
+            settings = {**settings, "on_delivery": relay, "delivery.report.only.error": False}
+        self._producer = Producer(dict(settings))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -139,15 +139,11 @@ class RecordedProducer:
             raise
         self._recorder.tell(TransactionStep, "ok", **said)
 
-    def _reported(self, error: KafkaError | None, message: Message) -> None:
-        self._write(error, message)
-        if self._report is not None and (error is not None or self._hears_all):
-            self._report(error, message)
-
-    def _relayed(self, callback: Report) -> Report:
+    def _relayed(self, callback: Report, *, errors_only: bool = False) -> Report:
         def relay(error: KafkaError | None, message: Message) -> None:
             self._write(error, message)
-            callback(error, message)
+            if error is not None or not errors_only:
+                callback(error, message)
 
         return relay
 
