@@ -1,8 +1,8 @@
 """A DAG that audits when a harvested message arrives.
 
-The watcher reads the topic from its end and takes no message for consumed: what arrives while it is not looking is in
-the next audit anyhow, and a backlog of messages starts one audit, not one each. Messages that came while an audit ran
-start one more after it. Connection `harvest_kafka_watch`: `auto.offset.reset=latest`, `enable.auto.commit=false`.
+The watcher reads the topic from its end and commits no offset. Messages that it misses are in the next audit anyway. A
+backlog of messages starts one audit, not one each. Messages that arrive during an audit start one more after it.
+Connection `harvest_kafka_watch`: `auto.offset.reset=latest`, `enable.auto.commit=false`.
 """
 
 import os
@@ -25,7 +25,7 @@ harvested_messages = Asset(
                 kafka_config_id="harvest_kafka_watch",
                 apply_function="airflow_dags.messages.harvested",
                 poll_timeout=1,
-                poll_interval=0,  # it is waited after each message that is not ours, not at the end of the log
+                poll_interval=0,  # the wait follows each foreign message, not the end of the log
                 commit_offset=False,
             ),
         )

@@ -1,8 +1,7 @@
 """The audit and its report, as tasks that several DAGs use.
 
-The audit is Spark's (`python -m spark_jobs.audit`) and leaves one row of numbers in `harvest_audit.summary`, under an
-id that is this task's own, so that a retry replaces it. The report reads that row, shows it, and fails when a number
-says that something is wrong.
+The audit is a Spark job (`python -m spark_jobs.audit`). It writes one row of numbers to `harvest_audit.summary`, under
+an id of this task, so that a retry replaces it. The report shows that row, and fails if a number shows an anomaly.
 """
 
 import os
@@ -20,7 +19,7 @@ from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError, HarvestError, NothingChecked
 
 ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
-"""Set to anything, an audit that finds no committed record counts as one: an outbox may be new."""
+"""If set, an audit that finds no committed record succeeds: an outbox may be new."""
 
 AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
 
@@ -34,7 +33,7 @@ _WRONG = {
 """Columns of the summary that must be zero: what a number in them means, and the table that names each record."""
 
 _FOUND = 1
-"""What the audit exits with when it found something, which is for the report to say."""
+"""The audit's exit code for anomalies, which the report names."""
 
 
 class AuditFailed(HarvestError):
@@ -46,7 +45,7 @@ class AuditMissing(HarvestError):
 
 
 def run_audit() -> BashOperator:
-    """Compare Kafka with what was committed, in a Spark of its own that ends with the task."""
+    """Compare Kafka with what was committed, in a Spark session that ends with the task."""
     command = f'{shlex.quote(sys.executable)} -m spark_jobs.audit --audit-id "$HARVEST_AUDIT_ID"'
     command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
     return BashOperator(
@@ -76,7 +75,7 @@ def report(audit_id: str) -> dict[str, Any]:
         raise AuditFailed(
             f"the audit found {counts}",
             evidence=f"{meanings}; of {numbers['committed']} committed, with {numbers['records']} in Kafka",
-            next_step=f"look at {', '.join(f'harvest_audit.{table}' for table in tables)}"
+            next_step=f"query {', '.join(f'harvest_audit.{table}' for table in tables)}"
             f" WHERE audit_id = '{numbers['audit_id']}'",
         )
     if not numbers["committed"] and not os.environ.get(ALLOW_EMPTY_VARIABLE):

@@ -1,4 +1,4 @@
-"""What the DAGs do with single Kafka messages. Airflow's Kafka provider calls these by their names."""
+"""Functions of the DAGs for single Kafka messages. Airflow's Kafka provider calls them by name."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from harvest_lib.record_header import HEADER_NAME, unpack
 
 
 def harvested(message: Message) -> dict[str, Any] | None:
-    """Say where a harvested message came from; None when it is not ours, or says so in a way we cannot read."""
+    """Return where a harvested message came from; None if it has no header of the harvester, or an unreadable one."""
     headers: list[tuple[str, Any]] = list(message.headers() or ())  # type: ignore[arg-type]  # as read, always a list
     for name, value in headers:
         if name == HEADER_NAME and isinstance(value, bytes):
@@ -43,10 +43,10 @@ def smoke_answer(mark: str, message: Message) -> dict[str, Any] | None:
 
 
 def delivered(error: ClientError | None, message: Message) -> None:
-    """Raise KafkaError when a message was not delivered: the provider by itself would only log that."""
+    """Raise KafkaError when a message was not delivered: the provider would only log that."""
     if error is not None:
         raise KafkaError(
             f"topic {message.topic()} did not take the message",
             evidence=error.str(),
-            next_step="check that the topic exists (`harvest` never has one created by mention) and takes writes",
+            next_step="check that the topic exists (`harvest` never creates one automatically) and accepts writes",
         )

@@ -1,6 +1,6 @@
-"""A DAG that shows that a topic takes messages and gives them back: produced, consumed, and waited for.
+"""A DAG that tests a topic: it produces a message, consumes it and waits for it.
 
-The topic is one for tests, not one that is harvested into: an audit would find its messages foreign. Connection
+Use a topic for tests, not one that the harvester writes to: an audit would report the messages as foreign. Connection
 `harvest_kafka`: `auto.offset.reset=earliest`, `enable.auto.commit=false`, a group of its own.
 """
 
@@ -21,12 +21,12 @@ _SECONDS = 60
 
 @task(task_id="compare")
 def compare(consumed: list[dict[str, Any]], awaited: dict[str, Any]) -> dict[str, Any]:
-    """Return where the message stands. Raises KafkaError unless it was consumed once, and where it was awaited."""
+    """Return the message's coordinates. Raises KafkaError unless it was consumed once, where it was awaited."""
     if consumed != [awaited]:
         raise KafkaError(
             "the message that was produced was not read back once",
             evidence=f"consumed {consumed}, awaited {awaited}",
-            next_step="look at the topic's retention and at who else writes to it",
+            next_step="check the topic's retention and who else writes to it",
         )
     return awaited
 

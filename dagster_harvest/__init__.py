@@ -1,16 +1,16 @@
-"""Dagster runs the harvester and shows it: a run that is kept alive, assets, checks.
+"""Runs and observes the harvester in Dagster: a run that is kept alive, assets, checks.
 
 definitions  what Dagster loads; it only gathers `defs/`
-components   "an outbox": a few lines of YAML become all of the below
-settings     what those lines may say, with units and defaults
-resources    the harvester's configuration, made when it is needed
-daemon       the run that harvests, and what it tells
-heartbeat    the rows by which a living run is known
-decisions    pure: what has to be done so that one run lives
-supervisor   the sensor that does it
+components   the component "an outbox": a few lines of YAML define all of the below
+settings     what those lines may contain, with units and defaults
+resources    the harvester's configuration, read when it is needed
+daemon       the run that harvests, and what it reports
+heartbeat    the table of heartbeats that prove that a run is alive
+decisions    pure: the next step that keeps one run alive
+supervisor   the sensor that takes it
 assets       source data, outbox, topics, audit tables
-checks       what is asserted of them, with the numbers
-quality      contracts and expectations, imported when they are asked for
-alerts       what failed, why, and the next step; what has recovered
-piped        a Spark job under Dagster Pipes: its log and its numbers come back
+checks       assertions about them, with numbers
+quality      contracts and expectations, imported when they are needed
+alerts       failures with cause and next step, and recoveries
+pipes_main   a Spark job under Dagster Pipes: its log and its numbers come back
 """

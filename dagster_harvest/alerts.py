@@ -1,7 +1,7 @@
-"""What failed, why, and the next step, in one line where it is looked for; and what has recovered.
+"""Reports failed runs, with cause and next step, in one line, and recoveries.
 
-A sensor, not a hook: a hook runs inside the run, and one whose process was killed has nobody to call it. `tell` may be
-replaced by whatever wakes people; the default is the log of the code location, and the sensor's own.
+Sensors, not hooks: a hook runs inside the run, and nothing calls it when the run's process was killed. `tell` can be
+replaced to page people; the default writes to the logs of the code location and of the sensor.
 """
 
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def log_alert(text: str) -> None:
-    """Say it in the log of the code location."""
+    """Log the alert in the code location."""
     _log.error("dagster_alert", extra={"reason": text})
 
 
@@ -69,7 +69,7 @@ def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[
 
 
 def told_failure(context: dg.RunFailureSensorContext) -> str:
-    """Return what is said of a failed run: of each step that failed its own words, else the run's."""
+    """Return the text about a failed run: the message of each failed step, else that of the run."""
     run = context.dagster_run
     causes = [
         data.user_failure_data.description

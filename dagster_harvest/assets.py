@@ -3,8 +3,8 @@
     source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic>
           ──Spark──► audit/<name>/summary, lost, duplicates, … ──► audit/<name>/verified
 
-What Spark writes has daily partitions, and a backfill of many days is one run and one Spark. Topics are external: the
-harvester fills them, and tells of it by observations.
+What Spark writes has daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
+the harvester fills them and reports by observations.
 """
 
 import json
@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dagster_harvest.audit_results import TABLES, AuditMissing, details, last_summary, require_compared
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
-from dagster_harvest.pipes_main import SAID_VARIABLE, WELL_VARIABLE
+from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import OutboxSettings, WriterSettings
 from harvest_lib.errors import HarvestError
@@ -36,7 +36,7 @@ VERIFIED = "verified"
 
 _LONGEST_SAID = 2000
 _FOUND_SOMETHING = (1,)
-"""The audit's exit code for anomalies: that they are there is for the checks to say."""
+"""The audit's exit code for anomalies, which the checks report."""
 _WHAT_AUDITS_FIND = {
     "summary": "One row per audit: every number.",
     "lost": "Records that were committed and are not in Kafka.",
@@ -47,7 +47,7 @@ _WHAT_AUDITS_FIND = {
 
 
 def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
-    """Return what is filled by others than Dagster's assets: source, topics, and the outbox if nobody here writes."""
+    """Return the external assets: source, topics, and the outbox if no asset writes it."""
     group = settings.name
     specs = [
         dg.AssetSpec(
@@ -99,7 +99,7 @@ def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.Asset
         arguments = ["--first-day", days.start, "--last-day", days.end]
         arguments += ["--table", writer.table, "--topic", settings.topics[0]]
         arguments += ["--source", writer.file] if writer.file else []
-        told = run_piped(context, settings, writer.module, arguments, outbox_option="--outbox")
+        told = run_under_pipes(context, settings, writer.module, arguments, outbox_option="--outbox")
         reports = _batches(writer.module, told)
         summary: Mapping[str, Any] = next((each["summary"] for each in told if "summary" in each), {})
         metadata = {
@@ -147,7 +147,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
-            run_piped(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
+            run_under_pipes(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
             with _resource(context, settings).connect() as connection:
                 summary = require_compared(last_summary(connection, audit_id), settings)
                 counts = details(connection, summary.audit_id)
@@ -193,7 +193,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
         if wrong := [verdict.description for verdict in blocking_verdicts(summary) if not verdict.passed]:
             raise dg.Failure(
                 description=f"the audit {summary.audit_id} found anomalies: {'; '.join(map(str, wrong))}",
-                metadata={"next_step": "look at the checks of the audit's summary, then audit again"},
+                metadata={"next_step": "read the checks of the audit's summary, then audit again"},
                 allow_retries=False,
             )
         return dg.MaterializeResult(metadata=_numbers(summary))
@@ -201,7 +201,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     return verified
 
 
-def run_piped(
+def run_under_pipes(
     context: AssetExecutionContext,
     settings: OutboxSettings,
     module: str,
@@ -212,8 +212,8 @@ def run_piped(
 ) -> Sequence[Mapping[str, Any]]:
     """Run a module under Dagster Pipes with the harvester's connection; return its messages, its log is the run's.
 
-    `well` are exit codes beside 0 that are no failure. The password travels in the process's environment alone.
-    Raises Failure with what the module said of its end.
+    `well` are exit codes beside 0 that are no failure. The password is passed in the process's environment only.
+    Raises Failure with the module's last error output.
     """
     resource = _resource(context, settings)
     config = resource.config()
@@ -224,7 +224,7 @@ def run_piped(
         "HARVEST_OUTBOX_TABLE": config.outbox_table,
         "HARVEST_BOOTSTRAP_SERVERS": str(config.base_kafka_config.get("bootstrap.servers", "")),
         "PYTHONPATH": _search_path(),
-        WELL_VARIABLE: ",".join(map(str, well)),
+        SUCCESS_CODES_VARIABLE: ",".join(map(str, well)),
         **({CONFIG_VARIABLE: resource.config_file} if resource.config_file else {}),
         **({"PGPASSWORD": password} if password else {}),
     }
@@ -233,9 +233,9 @@ def run_piped(
         command += ["--dsn", make_conninfo(**parameters), outbox_option, config.outbox_table]
     client: dg.PipesSubprocessClient = getattr(context.resources, PIPES_KEY)
     failed: str | None = None
-    with tempfile.TemporaryDirectory(prefix="harvest-piped-") as folder:
+    with tempfile.TemporaryDirectory(prefix="harvest-pipes-") as folder:
         said = Path(folder) / "said"
-        environment[SAID_VARIABLE] = str(said)
+        environment[STDERR_VARIABLE] = str(said)
         try:
             done = client.run(context=context, command=command, env=environment)
         except DagsterPipesExecutionError as error:
@@ -254,8 +254,8 @@ def run_piped(
 
 
 def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return what a writer module has told of its batches. Raises Failure if that is nothing, or not what is to be told
-    of each: nobody knows then what was loaded."""
+    """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: it is
+    unknown then what was loaded."""
     reports = [each for each in told if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)
     if reports and broken is None:
@@ -288,7 +288,7 @@ def _numbers(summary: AuditSummary) -> dict[str, Any]:
 
 
 def _search_path() -> str:
-    # As Dagster found this code, so the process does, installed or not.
+    # The process finds this code where Dagster found it, installed or not.
     return ":".join(path for path in sys.path if path)
 
 

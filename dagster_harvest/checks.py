@@ -1,13 +1,13 @@
-"""What is asserted of an outbox, its topics and its audits, with the numbers that say so.
+"""Checks of an outbox, its topics and its audits, with numbers.
 
-backlog_age, backlog_size     of the outbox; the supervisor evaluates them as it ticks, a person whenever they like
+backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
 lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block what is made from it, because
 ordering                      data downstream would be wrong; duplicates warn under deliveries that may repeat
 expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
 
-A number that is not known is no zero: a check that cannot read what it judges fails and says why, and so does one of an
-audit that compared nothing.
+An unknown number is not zero: a check that cannot read its input fails and says why. So does a check of an audit that
+compared nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ _WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
 
 def judged_backlog(waiting: Backlog, thresholds: Thresholds) -> tuple[Verdict, Verdict]:
-    """Judge how old and how long the backlog is. A threshold that is reached counts as crossed."""
+    """Judge the age and the size of the backlog. A threshold that is reached counts as crossed."""
     age = _graded(
         waiting.age_seconds,
         thresholds.backlog_age_warn_seconds,

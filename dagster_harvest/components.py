@@ -1,4 +1,4 @@
-"""The component "an outbox": what a `defs.yaml` of a few lines becomes."""
+"""The component "an outbox", which a few lines of `defs.yaml` define."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""The run that harvests: a job of one op that starts the harvester and stays with it.
+"""The run that harvests: a job of one op that starts the harvester and runs as long as it does.
 
-What it does, in order
-1. take the row by which it is known to live (`dagster_harvest.heartbeat`); refused if another run has it and lives
-2. start the harvester; stand by or lead, as the election says
-3. every few seconds tell the numbers: a log line, and an observation of each topic that the UI plots
-4. end by SIGTERM (the run is terminated), by what killed the harvester, or because another run was given its row:
-   the harvester stops and hands leadership over, and the row says that it was in order
+Steps
+1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
+2. start the harvester, which leads or is a standby
+3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
+4. end by SIGTERM when the run is terminated, when the harvester fails, or another run has claimed the row: the harvester stops and
+   hands leadership over, and the row records that it stopped in order
 """
 
 import logging
@@ -20,7 +20,7 @@ import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
-from dagster_harvest.heartbeat_thread import Beating
+from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, OutboxTableError
@@ -36,16 +36,16 @@ DAEMON_TAG = "harvest/daemon"
 GENERATION_TAG = "harvest/generation"
 SLOT_TAG = "harvest/slot"
 WORKED_TAG = "harvest/worked"
-"""Of a run that has delivered for `healthy_after_working_seconds`: what failed before it is not held against its
+"""The tag of a run that has delivered for `healthy_after_working_seconds`. Failures before it do not delay its
 successor."""
 
 _STEP_SECONDS = 0.2
-"""How long the interpreter is kept from running a signal handler at most."""
+"""The longest time for which a signal handler may be delayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What a run tells. `rate` is in records per second since it last told; `waiting` None while Postgres is away."""
+    """What a run reports. `rate` is in records per second since the last report; `waiting` is None without Postgres."""
 
     delivered: int
     rate: float
@@ -91,13 +91,13 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         tags={"kind": "kafka"},
     )
     def harvest(context: dg.OpExecutionContext) -> None:
-        """Harvest until the run is terminated, or something that will not pass ends it."""
+        """Harvest until the run is terminated or an error that is not temporary ends it."""
         failure: dg.Failure | None = None
         try:
             _Daemon(context, settings).run()
         except HarvestError as error:
             failure = as_failure(error)
-        if failure is not None:  # outside the handler: the causes of ours may quote a row, and Dagster stores them
+        if failure is not None:  # outside the handler: chained causes may quote a row, and Dagster stores them
             raise failure
 
     @dg.job(
@@ -105,7 +105,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
         f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
-        # Dagster's own retries know nothing of beats: the supervisor alone starts the next run.
+        # Dagster's own retries ignore heartbeats: only the supervisor starts the next run.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},
     )
     def job() -> None:
@@ -115,7 +115,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
 
 
 def as_failure(error: HarvestError) -> dg.Failure:
-    """Return what a person reads in the run: cause, evidence and the next step."""
+    """Return the failure that the run shows: cause, evidence and next step."""
     return dg.Failure(
         description=str(error),
         metadata={"cause": error.cause, "evidence": error.evidence or "none", "next_step": error.next_step},
@@ -124,7 +124,7 @@ def as_failure(error: HarvestError) -> dg.Failure:
 
 
 def location_of(run: dg.DagsterRun) -> str:
-    """Return the code location that a run is of."""
+    """Return the code location of a run."""
     origin = run.remote_job_origin
     return origin.location_name if origin is not None else "in-process"
 
@@ -147,34 +147,34 @@ class _Daemon:
         run, daemon = self._context.run, self._settings.daemon
         place = Place(name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0")))
         outbox = OutboxTable.parse(self._config.outbox_table)
-        beating = Beating(
+        heartbeat_thread = HeartbeatThread(
             self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.beat_every_seconds
         )
         given = run.tags.get(GENERATION_TAG)
         try:
-            self._generation = beating.start(
+            self._generation = heartbeat_thread.start(
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
-            with _overheard(self._told):
-                self._harvest(beating)
+            with _forwarded_logs(self._told):
+                self._harvest(heartbeat_thread)
         finally:
-            beating.close()
+            heartbeat_thread.close()
 
-    def _harvest(self, beating: Beating) -> None:
+    def _harvest(self, heartbeat_thread: HeartbeatThread) -> None:
         tune_interpreter()  # the process is this run's alone, in Dagster's launchers
         harvest = Harvest(self._config)
         harvest.set_event_handler(self._hear)
         try:
             harvest.start()
-            self._say(f"harvests as generation {self._generation}, or stands by for who leads")
+            self._say(f"harvests as generation {self._generation}, or is a standby")
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
-                if beating.was_succeeded.is_set():
+                if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
-                        "another run was given this one's place",
+                        "another run replaced this one",
                         evidence=f"the row of {self._settings.name!r} in harvest_daemons names another run",
-                        next_step="nothing: the other run harvests; look at why this one was taken for dead",
+                        next_step="nothing: the other run harvests; check why this one was considered dead",
                     )
                 if time.monotonic() >= due:
                     self._report(harvest)
@@ -185,7 +185,7 @@ class _Daemon:
     def _stop(self, harvest: Harvest) -> None:
         began = time.monotonic()
         harvest.stop()
-        with suppress(Exception):  # what killed it is on its way up already
+        with suppress(Exception):  # the error that ended it is being raised already
             if not harvest.await_stopped(STOP_TIMEOUT_SECONDS):
                 self._say(f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s", logging.ERROR)
         self._pass_on()
@@ -211,7 +211,7 @@ class _Daemon:
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
-        """Mark the run once it has worked for long enough. While Dagster's storage is away: at the next report."""
+        """Tag the run once it has worked for long enough; at the next report if Dagster's storage is unavailable."""
         waiting = numbers.waiting.records if numbers.waiting is not None else None
         if is_at_work(leads=numbers.leader_id is not None, delivered=delivered, waiting=waiting):
             self._worked_seconds += seconds
@@ -225,7 +225,7 @@ class _Daemon:
         try:
             with self._resource.connect() as connection:
                 return StatusReader(connection, self._config).waiting()
-        except (DatabaseError, OutboxTableError) as error:  # the harvester waits it out or tells, and so do we
+        except (DatabaseError, OutboxTableError) as error:  # the harvester retries or reports it, and so does this run
             self._say(f"the backlog could not be read: {error}", logging.WARNING)
             return None
 
@@ -243,7 +243,7 @@ class _Daemon:
                 pass
 
     def _pass_on(self) -> None:
-        """Log what other threads had to say; Dagster's event log is written from this one only."""
+        """Log the messages of other threads; only this thread writes Dagster's event log."""
         with suppress(queue.Empty):
             while True:
                 level, text = self._told.get_nowait()
@@ -256,14 +256,14 @@ class _Daemon:
 
 @contextmanager
 def _without_dagsters_storage() -> Iterator[None]:
-    """Go on while Dagster's own database is away: what is not told is no reason not to harvest."""
+    """Go on while Dagster's own database is unavailable: harvesting does not depend on reporting."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - of any of its storages; an interrupt is a BaseException
         _log.warning("event_log_failed", extra={"reason": type(error).__name__})
 
 
-class _Ear(logging.Handler):
+class _QueueHandler(logging.Handler):
     def __init__(self, told: "queue.SimpleQueue[tuple[int, str]]") -> None:
         super().__init__(logging.WARNING)
         self._told = told
@@ -275,14 +275,14 @@ class _Ear(logging.Handler):
 
 
 @contextmanager
-def _overheard(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
-    """Put what the library and the beats complain of into the queue."""
-    ear = _Ear(told)
+def _forwarded_logs(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
+    """Put warnings of the library and of the heartbeat thread into the queue."""
+    handler = _QueueHandler(told)
     loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
     for logger in loggers:
-        logger.addHandler(ear)
+        logger.addHandler(handler)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeHandler(ear)
+            logger.removeHandler(handler)

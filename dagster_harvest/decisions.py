@@ -1,16 +1,16 @@
-"""What has to be done so that exactly one run harvests. Pure: runs, the last beat and the time in, one step out.
+"""Decides the next step so that exactly one run harvests. Pure: from the runs, the last heartbeat and the time.
 
-A run is alive as long as it beats, whatever Dagster believes: the default launcher never notices that a run's process
-is gone, and the run stays STARTED for ever. So a run that Dagster believes STARTED and that has not beaten for
-`stale_after_seconds` is given up, and the next generation begins, the later the more runs have failed in a row. A run
-that has delivered for some time ends the row: what kept earlier ones from working is over.
+A run is alive as long as it sends heartbeats, whatever Dagster believes: the default launcher never notices that a
+run's process is gone, and the run stays STARTED for ever. If a run is STARTED in Dagster and has sent no heartbeat for
+`stale_after_seconds`, it is given up and the next generation begins. The delay grows with the number of runs that
+failed in a row. A run that has delivered for some time resets that number.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dagster_harvest.heartbeat import Beat
+from dagster_harvest.heartbeat import Heartbeat
 from dagster_harvest.settings import DaemonSettings
 
 Phase = Literal["queued", "starting", "started", "canceling", "failed", "canceled", "succeeded"]
@@ -34,14 +34,14 @@ class DaemonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """The database of the beats could not be asked."""
+    """The database of the heartbeats could not be queried."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """One run is alive, or may be: nothing to do."""
+    """One run is or may be alive: nothing to do."""
 
     run_id: str
     reason: str
@@ -49,7 +49,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """None is alive, and it is not time for the next."""
+    """No run is alive, and it is too early to start the next."""
 
     seconds: float
     failures: int
@@ -77,13 +77,15 @@ class GiveUp:
 Decision = Keep | Wait | Start | GiveUp
 
 
-def decide(runs: Sequence[DaemonRun], beat: Beat | Unknown | None, *, now: float, settings: DaemonSettings) -> Decision:
+def decide(
+    runs: Sequence[DaemonRun], heartbeat: Heartbeat | Unknown | None, *, now: float, settings: DaemonSettings
+) -> Decision:
     """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds."""
     newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
     for run in newest_first:
         if run.phase in _ACTIVE:
-            return _of_active(run, beat, now, settings)
-    known = beat if isinstance(beat, Beat) else None
+            return _of_active(run, heartbeat, now, settings)
+    known = heartbeat if isinstance(heartbeat, Heartbeat) else None
     generation = 1 + max([*(run.generation for run in runs), known.generation if known else 0])
     finished = {run.run_id for run in runs}
     if known and not known.is_stopped and known.age_seconds < settings.stale_after_seconds:
@@ -92,12 +94,12 @@ def decide(runs: Sequence[DaemonRun], beat: Beat | Unknown | None, *, now: float
         return Wait(
             seconds=settings.stale_after_seconds - known.age_seconds,
             failures=failures_in_a_row(newest_first, settings),
-            reason=f"run {known.run_id}, {whose}, still beats",
+            reason=f"run {known.run_id}, {whose}, still sends heartbeats",
         )
     failures = failures_in_a_row(newest_first, settings)
     if failures:
         delay = backoff_seconds(failures, settings)
-        # What was found dead had died at its last beat; the backoff counts from there.
+        # A dead run died at its last heartbeat; the backoff counts from there.
         died = now - known.age_seconds if known and known.run_id == newest_first[0].run_id else now
         waited = now - min(newest_first[0].changed_at, died)
         if waited < delay:
@@ -137,22 +139,26 @@ def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
     return leads and (delivered > 0 or waiting == 0)
 
 
-def _of_active(run: DaemonRun, beat: Beat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
+def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
     since = now - run.changed_at
     if run.phase in _PENDING:
         # A queue may be long, and that is for its owner to say; what was launched has to come.
         if run.phase == "starting" and since >= settings.start_within_seconds:
             return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
         return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")
-    if isinstance(beat, Unknown):
-        return Keep(run_id=run.run_id, reason=f"believed {run.phase}; nobody can say whether it lives: {beat.reason}")
-    own = beat if beat is not None and beat.run_id == run.run_id else None
+    if isinstance(heartbeat, Unknown):
+        return Keep(
+            run_id=run.run_id, reason=f"believed {run.phase}; nobody can say whether it lives: {heartbeat.reason}"
+        )
+    own = heartbeat if heartbeat is not None and heartbeat.run_id == run.run_id else None
     was_canceled = run.phase == "canceling"
     if own is None:
         if since >= 2 * settings.stale_after_seconds:
-            return GiveUp(run_id=run.run_id, was_canceled=was_canceled, reason=f"has not beaten in {since:.0f} s")
-        return Keep(run_id=run.run_id, reason=f"{run.phase}, no beat yet")
+            return GiveUp(
+                run_id=run.run_id, was_canceled=was_canceled, reason=f"has sent no heartbeat in {since:.0f} s"
+            )
+        return Keep(run_id=run.run_id, reason=f"{run.phase}, no heartbeat yet")
     if own.age_seconds < settings.stale_after_seconds:
-        return Keep(run_id=run.run_id, reason=f"alive: last beat {own.age_seconds:.1f} s ago")
-    silence = f"last beat {own.age_seconds:.1f} s ago on {own.host}, process {own.pid}"
+        return Keep(run_id=run.run_id, reason=f"alive: last heartbeat {own.age_seconds:.1f} s ago")
+    silence = f"last heartbeat {own.age_seconds:.1f} s ago on {own.host}, process {own.pid}"
     return GiveUp(run_id=run.run_id, was_canceled=was_canceled or own.is_stopped, reason=silence)

@@ -1,10 +1,10 @@
-"""The rows by which a living run is known, in the outbox's own database: Postgres's clock, one row per daemon.
+"""The table of heartbeats, in the outbox's own database: one row per daemon, timed by Postgres's clock.
 
 Promises
-- Of two runs that claim one row, one has it: the other is refused while the first is alive, unless it is of a later
-  generation, as the supervisor gives it to a successor of the dead.
-- A run that was succeeded learns it at its next beat, however long it was frozen.
-- A run that stopped in order says so.
+- Of two runs that claim one row, only one gets it. The other is refused while the first is alive, unless it has a later
+  generation, which the supervisor gives to the successor of a dead run.
+- A run that was replaced learns it at its next heartbeat, however long it was frozen.
+- A run that stopped in order records that.
 """
 
 import os
@@ -52,7 +52,7 @@ WHERE daemon.generation < %(generation)s
 RETURNING generation
 """
 
-_BEAT = """
+_RENEW = """
 UPDATE {table} SET beat_at = clock_timestamp()
 WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND run_id = %(run_id)s
 """
@@ -82,8 +82,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """The last sign of a run. Ages are in seconds, by Postgres's clock."""
+class Heartbeat:
+    """The last heartbeat of a run. Ages are in seconds, by Postgres's clock."""
 
     run_id: str
     generation: int
@@ -93,7 +93,7 @@ class Beat:
     is_stopped: bool
 
 
-class Heartbeats:
+class HeartbeatTable:
     """The table, on a connection of the caller's, in autocommit. Calls raise DatabaseError."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> None:
@@ -114,7 +114,7 @@ class Heartbeats:
             self._connection.execute(self._fill(_CREATE))
 
     def claim(self, place: Place, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
-        """Take the row for a run and return its generation; None stands for the next one.
+        """Claim the row for a run and return its generation; None means the next one.
 
         Raises LifecycleError if another run has it and lives.
         """
@@ -133,25 +133,25 @@ class Heartbeats:
         other = self.read(place)
         raise LifecycleError(
             f"another run harvests {place.name!r} in the code location {place.location!r} already",
-            evidence=f"run {other.run_id}, generation {other.generation}, has beaten {other.age_seconds:.1f} s ago "
-            f"on {other.host}"
+            evidence=f"run {other.run_id}, generation {other.generation}, on {other.host}, sent a heartbeat "
+            f"{other.age_seconds:.1f} s ago"
             if other is not None
             else "its row was taken meanwhile",
             next_step="leave the starting to the supervisor, or terminate the other run first",
         )
 
-    def beat(self, place: Place, run_id: str) -> bool:
-        """Say that a run lives; tell whether the row is still its own."""
+    def renew(self, place: Place, run_id: str) -> bool:
+        """Record a heartbeat; tell whether the row still belongs to the run."""
         with translated():
-            return self._connection.execute(self._fill(_BEAT), {**place.values(), "run_id": run_id}).rowcount == 1
+            return self._connection.execute(self._fill(_RENEW), {**place.values(), "run_id": run_id}).rowcount == 1
 
     def stop(self, place: Place, run_id: str) -> None:
-        """Say that a run has stopped in order."""
+        """Record that a run has stopped in order."""
         with translated():
             self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
 
-    def read(self, place: Place) -> Beat | None:
-        """Return the last sign of whoever has the row, if anybody ever had it."""
+    def read(self, place: Place) -> Heartbeat | None:
+        """Return the last heartbeat in the row, None if nobody ever claimed it."""
         if not self._exists():
             return None
         with translated():
@@ -159,7 +159,7 @@ class Heartbeats:
         if row is None:
             return None
         run_id, generation, host, pid, age, is_stopped = row
-        return Beat(
+        return Heartbeat(
             run_id=run_id,
             generation=generation,
             host=host,

@@ -1,4 +1,4 @@
-"""The thread that beats for a run, so that a count of a long backlog or a slow event log costs no beat."""
+"""A thread that sends a run's heartbeats, so that a slow count of the backlog or a slow event log delays none."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib.errors import DatabaseError, HarvestError
 from harvest_lib.outbox import OutboxTable
 
@@ -19,8 +19,8 @@ _JOIN_SECONDS = 1.0
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
-class Beating:
-    """Beats for one run from `start` to `close`; waits outages of Postgres out."""
+class HeartbeatThread:
+    """Sends the heartbeats of one run from `start` to `close`; waits while Postgres is unavailable."""
 
     def __init__(self, connect: Connect, outbox: OutboxTable, place: Place, *, run_id: str, every_seconds: float):
         self.was_succeeded = threading.Event()
@@ -31,22 +31,22 @@ class Beating:
         self._run_id = run_id
         self._every_seconds = every_seconds
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="harvest-beats", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="harvest-heartbeats", daemon=True)
         self._connection: psycopg.Connection[Any] | None = None
 
     def start(self, *, generation: int | None, stale_after_seconds: float) -> int:
-        """Take the row, begin to beat, and return the generation. Raises HarvestError."""
+        """Take the row, begin to send heartbeats, and return the generation. Raises HarvestError."""
         self._connection = self._connect()
-        beats = Heartbeats.beside(self._connection, self._outbox)
-        beats.create()
-        claimed = beats.claim(
+        heartbeats = HeartbeatTable.beside(self._connection, self._outbox)
+        heartbeats.create()
+        claimed = heartbeats.claim(
             self._place, run_id=self._run_id, generation=generation, stale_after_seconds=stale_after_seconds
         )
         self._thread.start()
         return claimed
 
     def close(self) -> None:
-        """Stop beating, and say that the run stopped in order unless Postgres is away or the row is another's."""
+        """Stop, and record that the run stopped in order unless Postgres is unavailable or another run has the row."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
@@ -55,7 +55,7 @@ class Beating:
         if self._connection is None:
             return
         with contextlib.suppress(HarvestError):
-            Heartbeats.beside(self._connection, self._outbox).stop(self._place, self._run_id)
+            HeartbeatTable.beside(self._connection, self._outbox).stop(self._place, self._run_id)
         self._connection.close()
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class Beating:
             try:
                 if self._connection is None:
                     self._connection = self._connect()
-                is_ours = Heartbeats.beside(self._connection, self._outbox).beat(self._place, self._run_id)
+                is_ours = HeartbeatTable.beside(self._connection, self._outbox).renew(self._place, self._run_id)
             except DatabaseError as error:
                 if not is_away:
                     _log.warning("heartbeat_failed", extra={"reason": str(error)})

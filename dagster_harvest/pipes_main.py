@@ -1,8 +1,8 @@
 """Run a module as a program under Dagster Pipes: `python -m dagster_harvest.pipes_main MODULE ARGUMENTS…`.
 
-What it writes to standard output comes back as the run's log, line by line, and a line that is a JSON object also as a
-message; what it writes to standard error comes back as errors. The module itself knows nothing of Dagster. Java writes
-past Python: that is in the run's captured output.
+Each line on standard output becomes a line of the run's log; a JSON object becomes a message too. Lines on standard
+error become errors. The module does not depend on Dagster. Java bypasses Python: its output is in the run's captured
+output.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from dagster_pipes import PipesContext, open_dagster_pipes
 
-SAID_VARIABLE = "HARVEST_PIPED_SAID"
-"""Names a file that takes what was written to standard error, for whoever has to tell why a job failed."""
+STDERR_VARIABLE = "HARVEST_PIPED_SAID"
+"""Names a file that receives standard error, to explain why a job failed."""
 
-WELL_VARIABLE = "HARVEST_PIPED_WELL"
-"""Exit codes, commas between them, that are no failure of the run: an audit that finds something has done its work."""
+SUCCESS_CODES_VARIABLE = "HARVEST_PIPED_WELL"
+"""Exit codes, separated by commas, that are no failure of the run, such as an audit that finds anomalies."""
 
 
 class Lines(io.TextIOBase):
-    """A stream that hands on whole lines."""
+    """A stream that passes on whole lines."""
 
     def __init__(self, hear: Callable[[str], None]) -> None:
         self._hear = hear
@@ -46,7 +46,7 @@ class Lines(io.TextIOBase):
 def main() -> int:
     """Run the module that the command line names; return its exit code."""
     module, *arguments = sys.argv[1:]
-    said = os.environ.get(SAID_VARIABLE)
+    said = os.environ.get(STDERR_VARIABLE)
     with open_dagster_pipes() as pipes:
         out, error = Lines(lambda line: _out(pipes, line)), Lines(lambda line: _error(pipes, line, said))
         sys.argv = [module, *arguments]
@@ -59,7 +59,7 @@ def main() -> int:
         out.close()
         error.close()
         if code is None or isinstance(code, int):
-            is_well = str(code) in os.environ.get(WELL_VARIABLE, "").split(",")
+            is_well = str(code) in os.environ.get(SUCCESS_CODES_VARIABLE, "").split(",")
             return 0 if code is None or is_well else code
         _error(pipes, str(code), said)
         return 1

@@ -78,7 +78,7 @@ def _contract_check(
         except HarvestError as error:
             return named(unreadable(error), "schema", key)
         rows = len(frame)
-        said = f"{rows:,} rows are as declared" if rows else "no rows to look at: the columns alone are as declared"
+        said = f"{rows:,} rows are as declared" if rows else "no rows to check: the columns alone are as declared"
         return named(Verdict(passed=True, description=said, metadata={"rows": rows}), "schema", key)
 
     return schema

@@ -1,9 +1,9 @@
-"""The harvester's configuration as a Dagster resource, and what is made from it.
+"""The harvester's configuration as a Dagster resource.
 
 Promises
-- Nothing secret is a value of this resource in the clear: `dsn` is given as an `EnvVar`, of which Dagster stores and
-  shows the name; what the YAML holds stays in it. A connection string with a password in it is refused.
-- Nothing is read, and nobody asked, before a run, a check or a tick needs it.
+- No value of this resource is a secret in clear text: `dsn` is an `EnvVar`, of which Dagster stores and shows only the
+  name; secrets of the YAML stay in it. A connection string with a password is refused.
+- Nothing is read and no server is contacted before a run, a check or a tick needs it.
 """
 
 import os
@@ -27,18 +27,18 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     """Where the harvester's configuration is, and what overrides it."""
 
     config_file: str | None = None
-    """The YAML; what it says goes before HARVEST_* variables, which the whole process shares. Default: the file that
-    HARVEST_CONFIG names, after the variables, and without that the variables alone."""
+    """The YAML file; it overrides HARVEST_* variables, which the whole process shares. Default: the file that
+    HARVEST_CONFIG names, which the variables override; without it, the variables alone."""
     dsn: str | None = None
     """An `EnvVar` with the connection string of Postgres; default: as in the YAML, or HARVEST_DSN."""
     outbox_table: str | None = None
     """Default: as in the YAML, or `outbox`."""
 
     def get_resource_definition(self) -> Any:
-        """Return what Dagster stores of this resource. Raises ConfigError for a password in the clear."""
+        """Return what Dagster stores of this resource. Raises ConfigError for a password in clear text."""
         if self.dsn is not None and not isinstance(self.dsn, dg.EnvVar) and not _is_free_of_secrets(self.dsn):
             raise ConfigError(
-                "a connection string with a password stands in the clear, where Dagster would store and show it",
+                "a connection string with a password is in clear text, where Dagster would store and show it",
                 field="dsn",
                 next_step='put it into an environment variable and write `dsn=EnvVar("HARVEST_DSN")`',
             )
@@ -67,7 +67,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
         return Harvest(self.config())
 
     def conninfo(self) -> str:
-        """Return the connection string, password and all: for a process's environment, never for a log."""
+        """Return the connection string with its password: for a process's environment, never for a log."""
         return self.config().data_source.conninfo()
 
     def connect(self) -> "psycopg.Connection[Any]":
@@ -80,4 +80,4 @@ def _is_free_of_secrets(dsn: str) -> bool:
     try:
         return not conninfo_to_dict(dsn).get("password")
     except psycopg.Error:
-        return False  # what cannot be read may hold anything
+        return False  # an unreadable string may contain a secret

@@ -1,4 +1,4 @@
-"""What a `defs.yaml` may say of an outbox. Nothing here is secret: variables are named, never their values."""
+"""What a `defs.yaml` may contain about an outbox. No secrets: it names variables, never their values."""
 
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -61,7 +61,7 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     beat_every_seconds: float = Field(default=2.0, gt=0)
     """How often a run proves that it lives. Default 2 s."""
     stale_after_seconds: float = Field(default=15.0, gt=0)
-    """After so long without a beat a run is taken for dead. Default 15 s."""
+    """A run without a heartbeat for so long is considered dead. Default 15 s."""
     look_every_seconds: int = Field(default=10, ge=1, le=30)
     """How often the supervisor looks; Dagster's own sensors look every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)

@@ -1,8 +1,8 @@
 """The sensor that keeps exactly one run of a daemon per code location and slot, or watches one that runs elsewhere.
 
-A tick reads the runs of the job, the last beat, and the outbox; what it does is decided in `dagster_harvest.decisions`.
-It asks no broker unless the harvester runs elsewhere, gives no statement more than some seconds, and never harvests.
-The cursor is what the last tick saw, as JSON; the tick's message says it in words.
+A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides what it does.
+It queries brokers only if the harvester runs elsewhere, limits each statement to some seconds, and never harvests.
+The cursor is what the last tick observed, as JSON; the tick's message says it in words.
 """
 
 import json
@@ -16,14 +16,14 @@ import dagster as dg
 from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
 from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, WORKED_TAG, location_of
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, Keep, Phase, Start, Unknown, Wait, decide
-from dagster_harvest.heartbeat import Beat, Heartbeats, Place
+from dagster_harvest.heartbeat import Heartbeat, HeartbeatTable, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import Backlog, StatusReader
 from harvest_lib.outbox import OutboxTable
 
-_RUNS_LOOKED_AT = 25
+_RUNS_READ = 25
 _TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
 """By mode: a run tells its numbers itself."""
 
@@ -41,7 +41,7 @@ _PHASES: dict[dg.DagsterRunStatus, Phase] = {
 
 
 def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) -> dg.SensorDefinition:
-    """Return the sensor; it is on by default: whoever adds an outbox wants it harvested. `external` needs no job."""
+    """Return the sensor; it is on by default, because an outbox is added to be harvested. `external` needs no job."""
 
     @dg.sensor(
         name=f"{settings.name}_supervisor",
@@ -81,7 +81,7 @@ class _Tick:
                 requests += [request] if request is not None else []
                 said.append(words)
                 state[f"slot {slot}"] = seen
-        events, words = self._outlook(state)
+        events, words = self._backlog_events(state)
         said.append(words)
         message = "; ".join(said)
         self._context.log.info(message)
@@ -96,22 +96,26 @@ class _Tick:
 
     def _keep(self, slot: int) -> tuple[dg.RunRequest | None, str, dict[str, Any]]:
         place = Place(name=self._settings.name, location=self._location, slot=slot)
-        beat = self._beat(place)
-        decision = self._decide(slot, beat)
+        heartbeat = self._heartbeat(place)
+        decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
-            # After an outage of Postgres every beat is old for a moment: those who live get the time for one.
+            # After an outage of Postgres every heartbeat is old for a moment: living runs get the time for one.
             time.sleep(2 * self._settings.daemon.beat_every_seconds)
-            beat = self._beat(place)
-            decision = self._decide(slot, beat)
+            heartbeat = self._heartbeat(place)
+            decision = self._decide(slot, heartbeat)
         given_up: list[str] = []
         while isinstance(decision, GiveUp) and decision.run_id not in given_up:
             given_up.append(decision.run_id)
             self._give_up(decision)
-            decision = self._decide(slot, beat)
+            decision = self._decide(slot, heartbeat)
         before = f"gave up {', '.join(given_up)}; " if given_up else ""
         seen: dict[str, Any] = {"decision": type(decision).__name__.lower(), "reason": decision.reason}
-        if isinstance(beat, Beat):
-            seen |= {"generation": beat.generation, "run": beat.run_id, "beat_age_seconds": round(beat.age_seconds, 1)}
+        if isinstance(heartbeat, Heartbeat):
+            seen |= {
+                "generation": heartbeat.generation,
+                "run": heartbeat.run_id,
+                "beat_age_seconds": round(heartbeat.age_seconds, 1),
+            }
         match decision:
             case Keep() | GiveUp():
                 return None, f"{before}run {decision.run_id}: {decision.reason}", seen
@@ -124,8 +128,8 @@ class _Tick:
             case other:
                 assert_never(other)
 
-    def _decide(self, slot: int, beat: Beat | Unknown | None) -> Decision:
-        return decide(self._runs(slot), beat, now=time.time(), settings=self._settings.daemon)
+    def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
+        return decide(self._runs(slot), heartbeat, now=time.time(), settings=self._settings.daemon)
 
     def _request(self, slot: int, decision: Start) -> dg.RunRequest:
         key = f"{self._settings.name}:{slot}:{decision.generation}"
@@ -142,18 +146,18 @@ class _Tick:
         else:
             self._context.instance.report_run_failed(run, text)
 
-    def _beat(self, place: Place) -> Beat | Unknown | None:
+    def _heartbeat(self, place: Place) -> Heartbeat | Unknown | None:
         try:
             with self._resource.connect() as connection:
                 outbox = OutboxTable.parse(self._resource.config().outbox_table)
-                return Heartbeats.beside(connection, outbox).read(place)
+                return HeartbeatTable.beside(connection, outbox).read(place)
         except HarvestError as error:
             return Unknown(reason=error.cause)
 
     def _runs(self, slot: int) -> Sequence[DaemonRun]:
         found = self._context.instance.get_run_records(
             dg.RunsFilter(job_name=self._settings.daemon_job_name, tags={DAEMON_TAG: self._settings.name}),
-            limit=_RUNS_LOOKED_AT * self._settings.daemon.runs,
+            limit=_RUNS_READ * self._settings.daemon.runs,
         )
         return [
             _seen(record)
@@ -165,14 +169,14 @@ class _Tick:
 
     # -- the outbox
 
-    def _outlook(self, state: dict[str, Any]) -> tuple[list[Any], str]:
-        """Return the events of the backlog's checks (of an external harvester also what is seen of it), and words."""
+    def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
+        """Return the events of the backlog's checks (of an external harvester also observations), and a summary."""
         try:
             with self._resource.connect() as connection:
                 config = self._resource.config()
-                outlook = StatusReader(connection, config)
-                waiting = outlook.waiting()
-                leads = outlook.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
+                status = StatusReader(connection, config)
+                waiting = status.waiting()
+                leads = status.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
         except HarvestError as error:
             self._context.log.warning(str(error))
             return [], f"the outbox cannot be read: {error.cause}"

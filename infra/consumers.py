@@ -21,7 +21,7 @@ _WAIT_SECONDS = 60.0
 
 
 class ConsumerPool:
-    """Some members of a group. Every number stands for a member, whichever process it has by now."""
+    """Some members of a group. A number identifies a member, whichever process it has by now."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path) -> None:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
@@ -53,18 +53,18 @@ class ConsumerPool:
             self._logs.append(JsonLines(member.log))
             self._spawn(number - 1)
 
-    def strike(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
-        """Kill one member and freeze another, anywhere in a transaction; once others have what it had, thaw that one.
+    def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
+        """Kill one member and freeze another, anywhere in a transaction. Thaw that one once others have its partitions.
 
-        `written` and `taken` count messages. Returns once all have been taken that were written as it woke; raises
-        StackError where that does not come.
+        `written` and `taken` count messages. Returns once all have been taken that were written by then. Raises
+        StackError if that takes too long.
         """
         self._await(lambda: all(map(self.owns, range(len(self._members)))), "a consumer is given no partition")
         killed, frozen = self._random.sample(range(len(self._members)), 2)
         time.sleep(self._random.random())
         self.freeze(frozen)
         self.kill(killed)
-        self._await(lambda: not self.owns(frozen), "nobody takes over from a consumer that is frozen")
+        self._await(lambda: not self.owns(frozen), "no consumer gets the partitions of a frozen one")
         self.thaw(frozen)
         goal = written()
         self._await(lambda: taken() >= goal, "consumers do not catch up")
@@ -97,7 +97,7 @@ class ConsumerPool:
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Tell whether a member has partitions that nobody has taken over, as of the last look."""
+        """Tell whether a member has partitions that no other has got since, as of the last look."""
         return member in self._owner.values()
 
     def look(self) -> None:

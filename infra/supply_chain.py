@@ -62,7 +62,7 @@ def incomplete(bill: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reviewed(text: str) -> dict[str, str]:
-    """Read the ids that were looked at, and why they stay. Raises ValueError for one without a reason."""
+    """Read the ids that were reviewed, and why they stay. Raises ValueError for one without a reason."""
     found = {}
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):

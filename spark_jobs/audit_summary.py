@@ -48,7 +48,7 @@ class AuditSummary:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no committed record was found, so that no delivery was looked at."""
+        """Whether no committed record was found, so that no delivery was checked."""
         return self.committed == 0
 
     @property

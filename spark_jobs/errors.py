@@ -10,16 +10,16 @@ class SourceError(HarvestError):
 
 
 class BatchConflict(HarvestError):
-    """A batch id that was promoted before stands for other data now: give the new data a new batch id."""
+    """A batch id that was promoted before now has other data: give the new data a new batch id."""
 
     exit_code = 8
 
 
 class PromotionRefused(DatabaseError):
-    """What stands in Postgres is not what Spark computed, so nothing was promoted: run the batch again."""
+    """The data in Postgres differs from what Spark computed, so nothing was promoted: run the batch again."""
 
 
 class EmptyBatch(HarvestError):
-    """The frame has no rows, which a batch that is due mostly should not have: look at its source."""
+    """The frame has no rows, which is unexpected for a batch that is due: check its source."""
 
     exit_code = 3

@@ -4,7 +4,7 @@ Business rows and outbox rows of a month commit together, once: running the job 
 key is the aircraft's tail number; a flight without one has carrier and flight number instead, such as `UA1545`.
 
 Exit codes: 0 all asked for is promoted; 3 bad arguments or source file; 4 the outbox table is missing or is not one;
-5 database; 8 a batch id stands for other data than when it was promoted; 130 interrupted.
+5 database; 8 a batch id has other data than when it was promoted; 130 interrupted.
 """
 
 import sys

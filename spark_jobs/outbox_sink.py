@@ -5,7 +5,7 @@ declared order, and enters the batch into a ledger. A batch that is in the ledge
 with other data is refused.
 
 Exit codes: 0 the batch is promoted, now or before; 1 a row can be no record; 3 bad arguments or input; 4 the outbox or
-the staging table is not one; 5 database; 8 the batch id stands for other data; 130 interrupted.
+the staging table is not one; 5 database; 8 the batch id has other data; 130 interrupted.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def sink(
         raise EmptyBatch(
             f"batch {batch_id} is empty",
             evidence="Spark computed 0 rows",
-            next_step="look at what the frame is read from, or allow empty batches (allow_empty, --allow-empty)",
+            next_step="check what the frame is read from, or allow empty batches (allow_empty, --allow-empty)",
         )
     return report
 
@@ -79,9 +79,9 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """Return what `DataStreamWriter.foreachBatch` takes: each micro-batch is promoted once, under `stream:number`.
 
-    A stream that starts again from its checkpoint repeats its last micro-batch, which the ledger then knows. Without
-    its checkpoint it would count anew, and its numbers stand for other data: that is refused (BatchConflict), and wants
-    a new name of the stream.
+    A stream that restarts from its checkpoint repeats its last micro-batch, which the ledger knows. Without its
+    checkpoint it counts from 0 again, and its numbers mean other data: that is refused (BatchConflict), and the stream
+    needs a new name.
     """
     if not stream:
         raise ConfigError("the stream has no name", field="stream", next_step="name it: its batches are known by that")

@@ -99,7 +99,7 @@ def spark_session(
         raise ConfigError(
             "Spark's Java process did not start",
             field="JAVA_HOME",
-            next_step="install Java 17 or 21, or point JAVA_HOME at one; Spark's own message stands above",
+            next_step="install Java 17 or 21, or point JAVA_HOME at one; Spark's own message is above",
         ) from error
     try:
         yield session

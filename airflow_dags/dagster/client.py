@@ -1,7 +1,7 @@
-"""Dagster's GraphQL as far as starting a run and following it needs it, for code that must not block.
+"""A client of Dagster's GraphQL API that starts and follows runs. It does not block.
 
-Answers are values; what went wrong is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable`
-may pass by itself: whoever gets it may ask again.
+Answers are values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable` may be
+temporary: the caller may ask again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _EVIDENCE = 500
 
 
 class DagsterError(HarvestError):
-    """Dagster could not do what it was asked: the run, the job or the server named in the message is where to look."""
+    """Dagster could not do what it was asked: check the run, the job or the server named in the message."""
 
 
 class DagsterUnreachable(DagsterError):
@@ -30,7 +30,7 @@ class DagsterUnreachable(DagsterError):
 
 
 class DagsterRefused(DagsterError):
-    """Dagster answers and says no: check credentials, versions and what was asked for."""
+    """Dagster refuses: check credentials, versions and what was asked for."""
 
 
 class JobMissing(DagsterError):
@@ -81,10 +81,10 @@ class Work:
 
 
 class DagsterClient:
-    """Talk to one Dagster webserver. `url` may hold user and password; they are sent, and never shown."""
+    """Talks to one Dagster webserver. `url` may hold user and password; they are sent, and never shown."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; nothing is sent yet, and an address that is none is found out by the first question."""
+        """Prepare; nothing is sent yet. The first request reports an invalid address."""
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
@@ -92,18 +92,18 @@ class DagsterClient:
         authentication = httpx.BasicAuth(parsed.username, parsed.password) if parsed.userinfo else None
         usable = parsed.scheme in {"http", "https"} and bool(parsed.host)
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/") if usable else ""
-        # Without TLS no certificates are read: that would hold up whoever shares the event loop.
+        # Without TLS no certificates are read: that would block the event loop.
         encrypted = parsed.scheme == "https"
         self._http = httpx.AsyncClient(auth=authentication, timeout=_REQUEST_SECONDS, verify=encrypted)
 
     def run_url(self, run_id: str) -> str:
-        """Return where a person looks at the run."""
+        """Return the address of the run's page."""
         return f"{self.url}/runs/{run_id}"
 
     async def find_job(self, name: str, location: str = "") -> Job:
         """Return where the job is.
 
-        Raises JobMissing when it is nowhere, or in several locations and none was named; DagsterUnreachable when it may
+        Raises JobMissing when no location has it, or several have it and none was named; DagsterUnreachable when it may
         be in one that does not load.
         """
         answer = _expect(await self._ask(queries.JOBS), "workspaceOrError", "Workspace")
@@ -125,19 +125,21 @@ class DagsterClient:
                 next_step="name the location as well",
             )
         loading = [
-            f"{place}: {content.get('message', 'it is loading')}" for place, content in loaded if not _loads(content)
+            f"{place}: {content.get('message', 'it is loading')}"
+            for place, content in loaded
+            if "repositories" not in content
         ]
         if loading:
             raise DagsterUnreachable(
                 f"Dagster cannot say whether it has a job {name!r}: a code location does not load",
                 evidence=_short("; ".join(loading)),
-                next_step=f"look at {self.url}/locations",
+                next_step=f"check {self.url}/locations",
             )
         known = sorted({job.name for job in jobs if not job.name.startswith("__")})
         raise JobMissing(
             f"Dagster has no job {name!r}" + (f" in the code location {location!r}" if location else ""),
             evidence=_short(f"its jobs: {', '.join(known) or 'none'}"),
-            next_step=f"look at {self.url}/jobs, then correct the name or the code location",
+            next_step=f"check {self.url}/jobs, then correct the name or the code location",
         )
 
     async def runs_with(self, tags: Mapping[str, str]) -> list[Run]:
@@ -148,7 +150,7 @@ class DagsterClient:
         return [_run(each) for each in found]
 
     async def launch(self, job: Job, *, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
-        """Start a run. When the connection breaks it may have been started nevertheless: look for its tags."""
+        """Start a run. If the connection breaks, it may have been started all the same: search for its tags."""
         parameters = {
             "selector": {
                 "jobName": job.name,
@@ -169,7 +171,7 @@ class DagsterClient:
         return _run(_expect(answer, "runOrError", "Run"))
 
     async def failures(self, run_id: str) -> str:
-        """Say in one line what failed in a run: steps and their first messages."""
+        """Return in one line what failed in a run: steps and their first messages."""
         answer = _expect(await self._ask(queries.FAILURES, {"runId": run_id}), "runOrError", "Run")
         steps = [each["stepKey"] for each in answer["stepStats"] if each["status"] == "FAILURE"]
         said = [
@@ -202,7 +204,7 @@ class DagsterClient:
         )
 
     async def terminate(self, run_id: str) -> None:
-        """Ask Dagster to end a run; one that has ended already is left alone."""
+        """Ask Dagster to end a run; an ended one stays as it is."""
         await self._ask(queries.TERMINATE, {"runId": run_id})
 
     async def _ask(self, query: str, variables: Mapping[str, Any] | None = None) -> Any:
@@ -227,7 +229,7 @@ class DagsterClient:
             raise DagsterUnreachable(
                 "Dagster cannot answer",
                 evidence=f"{self.url}: HTTP {response.status_code}: {_short(response.text)}",
-                next_step="look at the log of dagster-webserver",
+                next_step="read the log of dagster-webserver",
             )
         answer = _json(response)
         if response.is_error or "data" not in answer or answer.get("errors"):
@@ -273,12 +275,8 @@ def _expect(answer: Any, field: str, kind: str) -> Any:
     raise DagsterRefused(
         "Dagster refuses the run" if field == "launchRun" else "Dagster cannot answer the question",
         evidence=_short(f"{content['__typename']}: {said}"),
-        next_step="correct the run's configuration" if "errors" in content else "look at the job in Dagster's UI",
+        next_step="correct the run's configuration" if "errors" in content else "check the job in Dagster's UI",
     )
-
-
-def _loads(location: Mapping[str, Any]) -> bool:
-    return "repositories" in location
 
 
 def _run(content: Mapping[str, Any]) -> Run:

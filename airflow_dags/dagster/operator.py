@@ -1,10 +1,9 @@
 """Start a Dagster job from Airflow and wait for it, holding no worker and starting it once.
 
-The operator hands over to the trigger at once, and the trigger does what `dagster_wait` promises; it may be moved,
-killed and started anew at any point. A task that Airflow retries finds a run that goes on, or has succeeded, and takes
-it for its own; one that failed under an earlier try is left behind and another started. Clearing a task in Airflow
-begins anew: the tag holds the try it began with. Killing the task in Airflow ends the run in Dagster; the end of the
-time given does not.
+The operator defers to the trigger at once. The trigger does what `wait` promises; it may be moved, killed and
+restarted at any point. A task that Airflow retries adopts a run that goes on or has succeeded; if one failed under an
+earlier try, another is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
+Killing the task in Airflow ends the run in Dagster; a timeout does not.
 
 Dagster's address is read where the trigger runs, from DAGSTER_URL, so that no password in it goes through Airflow's
 database.
@@ -33,7 +32,7 @@ _BACKSTOP = timedelta(minutes=2)
 
 
 class DagsterRunTrigger(BaseTrigger):
-    """Fire once, with what `dagster_wait.outcome` says, when there is nothing more to wait for."""
+    """Fire once, with what `wait.outcome` returns, when there is nothing more to wait for."""
 
     def __init__(self, *, attempt: Mapping[str, Any], **request: Any) -> None:
         """Prepare. The arguments are those of `Request`, the attempt as a mapping."""
@@ -41,7 +40,7 @@ class DagsterRunTrigger(BaseTrigger):
         self.request = Request(attempt=Attempt(**attempt), **request)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger anew, in another process."""
+        """Return what recreates this trigger in another process."""
         return f"{__name__}.{type(self).__name__}", asdict(self.request)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

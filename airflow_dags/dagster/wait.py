@@ -4,7 +4,7 @@
     2. look again, since another process may have done the same meanwhile: the older run counts, the newer is ended
     3. ask for that run until it has finished, Dagster refuses, is unreachable for too long, or time is over
 
-All that is known is in the arguments and in Dagster, so this may be killed and begun anew at any point.
+All state is in the arguments and in Dagster, so this may be killed and restarted at any point.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ class DagsterRunFailed(DagsterError):
 
 
 class DagsterRunEmpty(DagsterError):
-    """The Dagster run succeeded and has done nothing, or left a check unevaluated: look at what its job selects."""
+    """The Dagster run succeeded and has done nothing, or left a check unevaluated: check what its job selects."""
 
 
 class DagsterRunUnfinished(DagsterError):
-    """The Dagster run goes on after the time it was given: look at it there, or give it more."""
+    """The Dagster run goes on after the time it was given: check it in Dagster, or give it more time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Request:
     """What to run, for whom, and how long to wait.
 
     `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
-    Unix time, so that beginning anew does not move it; `patience_seconds` is how long Dagster may be unreachable at a
+    Unix time, so that a restart does not move it; `patience_seconds` is how long Dagster may be unreachable at a
     time. A run that succeeded without a step, or with a check that was not evaluated, counts only with `allow_empty`.
     """
 
@@ -83,7 +83,7 @@ class Request:
 
 
 async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
-    """Wait, and say what came of it in a form that can be stored.
+    """Wait, and return the outcome in a form that can be stored.
 
     `outcome` is `succeeded`, with `run_id` and `url`; or `failed`, or `refused`, which no retry will change, with
     `cause`, `evidence` and `next_step`.
@@ -154,7 +154,7 @@ async def _succeeded(client: DagsterClient, request: Request, run: Run) -> Run:
         raise DagsterRunFailed(
             f"the Dagster job {request.job_name} {ended}",
             evidence=await client.failures(run.run_id) or f"its status is {run.status}",
-            next_step=f"look at {client.run_url(run.run_id)}",
+            next_step=f"check {client.run_url(run.run_id)}",
         )
     work = await client.work(run.run_id)
     evaluated = len(work.passed) + len(work.failed)
@@ -166,7 +166,7 @@ async def _succeeded(client: DagsterClient, request: Request, run: Run) -> Run:
         f"the Dagster job {request.job_name} succeeded "
         + ("and left checks unevaluated" if work.steps else "and ran no step"),
         evidence=f"{work.steps} steps succeeded; checks not evaluated: {left or 'none'}",
-        next_step=f"look at {client.run_url(run.run_id)} and at what the job selects; "
+        next_step=f"check {client.run_url(run.run_id)} and what the job selects; "
         "where that is expected, set allow_empty",
     )
 
@@ -181,5 +181,5 @@ def _unfinished(client: DagsterClient, request: Request, run: Run | None) -> Dag
     return DagsterRunUnfinished(
         f"the Dagster job {request.job_name} is not finished in the time given",
         evidence=f"its status is {run.status}",
-        next_step=f"look at {client.run_url(run.run_id)}; it goes on, and a retry of this task waits for it again",
+        next_step=f"check {client.run_url(run.run_id)}; it goes on, and a retry of this task waits for it again",
     )

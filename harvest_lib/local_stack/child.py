@@ -3,7 +3,7 @@
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
 Run by path, not by module, so that it costs one bare interpreter start (about 20 ms) and imports nothing of ours.
-Before it turns into COMMAND by `exec` it
+Before it becomes COMMAND by `exec` it
 
 1. takes the user's identity, when one is given (a Postgres refuses to run as root);
 2. with `--reach`, keeps the one capability that lets that user pass folders closed to it, so that a server below

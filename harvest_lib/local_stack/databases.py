@@ -1,7 +1,7 @@
 """Databases for the services of the platform: each has one of its own, and a role that may enter no other's.
 
-The passwords are made once and kept beside the data, readable by the owner only; what Postgres has is set to them at
-each start, so that either side may be recreated.
+The passwords are generated once and kept beside the data, readable by the owner only. Postgres is set to them at each
+start, so that either side may be recreated.
 """
 
 import secrets
@@ -53,7 +53,7 @@ def kept_secret(file: Path) -> str:
 
 
 def sqlalchemy_url(dsn: str, driver: str) -> str:
-    """Write a connection string as SQLAlchemy wants it, with all parameters, password included."""
+    """Convert a connection string to SQLAlchemy's form, with all parameters, password included."""
     from sqlalchemy import URL  # noqa: PLC0415 - only the platform needs it
 
     known = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
@@ -70,7 +70,7 @@ def sqlalchemy_url(dsn: str, driver: str) -> str:
 
 
 def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
-    """Return what Postgres stores of the password: in clear it could be in the server's log."""
+    """Return what Postgres stores of the password: clear text could get into the server's log."""
     return connection.pgconn.encrypt_password(
         password.encode(), connection.info.user.encode(), b"scram-sha-256"
     ).decode()

@@ -1,4 +1,4 @@
-"""What runs, as other processes read it: `stack.json` in the state folder, there for as long as the stack is up."""
+"""`stack.json` in the state folder: what runs, for other processes. It exists as long as the stack is up."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -74,5 +74,5 @@ def process_started(pid: int) -> float | None:
 
 
 def hide_password(dsn: str) -> str:
-    """Return the DSN fit to be shown."""
+    """Return the DSN without its password."""
     return make_conninfo(dsn, password=_HIDDEN) if "password" in conninfo_to_dict(dsn) else dsn

@@ -1,4 +1,4 @@
-"""What the platform's own definitions are about: an outbox and its topic. Made if they are not there, never changed."""
+"""The outbox and the topic of the platform's own definitions. They are created if missing, never changed."""
 
 from collections.abc import Mapping
 
@@ -24,9 +24,9 @@ def prepare(dsn: str, bootstrap_servers: str) -> None:
 
 
 def variables(known: Mapping[str, str], *, is_ours: bool) -> dict[str, str]:
-    """Return what the harvester has to be told besides where the servers are, unless somebody else says so.
+    """Return the harvester's variables, besides the addresses, that the environment does not set.
 
-    Of definitions that are not ours it is only the group, of which a file of a component's may say another.
+    For foreign definitions it is only the group, which a component's file may override.
     """
     group = {"HARVEST_LEADER_GROUP_ID": known.get("HARVEST_LEADER_GROUP_ID", "harvest-local")}
     return {**group, "HARVEST_DELIVERY": known.get("HARVEST_DELIVERY", "transactional")} if is_ours else group

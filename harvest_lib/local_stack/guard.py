@@ -1,9 +1,9 @@
-"""End what a process held, however that process dies.
+"""Ends the sessions of a process that has died, however it died.
 
     python -m harvest_lib.local_stack.guard
 
-guards the sessions named on its standard input, one id a line (`-` before it when the session is over), and ends them
-once that is closed.
+reads session ids from its standard input, one in a line (`-` before it when the session is over), and ends the sessions
+when the input is closed.
 """
 
 import signal
@@ -16,18 +16,18 @@ _SECONDS = 10
 
 
 def guard(told: TextIO) -> None:
-    """Learn sessions until nobody is left to tell of any, then end them."""
+    """Read sessions until the input is closed, then end them."""
     sessions: set[int] = set()
     for line in told:
         if line.startswith("-"):
-            sessions.discard(int(line[1:]))  # by and by its id may be that of somebody else's
+            sessions.discard(int(line[1:]))  # its id may be reused
         else:
             sessions.add(int(line))
     end(sessions, seconds=_SECONDS)
 
 
 if __name__ == "__main__":
-    # The holder ends us when all is over; a signal to everybody must not make us leave before.
+    # The holder ends this process last; a signal to the whole group must not end it earlier.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     guard(sys.stdin)

@@ -1,4 +1,4 @@
-"""Bring Java libraries by their Maven coordinates, once, into the state folder.
+"""Downloads Java libraries by their Maven coordinates, once, into the state folder.
 
 The work is done by the Ivy that comes inside pyspark, with its cache in the state folder too. A set of jars appears
 whole or not at all (resolved beside its place, then renamed), and a set that is there is never looked up again.
@@ -30,7 +30,7 @@ class JarSet:
     name: str
     coordinates: tuple[str, ...]
     overrides: tuple[str, ...] = ()
-    """Coordinates whose revision is taken wherever their module turns up."""
+    """Coordinates that override the revision of their module everywhere."""
 
 
 def kafka_jars(version: str) -> JarSet:
@@ -137,7 +137,7 @@ def _ivy_file(jars: JarSet) -> str:
 
 
 def proxy_options() -> list[str]:
-    """Say in Java's words what HTTP_PROXY, HTTPS_PROXY and NO_PROXY say, without any credentials in them."""
+    """Convert HTTP_PROXY, HTTPS_PROXY and NO_PROXY to Java's options, without credentials."""
     options = []
     proxies = urllib.request.getproxies_environment()
     for scheme in ("http", "https"):

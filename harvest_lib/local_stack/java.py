@@ -52,6 +52,12 @@ def argument_file(arguments: Sequence[str | Path]) -> str:
     return "".join(f'"{each}"\n' for each in quoted)
 
 
+def java_environment() -> dict[str, str]:
+    """Return the environment without options for other Java programs, which would also print a banner."""
+    foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
+    return {name: value for name, value in os.environ.items() if name not in foreign}
+
+
 def _candidates() -> list[Path]:
     homes = []
     if home := os.environ.get("JAVA_HOME"):

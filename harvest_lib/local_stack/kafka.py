@@ -1,10 +1,10 @@
 """A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
 
-Every broker listens twice: without authentication (`bootstrap_servers`), and with SASL/PLAIN for one user whose
-password is made once (`sasl_bootstrap_servers`). More listeners, where they are asked for, send their clients by
-detours that may break on the way. A secured cluster has other listeners instead, see `kafka_security`. Topics are never
-created by mention. Logs are replicated on all brokers there are. Data is kept between runs, apart for each version,
-number of brokers, and kind.
+Every broker has two listeners: one without authentication (`bootstrap_servers`), and one with SASL/PLAIN for one user
+whose password is generated once (`sasl_bootstrap_servers`). Detours add listeners whose clients connect through other
+addresses, which may break. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
+automatically. Logs are replicated to all brokers. Data is kept between runs, separately for each version, number of
+brokers and kind.
 """
 
 import base64
@@ -23,15 +23,13 @@ from confluent_kafka.admin import AdminClient
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.jars import kafka_jars, resolve
-from harvest_lib.local_stack.java import argument_file, find_java
-from harvest_lib.local_stack.kafka_security import AUTHORIZER, OPERATOR, KafkaSecurity
+from harvest_lib.local_stack.java import argument_file, find_java, java_environment
+from harvest_lib.local_stack.kafka_security import OPERATOR, SASL_USER, KafkaSecurity, unsecured_settings
 from harvest_lib.local_stack.ports import accepts, keep_ports
 from harvest_lib.local_stack.process import ServerProcess, through_child
 from harvest_lib.local_stack.state import make_private, write_private
 
 VERSIONS = ("4.3.1", "3.9.1")
-SASL_USER = "harvest"
-"""Who comes with authentication, where nothing is secured."""
 
 _READY_SECONDS = 90
 _STOP_SECONDS = 10
@@ -64,9 +62,9 @@ class KafkaCluster:
         """Prepare; nothing is written or started yet.
 
         `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
-        `ports["name-1"]` and so on: whoever bootstraps there is told to come back there, without authentication. With
-        `security` there are its listeners instead of all these. With `acls` who comes with authentication may do what
-        was granted, and nothing else; who comes without may do everything, grant too.
+        `ports["name-1"]` and so on: a client that bootstraps there is directed back there, without authentication.
+        With `security` there are its listeners instead. With `acls` an authenticated client may do only what was
+        granted; a client without authentication may do everything, grant too.
         """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
@@ -83,7 +81,8 @@ class KafkaCluster:
         ]
         """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
         self.ports: dict[str, int] = {}
-        self._detours = dict(detours or {})
+        self.detours: Mapping[str, Sequence[int | str]] = dict(detours or {})
+        """May be changed before `prepare`."""
         self._parts = parts or state
         self._security = security
         self._acls = acls
@@ -114,12 +113,8 @@ class KafkaCluster:
         return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
 
     def port(self, number: int) -> int:
-        """Return where clients connect to one broker; call `prepare` first."""
+        """Return the port of one broker; call `prepare` first."""
         return self.ports[f"{self._roles[0]}-{number}"]
-
-    def lead(self, detours: Mapping[str, Sequence[int | str]]) -> None:
-        """Have other detours; before `prepare`."""
-        self._detours = dict(detours)
 
     @property
     def sasl_settings(self) -> dict[str, str]:
@@ -154,7 +149,7 @@ class KafkaCluster:
                 arguments = [*_SHORT_LIVED, *self._java[1:], "kafka.tools.StorageTool", "format"]
                 arguments += ["--config", self._properties(number), "--cluster-id", self._identity()["cluster"]]
                 arguments += self._security.format_arguments() if self._security else []
-                # By a file: a command line may be read by everybody on the machine.
+                # In a file: everybody on the machine can read a command line.
                 write_private(self._format_file(number), argument_file(arguments))
                 formatting = subprocess.Popen(
                     through_child([self._java[0], f"@{self._format_file(number)}"]),
@@ -185,7 +180,7 @@ class KafkaCluster:
     def start_broker(self, number: int) -> None:
         """Start one broker (the first is 1) without waiting until it answers."""
         command = [*self._java, "kafka.Kafka", self._properties(number)]
-        self.brokers[number - 1].spawn(command, environment=_environment())
+        self.brokers[number - 1].spawn(command, environment=java_environment())
 
     def await_ready(self) -> None:
         """Wait until every broker has joined and answers clients."""
@@ -218,11 +213,6 @@ class KafkaCluster:
         for broker in self.brokers:
             broker.kill()
 
-    def restart(self) -> None:
-        """Stop and start all brokers; the ports stay."""
-        self.stop()
-        self.start()
-
     def suspend(self) -> None:
         """Freeze all brokers."""
         for broker in self.brokers:
@@ -241,7 +231,7 @@ class KafkaCluster:
     def _roles(self) -> tuple[str, ...]:
         if self._security:
             return ("sasl", "tls", "controller")
-        return ("plain", "sasl", "controller", *self._detours)
+        return ("plain", "sasl", "controller", *self.detours)
 
     def data(self, number: int) -> Path:
         """Return the folder with one broker's log."""
@@ -257,7 +247,7 @@ class KafkaCluster:
         """The cluster's id and the SASL user's password: made once, then read."""
         file = self._folder / "identity.json"
         if not file.exists():
-            # The first byte is zero: an id that began with '-' would be read as an option.
+            # The first byte is zero: an id that begins with '-' would be read as an option.
             cluster = base64.urlsafe_b64encode(bytes(1) + uuid.uuid4().bytes[1:]).decode().rstrip("=")
             write_private(file, json.dumps({"cluster": cluster, "password": secrets.token_urlsafe(24)}))
         identity: Mapping[str, str] = json.loads(file.read_text())
@@ -267,7 +257,7 @@ class KafkaCluster:
         ports, replicas = self.ports, len(self.brokers)
         listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in self._roles}
         advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
-        for name, detour in self._detours.items():
+        for name, detour in self.detours.items():
             place = detour[number - 1]
             advertised[name.upper()] = place if isinstance(place, str) else f"127.0.0.1:{place}"
         voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
@@ -279,7 +269,11 @@ class KafkaCluster:
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
             "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
-            **(self._security.settings() if self._security else self._unsecured()),
+            **(
+                self._security.settings()
+                if self._security
+                else unsecured_settings(self._roles, self._identity()["password"], acls=self._acls)
+            ),
             "log.dirs": self.data(number),
             "auto.create.topics.enable": "false",
             "default.replication.factor": replicas,
@@ -302,22 +296,3 @@ class KafkaCluster:
             "num.io.threads": 4,
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())
-
-    def _unsecured(self) -> dict[str, object]:
-        login = f'PlainLoginModule required user_{SASL_USER}="{self._identity()["password"]}";'
-        acls = {"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if self._acls else {}
-        return {
-            **acls,
-            "inter.broker.listener.name": "PLAIN",
-            "listener.security.protocol.map": ",".join(
-                f"{role.upper()}:{'SASL_PLAINTEXT' if role == 'sasl' else 'PLAINTEXT'}" for role in self._roles
-            ),
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.{login}",
-        }
-
-
-def _environment() -> dict[str, str]:
-    # Options meant for other Java programs would end up in the brokers, and a banner about them in their output.
-    foreign = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
-    return {name: value for name, value in os.environ.items() if name not in foreign}

@@ -1,16 +1,18 @@
-"""What makes a Kafka cluster a secured one: two listeners, each with TLS, ACLs, and users whose passwords it knows.
+"""The security settings of a Kafka cluster. A secured one has two listeners, both with TLS, and ACLs and users.
 
-Clients come by `SASL` (SASL_SSL, SCRAM-SHA-512) or by `TLS` (SSL, with a certificate of their own). A user is the same
-principal either way: the name of SCRAM, or the CN of the certificate. Brokers and controllers talk by certificates too,
-so nothing that listens lets anybody in who is nobody. What no ACL allows is refused.
+Clients connect to `SASL` (SASL_SSL, SCRAM-SHA-512) or to `TLS` (SSL, with a certificate of their own). A user is the
+same principal at both: the name of SCRAM, or the CN of the certificate. Brokers and controllers use certificates too,
+so that no listener accepts an anonymous client. What no ACL allows is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harvest_lib.local_stack.certificates import Certificate
 
+SASL_USER = "harvest"
+"""The user of a cluster that is not secured."""
 BROKER = "broker"
 OPERATOR = "operator"
 MECHANISM = "SCRAM-SHA-512"
@@ -75,3 +77,17 @@ class KafkaSecurity:
             "ssl.certificate.location": str(self.certificates[user].certificate),
             "ssl.key.location": str(self.certificates[user].key),
         }
+
+
+def unsecured_settings(roles: Sequence[str], password: str, *, acls: bool) -> dict[str, object]:
+    """Return the brokers' settings without TLS. Listeners are named after the roles; `sasl` has one user."""
+    login = f'PlainLoginModule required user_{SASL_USER}="{password}";'
+    return {
+        **({"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if acls else {}),
+        "inter.broker.listener.name": "PLAIN",
+        "listener.security.protocol.map": ",".join(
+            f"{role.upper()}:{'SASL_PLAINTEXT' if role == 'sasl' else 'PLAINTEXT'}" for role in roles
+        ),
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.{login}",
+    }

@@ -1,4 +1,4 @@
-"""The platform beside the servers: Dagster and Airflow, both with the local Postgres for what they keep.
+"""The platform beside the servers: Dagster and Airflow, both store their data in the local Postgres.
 
 Its services start together and are waited for together; each failure names the log to read. A guard ends them all when
 the process that holds them dies in whatever way.
@@ -80,14 +80,14 @@ class Platform:
 
     def stop(self) -> None:
         """End all services and all they started, in order and then by force; does nothing when none runs."""
-        # Whoever could start a run or a task goes first, at once with the others.
+        # Services that could start a run or a task are asked first, all at once.
         for service in self._services:
             service.begin_stop()
         for service in self._services:
             self._end(service)
         self._services = []
         if self._guard:
-            self._guard.communicate()  # closes what it is told by, which ends it
+            self._guard.communicate()  # closes its input, which ends it
             self._guard = None
 
     def describe(self) -> tuple[Server, ...]:
@@ -137,7 +137,7 @@ class Platform:
             self._guard.stdin.flush()
 
     def _environment(self, dsn: str, bootstrap_servers: str) -> dict[str, str]:
-        """Return what every service is told: where things are, and how Spark starts."""
+        """Return the environment of every service: addresses, and how Spark starts."""
         java_home = find_java(self._parts)
         foreign = ("AIRFLOW", "DAGSTER", "PG")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -156,19 +156,19 @@ class Platform:
             "DAGSTER_URL": self._dagster.url,
             "JAVA_HOME": str(java_home),
             "PYTHONPATH": _path(),
-            "PYTHONUNBUFFERED": "1",  # a log holds what was said, also of who was killed
+            "PYTHONUNBUFFERED": "1",  # the log of a killed process is complete, too
         }
 
 
 def _path() -> str:
-    """Return the search path for modules of services, which run in another folder and shall find what we find."""
+    """Return the search path for modules of services, which run in another folder and need the same modules."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [Path.cwd(), Path(__file__).resolve().parents[2], *(Path(entry).resolve() for entry in known if entry)]
     return os.pathsep.join(dict.fromkeys(map(str, entries)))
 
 
 def _without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_PROXY with this machine in it: the services talk to each other here."""
+    """Return NO_PROXY with this machine in it: the services connect to each other here."""
     known = variables.get("NO_PROXY") or variables.get("no_proxy") or ""
     direct = ",".join(part for part in (known, "127.0.0.1", "localhost") if part)
     return {"NO_PROXY": direct, "no_proxy": direct}

@@ -1,7 +1,7 @@
-"""Ports on 127.0.0.1: chosen once, then kept for as long as nobody else takes them.
+"""Ports on 127.0.0.1: chosen once, then kept as long as no other process takes them.
 
-They lie below those that the system gives to outgoing connections. A server binds its port seconds after it was chosen,
-and on a busy machine any client could have it by then.
+They are below the ephemeral range. A server binds its port seconds after it was chosen, and on a busy machine an
+outgoing connection could have an ephemeral port by then.
 """
 
 import json
@@ -22,7 +22,7 @@ def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
     """Return a free port for each name: the ones written in the file where still free, else new ones, written there."""
     known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports: dict[str, int] = {}
-    with ExitStack() as held:  # all held until the last is known, or one could be given out twice
+    with ExitStack() as held:  # all are held until the last is known, so that none is returned twice
         for name in names:
             listener = (_bind(known[name]) if name in known else None) or _bind_another()
             ports[name] = held.enter_context(listener).getsockname()[1]
@@ -47,7 +47,7 @@ def _bind_another() -> socket.socket:
         if listener is not None:
             return listener
     listener = _bind(0)
-    assert listener is not None  # noqa: S101 - port 0 is always to be had
+    assert listener is not None  # noqa: S101 - port 0 always succeeds
     return listener
 
 

@@ -1,9 +1,9 @@
 """One Postgres server: the binaries of a wheel, started by our own code on 127.0.0.1.
 
 Its data is kept between runs, and durable as in production unless asked otherwise. Passwords are checked (SCRAM); the
-superuser's is made once and kept in a file that only its owner reads. When we are root the server runs as `nobody`,
-because Postgres refuses root, and reaches its files even below folders closed to that user. A secured one lets nobody
-in but by TLS, and keeps its data apart.
+superuser's is generated once and kept in a file that only its owner can read. As root, the server runs as `nobody`,
+because Postgres refuses root, and reaches its files even below folders closed to that user. A secured server accepts
+connections with TLS only, and keeps its data separately.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ class PostgresServer:
 
     def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
         """Prepare; nothing is written or started yet. Without `durable` a crash of the machine may lose commits. With
-        `tls` nobody gets in otherwise."""
+        `tls` it accepts no other connections."""
         if version not in VERSIONS:
             raise StackError(
                 f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
@@ -144,7 +144,7 @@ class PostgresServer:
         self._process.kill()
 
     def copy(self, primary: "PostgresServer", name: str) -> None:
-        """Make the data as a copy of a server that runs. Once started it follows that one, under this name."""
+        """Copy the data of a running server. Once started, this server follows it under this name."""
         user = _unprivileged()
         make_folder(self._folder)
         self._data.mkdir(mode=0o700)
@@ -156,23 +156,18 @@ class PostgresServer:
         command: list[str | Path] = [self._binary("pg_basebackup"), "-D", self._data, "--write-recovery-conf"]
         command += ["--checkpoint=fast", *([] if self._durable else ["--no-sync"])]
         command += ["-d", make_conninfo("", **followed, application_name=name)]
-        # By the environment: a command line may be read by everybody on the machine.
+        # In the environment: everybody on the machine can read a command line.
         environment = {**_environment(), "PGPASSWORD": str(known["password"])}
         self._run(command, user, self._data, f"the data of Postgres {self.version} could not be copied", environment)
 
     def promote(self) -> None:
-        """Have a standby take over, and wait until it takes writes."""
+        """Promote a standby, and wait until it accepts writes."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute("SELECT pg_promote()")
 
     def remove(self) -> None:
         """Remove the data of a server that does not run."""
         shutil.rmtree(self._data)
-
-    def restart(self) -> None:
-        """Stop and start the server; the port stays."""
-        self.stop()
-        self.start()
 
     def suspend(self) -> None:
         """Freeze the postmaster: no new connection is answered, the open ones go on."""
@@ -185,7 +180,7 @@ class PostgresServer:
     def _initialize(self, user: Identity | None) -> None:
         make_folder(self._folder)
         new = self._folder / "new"
-        shutil.rmtree(new, ignore_errors=True)  # of an initialisation that did not come to its end
+        shutil.rmtree(new, ignore_errors=True)  # of an initialisation that did not finish
         new.mkdir(mode=0o700)
         password = secrets.token_urlsafe(24)
         write_private(self._password_file, password)
@@ -225,7 +220,7 @@ class PostgresServer:
         return self._tls.binaries / name if self._tls else _binary(name, self.version)
 
     def _secure(self, tls: ServerTls, user: Identity | None) -> None:
-        """Put beside the data what the server reads as the user it runs as: certificate, key, and who may come in."""
+        """Write certificate, key and pg_hba.conf beside the data, readable for the user the server runs as."""
         texts = {
             "server.pem": tls.certificate.certificate.read_text(),
             "server.key": tls.certificate.key.read_text(),
@@ -237,7 +232,7 @@ class PostgresServer:
                 os.chown(self._data / name, user.uid, user.gid)
 
     def _clear_leftover(self) -> None:
-        """End a server that an earlier run left behind, and forget a lock file whose process id is another's by now."""
+        """End a server that an earlier run left behind, and remove a lock file whose process id was reused."""
         lock = self._data / "postmaster.pid"
         with suppress(FileNotFoundError, ValueError, IndexError, psutil.NoSuchProcess):
             leftover = psutil.Process(int(lock.read_text().splitlines()[0]))

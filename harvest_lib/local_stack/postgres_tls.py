@@ -1,7 +1,7 @@
-"""A Postgres that can do TLS: the one from the wheel is built without.
+"""A Postgres with TLS: the one from the wheel is built without it.
 
-Its binaries come in a jar that is made for tests, for Linux and macOS, and bring the libraries they need. They appear
-in the state folder whole or not at all, once.
+Its binaries come in a jar made for tests, for Linux and macOS, with the libraries they need. They are unpacked once
+into the state folder, atomically.
 """
 
 import platform
@@ -33,17 +33,17 @@ class ServerTls:
     authority: Path
 
     def client_parameters(self) -> dict[str, str]:
-        """Return what a connection string needs so that nobody can stand between."""
+        """Return the parameters of a connection string that rule out a man in the middle."""
         return {"sslmode": "verify-full", "sslrootcert": str(self.authority), "channel_binding": "require"}
 
 
 def binaries(version: str, parts: Path) -> Path:
-    """Say where the binaries of a version are, or would be."""
+    """Return the path of the binaries of a version, which may not exist yet."""
     return parts / "postgres-tls" / _REVISIONS.get(version, version) / "bin"
 
 
 def bring_binaries(version: str, parts: Path) -> None:
-    """Bring the binaries of a version unless they are there. Raises StackError when they cannot be brought."""
+    """Install the binaries of a version unless they exist. Raises StackError when that fails."""
     folder = binaries(version, parts).parent
     if folder.is_dir():
         return

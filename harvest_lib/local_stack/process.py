@@ -1,6 +1,6 @@
-"""One server process: started through `child`, so that it never outlives us, with its output in a log file.
+"""One server process: started through `child`, so that it never outlives this one, with its output in a log file.
 
-Start it from a thread that lives as long as the server shall: the kernel ends it when that thread ends.
+Start it from a thread that lives as long as the server: the kernel ends it when that thread ends.
 """
 
 import os
@@ -37,7 +37,7 @@ class ServerProcess:
         """Prepare; nothing is started yet.
 
         `stop_signals` are tried in order, each for its seconds, before SIGKILL; `end_signal` is what the kernel sends
-        when we die.
+        when this process dies.
         """
         self.name = name
         self.log = log
@@ -69,7 +69,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # a Ctrl-C at the terminal is ours to turn into an orderly stop
+                start_new_session=True,  # this process turns a Ctrl-C at the terminal into an orderly stop
                 cwd="/",
             )
 
@@ -143,7 +143,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Identity:
-    """The user a server runs as when we are root, and what it may reach."""
+    """The user a server runs as when this process is root, and the paths it can reach."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
@@ -171,7 +171,7 @@ def through_child(
     user: Identity | None = None,
     paths: Sequence[Path] = (),
 ) -> list[str]:
-    """Wrap a command so that it ends with us, and runs as `user` able to reach the command and the paths."""
+    """Wrap a command so that it ends with this process, and runs as `user` able to reach the command and the paths."""
     wrapped = [sys.executable, "-I", "-S", str(Path(child.__file__).resolve()), "--parent", str(os.getpid())]
     wrapped += ["--signal", str(int(end_signal))]
     if user:

@@ -1,4 +1,4 @@
-"""What a secured stack has beside its servers: an authority, users, and configurations to copy. All below one folder.
+"""The files of a secured stack: an authority, users, and configurations to copy, all in one folder.
 
     ca.pem                            the authority that servers and clients are checked against
     NAME.pem  NAME.key                the certificate by which NAME comes to Kafka
@@ -8,7 +8,7 @@
     harvester.env                     the password that the first of them leaves to the environment
     operator.json                     the client settings of whoever may do everything in Kafka
 
-Files are for the owner's eyes only.
+Only the owner can read the files.
 """
 
 import json
@@ -46,7 +46,7 @@ class Security:
         self.authority = Authority(self.folder)
 
     def make(self) -> None:
-        """Make the authority and passwords unless they are there, and certificates anew; bring a Postgres with TLS."""
+        """Create the authority and passwords if missing, and new certificates; install a Postgres with TLS."""
         bring_binaries(self._version, self._parts)
         self.authority.make()
         make_folder(self.folder / "passwords").chmod(0o700)

@@ -116,7 +116,7 @@ class Service:
 
 
 def ask(url: str, question: Mapping[str, Any] | None = None) -> Any:
-    """Return the JSON that stands at an address, None when nothing useful does; with a question, post it."""
+    """Return the JSON at an address, None without a valid answer; with a question, post it."""
     body = None if question is None else json.dumps(question).encode()
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})  # noqa: S310 - ours
     try:

@@ -1,4 +1,4 @@
-"""Sessions of processes: everything a service started, and everything that started in turn, wherever it hangs.
+"""Sessions of processes: everything that a service started, directly or indirectly.
 
 A service is the leader of a session of its own. What it starts may outlive it and change parents and process groups,
 but stays in the session (a Dagster run, an Airflow task), unless it opens one of its own (a command that such a task
@@ -23,7 +23,7 @@ def members(sessions: Iterable[int]) -> list[int]:
 
 
 def reach(sessions: Iterable[int]) -> set[int]:
-    """Return the sessions and those that their processes, or their children, have opened."""
+    """Return the sessions, and those that their processes or their children have opened."""
     found = set(sessions)
     for pid in members(found):
         with suppress(psutil.NoSuchProcess):

@@ -36,21 +36,21 @@ def make_folder(path: Path) -> Path:
 
 
 def make_private(path: Path) -> Path:
-    """Make a folder that nobody but its owner may look into, also one that was made open before."""
+    """Make a folder that only its owner can read, also one that existed with other rights."""
     make_folder(path).chmod(0o700)
     return path
 
 
 @contextmanager
 def private_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a log to append to it, for the owner's eyes only: servers quote in it what they were given."""
+    """Open a log for appending, readable by the owner only: servers quote their input in it."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
         os.fchmod(log.fileno(), 0o600)
         yield log
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file for the owner's eyes only, whole or not at all."""
+    """Write a file atomically, readable by the owner only."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock between processes while inside; yields whether it was had, always true when waiting."""
+    """Hold a lock between processes while inside; yields whether it was acquired, always true when waiting."""
     make_folder(path.parent)
     with path.open("a") as file:
         try:

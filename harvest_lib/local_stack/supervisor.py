@@ -2,10 +2,9 @@
 
 `up` starts that process in a session of its own and returns once it reports that all servers answer; `down` asks it
 to stop and waits. A server that ends by itself is started again; one that keeps ending takes the stack down. Killing
-the process takes the servers with it, and the next `up` starts anew.
+the process ends the servers too, and the next `up` starts them again.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import time
 from collections import deque
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
@@ -75,14 +74,11 @@ def up(
     make_folder(state)
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
         if found := running(state):
-            _check_same(found, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh)
-            _check_platform(found, wanted=bool(definitions))
-            _check_secure(found, wanted=secure)
+            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, platform=bool(definitions), secure=secure)
             return found, True
-        command = [sys.executable, "-m", "harvest_lib.local_stack.supervisor", "--state", str(state)]
-        command += ["--postgres", postgres, "--kafka", kafka, "--brokers", str(brokers)]
-        command += ["--definitions", definitions]
-        command += [*(["--fresh"] if fresh else []), *(["--secure"] if secure else [])]
+        options = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
+        options |= {"definitions": definitions, "secure": secure}
+        command = [sys.executable, "-m", "harvest_lib.local_stack.supervisor", str(state), json.dumps(options)]
         _launch(command, make_folder(state / "logs") / "supervisor.log")
         found = running(state)
     if found is None:
@@ -112,35 +108,24 @@ def down(state: Path) -> bool:
     return True
 
 
-def _check_same(found: Description, *, postgres: str, kafka: str, brokers: int, fresh: bool) -> None:
+def _check_same(
+    found: Description, postgres: str, kafka: list[str], *, fresh: bool, platform: bool, secure: bool
+) -> None:
     databases = [server.version for server in found.servers if server.name == "postgres"]
     clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
-    same = databases in ([], [postgres]) and clusters in ([], [kafka] * brokers)
-    if fresh or not same:
-        versions = ", ".join(f"{server.name} {server.version}" for server in found.servers)
-        raise StackError(
-            "a stack is up already, and what was asked for needs another one",
-            evidence=f"up: {versions}",
-            next_step="end it with `harvest down` first",
-        )
-
-
-def _check_platform(found: Description, *, wanted: bool) -> None:
-    if wanted and not found.airflow_login:
-        raise StackError(
-            "a stack is up already, without Dagster and Airflow",
-            evidence=f"up: {', '.join(server.name for server in found.servers)}",
-            next_step="end it with `harvest down` first; its data stays",
-        )
-
-
-def _check_secure(found: Description, *, wanted: bool) -> None:
-    if wanted is not bool(found.secure):
-        raise StackError(
-            "a stack is up already, and it is not a secured one" if wanted else "a secured stack is up already",
-            evidence=f"up: {', '.join(server.name for server in found.servers)}",
-            next_step="end it with `harvest down` first; its data stays",
-        )
+    if fresh or databases not in ([], [postgres]) or clusters not in ([], kafka):
+        cause = "a stack is up already, and what was asked for needs another one"
+    elif platform and not found.airflow_login:
+        cause = "a stack is up already, without Dagster and Airflow"
+    elif secure is not bool(found.secure):
+        cause = "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
+    else:
+        return
+    raise StackError(
+        cause,
+        evidence=f"up: {', '.join(f'{server.name} {server.version}' for server in found.servers)}",
+        next_step="end it with `harvest down` first; its data stays",
+    )
 
 
 def _launch(command: list[str], log: Path) -> None:
@@ -148,7 +133,7 @@ def _launch(command: list[str], log: Path) -> None:
     with os.fdopen(reading) as report:
         with private_log(log) as output:
             process = subprocess.Popen(
-                [*command, "--report", str(writing)],
+                [*command, str(writing)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -181,33 +166,15 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
     raise Stopped
 
 
-def main(arguments: list[str]) -> int:
-    """Hold a stack until told to stop; what came of starting it goes to the descriptor given as `--report`."""
-    parser = argparse.ArgumentParser(description="hold the local stack in the background")
-    parser.add_argument("--state", type=Path, required=True)
-    parser.add_argument("--postgres", required=True)
-    parser.add_argument("--kafka", required=True)
-    parser.add_argument("--brokers", type=int, required=True)
-    parser.add_argument("--definitions", default="")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--secure", action="store_true")
-    parser.add_argument("--report", type=int, required=True)
-    options = parser.parse_args(arguments)
+def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
+    """Hold a stack until told to stop; the result of starting it is written to the descriptor."""
     stop_on_signals()
-    report = os.fdopen(options.report, "w")
+    report = os.fdopen(descriptor, "w")
     try:
-        with Stack(
-            options.state,
-            options.postgres,
-            options.kafka,
-            options.brokers,
-            fresh=options.fresh,
-            definitions=options.definitions,
-            secure=options.secure,
-        ) as stack:
+        with Stack(state, **options) as stack:
             report.write("{}")
             report.close()
-            _log.info("stack_up", state=str(options.state))
+            _log.info("stack_up", state=str(state))
             hold(stack)
     except Stopped:
         _log.info("stack_down")
@@ -223,4 +190,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))

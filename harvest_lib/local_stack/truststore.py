@@ -1,6 +1,6 @@
-"""Hand Java the certificate authorities this machine trusts.
+"""Gives Java the certificate authorities that this machine trusts.
 
-A Java from a wheel knows only the public ones it was built with; behind a company's proxy that is not enough. Written
+A Java from a wheel knows only public authorities; behind a company's proxy that is not enough. Written
 in the JKS format, which every Java reads and which needs no tool: a header, one entry per certificate, a digest.
 """
 

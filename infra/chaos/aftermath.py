@@ -52,18 +52,18 @@ class Broken:
 
 
 def led_within(seconds: float) -> Check:
-    """Make sure that another process leads so soon after the leader was struck."""
+    """Make sure that another process leads so soon after a fault was injected into the leader."""
 
     def check(after: Aftermath) -> str | None:
         if not after.leader_ids:
-            return None  # who was struck had just ceased to lead
+            return None  # that process had just ceased to lead
         others = (term for term in after.terms if term.time > after.at and term.process != after.leader)
         following = next(others, None)
         if following is None:
             return f"nobody led after {after.leader}"
         took = following.time - after.at
         if took > seconds:
-            return f"{following.process} led {took:.1f} s after {after.leader} was struck, not within {seconds:.0f} s"
+            return f"{following.process} led {took:.1f} s after the fault of {after.leader}, not within {seconds:.0f} s"
         return None
 
     return check

@@ -1,7 +1,7 @@
 """A wall clock that is off, in one process: the one Python tells, and the one its records are stamped by.
 
 libfaketime cannot do it: it fakes the clock that librdkafka reads, and not C11's `cnd_timedwait`, by which librdkafka
-waits until a time of that clock. An hour ahead the client stands still for an hour, an hour behind it does not wait at
+waits until a time of that clock. An hour ahead, the client is blocked for an hour; an hour behind, it does not wait at
 all (seen with libfaketime 0.9.10 and librdkafka 2.16). The boot clock and the monotonic one stay true.
 """
 
@@ -22,7 +22,7 @@ class OffClock:
         self._seconds = 0.0
 
     def off_seconds(self) -> float:
-        """Return how much it is ahead; below 0, behind."""
+        """Return the offset from the true time; negative if it is behind."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
             try:

@@ -1,12 +1,12 @@
 """A stretch of network that breaks on demand: TCP, forwarded to one address.
 
 with Links() as links:
-    link = links.add()          # connect to link.port
+    link = links.add()              # connect to link.port
     link.forward_to("127.0.0.1", 5432)
-    link.cut()                  # connections end, new ones at once
-    link.hold(Way.TO_SERVER)    # half open: connections stay, nothing comes through that way
-    link.delay(0.1)             # seconds, each way
-    link.heal()                 # all of it undone; what was held comes, in order
+    link.cut()                      # connections end, new ones at once
+    link.hold(Direction.TO_SERVER)  # half open: connections stay, nothing passes in that direction
+    link.delay(0.1)                 # seconds, in each direction
+    link.heal()                     # all of it undone; what was held comes, in order
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 65_536
 _STOP_SECONDS = 5
 
 
-class Way(enum.Flag):
+class Direction(enum.Flag):
     """A direction."""
 
     TO_SERVER = enum.auto()
@@ -28,7 +28,7 @@ class Way(enum.Flag):
     BOTH = TO_SERVER | TO_CLIENT
 
 
-_NEITHER = Way(0)
+_NEITHER = Direction(0)
 
 
 class Link:
@@ -59,19 +59,19 @@ class Link:
         """End all connections; new ones end before they carry anything."""
         self._tell(is_cut=True)
 
-    def hold(self, way: Way = Way.BOTH) -> None:
+    def hold(self, direction: Direction = Direction.BOTH) -> None:
         """Let nothing through in these directions, and leave connections as they are."""
-        self._tell(held=way)
+        self._tell(held=direction)
 
     def delay(self, seconds: float) -> None:
-        """Let everything come so much later, each way."""
+        """Let everything come so much later, in each direction."""
         self._tell(delay_seconds=seconds)
 
     def heal(self) -> None:
         """Undo all of it."""
         self._tell()
 
-    def _tell(self, *, is_cut: bool = False, held: Way = _NEITHER, delay_seconds: float = 0.0) -> None:
+    def _tell(self, *, is_cut: bool = False, held: Direction = _NEITHER, delay_seconds: float = 0.0) -> None:
         async def become() -> None:
             self._is_cut, self._held, self._delay_seconds = is_cut, held, delay_seconds
             for writer in list(self._writers) if is_cut else ():
@@ -97,20 +97,20 @@ class Link:
         self._writers |= ends
         try:
             await asyncio.gather(
-                self._pump(reader, to_server, Way.TO_SERVER), self._pump(from_server, writer, Way.TO_CLIENT)
+                self._pump(reader, to_server, Direction.TO_SERVER), self._pump(from_server, writer, Direction.TO_CLIENT)
             )
         finally:
             self._writers -= ends
             for end in ends:
                 end.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: Way) -> None:
-        """Carry bytes one way until either side ends; then end the other one's way as well."""
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: Direction) -> None:
+        """Carry bytes in one direction until either side ends; then end the other direction as well."""
         with suppress(OSError):
             while data := await source.read(_CHUNK_BYTES):
                 if self._delay_seconds:
                     await asyncio.sleep(self._delay_seconds)
-                while way in self._held:
+                while direction in self._held:
                     await self._changed.wait()
                 sink.write(data)
                 await sink.drain()

@@ -7,7 +7,7 @@ from pathlib import Path
 from harvest_lib.local_stack.harvester import Harvester, Lead
 from infra.chaos.clock import OffClock, clock_of
 from infra.chaos.link import Link, Links
-from infra.chaos.network_path import NEAR, Road
+from infra.chaos.network_path import NEAR, NetworkPath
 
 
 class Member:
@@ -15,7 +15,7 @@ class Member:
 
     def __init__(self, name: str, links: Links, brokers: int, folder: Path) -> None:
         self.name = name
-        self.network: Road | None = None
+        self.network: NetworkPath | None = None
         """The network its harvesters are in, None for the machine's own."""
         self.clock: OffClock
         self._all_links = links
@@ -28,10 +28,10 @@ class Member:
         self._folder = folder
         self._started = 0
 
-    def move(self, road: Road) -> None:
-        """Have its harvesters at the end of a road, and its links where they are reached from there."""
-        self.network = road
-        with road.at_servers():
+    def move(self, path: NetworkPath) -> None:
+        """Have its harvesters at the end of a network path, and its links where they are reached from there."""
+        self.network = path
+        with path.at_servers():
             self._link(NEAR)
 
     def _link(self, host: str = "127.0.0.1") -> None:
@@ -51,7 +51,7 @@ class Member:
 
     @property
     def process_name(self) -> str:
-        """The name under which its process stands in the history."""
+        """The name of its process in the history."""
         return f"harvester-{self.harvester.number}" if self.harvester is not None else ""
 
     @property

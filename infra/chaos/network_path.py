@@ -1,28 +1,28 @@
-"""A road of packets between a harvester and its servers: two network namespaces, and a pair of devices between them.
+"""A network path between a harvester and its servers: two network namespaces, and a pair of devices between them.
 
 The harvester is at the far end and has no other network. What listens for it is made at the near end, as sockets belong
 to the network they were made in. Packets are lost by addressing them to nobody: the kernel sends them, and who gets
-them drops them, either way alone. Neither end has anything to do with the machine's own network, and both are gone when
-nobody holds them, however we end.
+them drops them; each direction can be cut alone. Neither end is connected to the machine's own network. The kernel
+removes both when no process holds them, however the run ends.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from infra.chaos.link import Way
+from infra.chaos.link import Direction
 from infra.chaos.namespaces import Network
 
 NEAR, FAR = "198.18.0.1", "198.18.0.2"
 """Addresses for measuring networks (RFC 2544)."""
 _HARDWARE = {NEAR: "02:00:00:00:00:01", FAR: "02:00:00:00:00:02"}
 _NOBODY = "02:00:00:00:00:99"
-_DEVICE = "road"
+_DEVICE = "path"
 _NARROW = ("tbf", "rate", "256kbit", "burst", "8kb", "latency", "200ms")
 _SLOW = ("netem", "delay", "80ms", "40ms", "loss", "2%")
 
 
-class Road:
-    """One road. Raises CalledProcessError or OSError where it cannot be made."""
+class NetworkPath:
+    """One network path. Raises CalledProcessError or OSError where it cannot be made."""
 
     def __init__(self) -> None:
         self._near, self._far = Network(), Network()
@@ -45,19 +45,19 @@ class Road:
         """Have the calling thread at the far end, for what it starts."""
         return self._far.inside()
 
-    def lose(self, way: Way = Way.BOTH) -> None:
+    def lose(self, direction: Direction = Direction.BOTH) -> None:
         """Lose all packets in these directions."""
-        if Way.TO_SERVER in way:
+        if Direction.TO_SERVER in direction:
             _send(self._far, NEAR, _NOBODY)
-        if Way.TO_CLIENT in way:
+        if Direction.TO_CLIENT in direction:
             _send(self._near, FAR, _NOBODY)
 
     def narrow(self) -> None:
-        """Have packets queue at 32 KB/s each way, and those lost that would wait longer than 200 ms."""
+        """Have packets queue at 32 KB/s in each direction, and those lost that would wait longer than 200 ms."""
         self._shape(_NARROW)
 
     def slow(self) -> None:
-        """Have packets take 80 ms, give or take 40, each way, and every fiftieth lost."""
+        """Have packets take 80 ms, give or take 40, in each direction, and every fiftieth lost."""
         self._shape(_SLOW)
 
     def heal(self) -> None:
@@ -80,16 +80,16 @@ class Road:
 
 
 @contextmanager
-def roads(count: int) -> Iterator[list[Road]]:
+def network_paths(count: int) -> Iterator[list[NetworkPath]]:
     """Have so many."""
-    made: list[Road] = []
+    made: list[NetworkPath] = []
     try:
         for _ in range(count):
-            made.append(Road())
+            made.append(NetworkPath())
         yield made
     finally:
-        for road in made:
-            road.close()
+        for path in made:
+            path.close()
 
 
 def _send(network: Network, address: str, hardware: str) -> None:

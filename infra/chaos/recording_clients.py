@@ -1,7 +1,7 @@
-"""`harvest run` that writes down what it does: `python -m infra.chaos.recording_clients HISTORY run -f …`.
+"""`harvest run` that records what it does: `python -m infra.chaos.recording_clients HISTORY run -f …`.
 
-The parts of a harvester are wrapped where they are made; the product knows nothing of it. What it costs is a report for
-each record, which laps do without, and a line for each event.
+It wraps the parts of a harvester where they are constructed; the product does not depend on it. It costs a report for
+each record, which batches do without, and a line for each event.
 """
 
 import json
@@ -46,26 +46,26 @@ from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
 
 OWN = (".neli", ".checkpoint")
-"""How the topics end that harvesters have to themselves."""
+"""Suffixes of the harvesters' own topics."""
 
 
 class Recorder:
-    """Where all parts of a process write, and the term it leads in, by shard."""
+    """Receives the events of all parts of a process, and knows its term by shard."""
 
     def __init__(self, history: HistoryWriter, process: str, clock: OffClock) -> None:
         self._history, self._process = history, process
         self.clock = clock
         self._terms: dict[int, str] = {}
         self.sending = ""
-        """The leader id under which laps are sent; there is one shard."""
+        """The leader id under which batches are sent; there is one shard."""
         self._telling = threading.Lock()
 
     def tell(self, kind: type[HistoryEvent], how: str, **fields: Any) -> None:
-        """Write an event down."""
+        """Record an event."""
         self._history.append(kind(type=how, process=self._process, **fields))  # type: ignore[arg-type]
 
     def heard(self, event: Event) -> None:
-        """Take in what the harvester says of leadership: a term begins, which ends the one before."""
+        """Handle an event of leadership: a term begins, which ends the one before."""
         with self._telling:
             if isinstance(event, LeaderAcquired | LeaderRefreshed):
                 self._end(event.shard)
@@ -83,16 +83,16 @@ Report = Callable[[KafkaError | None, Message], None]
 
 
 class RecordedProducer:
-    """A producer whose records and reports are written down; what harvesters say among themselves is not."""
+    """A producer that records messages and reports, except those of the harvesters' own topics."""
 
     def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
         self._recorder = recorder
-        self._report: Report | None = settings.get("on_delivery")
-        self._hears_all = not settings.get("delivery.report.only.error")
         self._id = str(settings.get("transactional.id", ""))
         self._sent: dict[str, deque[tuple[str, int]]] = defaultdict(deque)  # by event: a report has no headers
-        own = {"on_delivery": self._reported, "delivery.report.only.error": False} if self._report else {}
-        self._producer = Producer({**settings, **own})
+        if report := settings.get("on_delivery"):
+            relay = self._relayed(report, errors_only=bool(settings.get("delivery.report.only.error")))
+            settings = {**settings, "on_delivery": relay, "delivery.report.only.error": False}
+        self._producer = Producer(dict(settings))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -119,7 +119,7 @@ class RecordedProducer:
             self._recorder.tell(Produce, "invoke", leader_id=leader, id=outbox_id, event=event)
             self._sent[event].append((leader, outbox_id))
             report = self._relayed(report) if report is not None else None
-        if not timestamp and self._recorder.clock.off_seconds():  # the client would look at a clock of its own
+        if not timestamp and self._recorder.clock.off_seconds():  # the client would use a clock of its own
             timestamp = int(self._recorder.clock.time() * 1000)
         self._producer.produce(topic, value, key, partition, report, None, timestamp, headers)
 
@@ -139,15 +139,11 @@ class RecordedProducer:
             raise
         self._recorder.tell(TransactionStep, "ok", **said)
 
-    def _reported(self, error: KafkaError | None, message: Message) -> None:
-        self._write(error, message)
-        if self._report is not None and (error is not None or self._hears_all):
-            self._report(error, message)
-
-    def _relayed(self, callback: Report) -> Report:
+    def _relayed(self, callback: Report, *, errors_only: bool = False) -> Report:
         def relay(error: KafkaError | None, message: Message) -> None:
             self._write(error, message)
-            callback(error, message)
+            if error is not None or not errors_only:
+                callback(error, message)
 
         return relay
 
@@ -200,7 +196,7 @@ class RecordedSource:
 
 
 class RecordedStore:
-    """A store of checkpoints: those that count are written down, their mirrors are not."""
+    """A store that records checkpoints, but not their mirrors."""
 
     def __init__(self, recorder: Recorder, store: Any, shard: int) -> None:
         self._recorder, self._store, self._shard = recorder, store, shard
@@ -240,7 +236,7 @@ class RecordedStore:
         return saved
 
     def tell(self, checkpoint: Stored, how: EventType) -> None:
-        """Write a checkpoint down."""
+        """Record a checkpoint."""
         if how == "ok":
             self._told = checkpoint
         self._recorder.tell(
@@ -281,7 +277,7 @@ class RecordedBatches:
 
 
 def record(recorder: Recorder) -> None:
-    """Have every harvester that this process makes from now on written down."""
+    """Record every harvester that this process constructs from now on."""
     make_source, make_guarantee = factory.make_source, factory.make_guarantee
 
     def recorded_guarantee(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
@@ -310,7 +306,7 @@ def record(recorder: Recorder) -> None:
 
 
 def main() -> None:
-    """Take the history's file off the command line, and run the rest of it."""
+    """Remove the history's file from the command line, and run the rest."""
     file = Path(sys.argv.pop(1))
     with HistoryWriter(file) as history, suppress(KeyboardInterrupt):
         clock = clock_of(file)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harvest_lib.audit.checker import Anomaly, Finding
 from infra.chaos.faults import FAULTS
-from infra.chaos.run import DUPLICATES, Outcome, Struck
+from infra.chaos.run import DUPLICATES, InjectedFault, Outcome
 
 _SHOWN_FINDINGS = 20
 _BEGINS, _ENDS = "<!-- table -->", "<!-- end of table -->"
@@ -35,12 +35,12 @@ def unexplained(outcome: Outcome) -> int:
 def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
     """Return of each run in which nothing was at stake what was missing: faults, commits or deliveries."""
     wanted: Mapping[str, Callable[[Outcome], object]] = {
-        "no fault struck": lambda each: each.struck,
+        "no fault was injected": lambda each: each.injected,
         "no record was committed": lambda each: each.committed,
         "no record was delivered": lambda each: each.delivered,
     }
     return [
-        f"{each.plan.way.source}/{each.plan.way.delivery}: {missing}"
+        f"{each.plan.mode.source}/{each.plan.mode.delivery}: {missing}"
         for each in outcomes
         for missing, found in wanted.items()
         if not found(each)
@@ -48,16 +48,16 @@ def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:
-    """Return the sums, what did not strike and why, and each run, as values that `json.dumps` takes."""
+    """Return the sums, which faults were not injected and why, and each run, as values that `json.dumps` takes."""
     return {
         "committed": sum(each.committed for each in outcomes),
         "delivered": sum(each.delivered for each in outcomes),
         "lost": sum(map(lost, outcomes)),
         "duplicates": sum(map(duplicates, outcomes)),
         "unexplained": sum(map(unexplained, outcomes)),
-        "faults": sum(len(each.struck) for each in outcomes),
+        "faults": sum(len(each.injected) for each in outcomes),
         "seconds": round(sum(each.seconds for each in outcomes), 1),
-        "not_struck": dict(left_out),
+        "not_injected": dict(left_out),
         "proved_nothing": proved_nothing(outcomes),
         "runs": [_run(each) for each in outcomes],
     }
@@ -65,7 +65,7 @@ def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[s
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """Return a table of the faults, for a terminal."""
-    shown = Table("fault", "promise", "struck", "duplicates", "caught up after", box=None, pad_edge=False)
+    shown = Table("fault", "promise", "injected", "duplicates", "caught up after", box=None, pad_edge=False)
     for row in _rows(outcomes):
         shown.add_row(*row)
     return shown
@@ -74,26 +74,26 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
     """Return the same for the documentation, with what it comes from."""
     sums = document(outcomes, left_out)
-    ways = ", ".join(f"`{each.plan.way.source}` + `{each.plan.way.delivery}`" for each in outcomes)
+    modes = ", ".join(f"`{each.plan.mode.source}` + `{each.plan.mode.delivery}`" for each in outcomes)
     brokers = sorted({each.plan.brokers for each in outcomes})
     said = (
         f"{sums['committed']:,} records under {sums['faults']} faults in {sums['seconds'] / 60:.0f} minutes: "
-        f"{sums['lost']} lost, {sums['duplicates']} duplicates, {sums['unexplained']} unexplained. {ways}; "
+        f"{sums['lost']} lost, {sums['duplicates']} duplicates, {sums['unexplained']} unexplained. {modes}; "
         f"{' and '.join(map(str, brokers))} broker{'s' if brokers != [1] else ''}, "
         f"seed {', '.join(sorted({str(each.plan.seed) for each in outcomes}))}."
     )
     lines = [
-        "| fault | promise | struck | duplicates | caught up after, median and longest |",
+        "| fault | promise | injected | duplicates | caught up after, median and longest |",
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [f"| {' | '.join(row)} |" for row in _rows(outcomes)]
     if left_out:
-        lines += ["", f"Did not strike: {'; '.join(f'`{fault}` ({why})' for fault, why in left_out.items())}."]
+        lines += ["", f"Not injected: {'; '.join(f'`{fault}` ({why})' for fault, why in left_out.items())}."]
     return "\n".join([said, "", *lines, ""])
 
 
 def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) -> None:
-    """Write the table into a file, in place of the one that stands between its marks, or as all of it."""
+    """Write the table into a file, in place of the one between its marks, or as the whole file."""
     text = file.read_text() if file.exists() else ""
     before, begins, rest = text.partition(_BEGINS)
     _, ends, after = rest.partition(_ENDS)
@@ -103,16 +103,16 @@ def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) ->
 
 
 def _rows(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, ...]]:
-    struck: dict[str, list[Struck]] = defaultdict(list)
+    injected: dict[str, list[InjectedFault]] = defaultdict(list)
     again: Counter[str] = Counter()
     for outcome in outcomes:
-        for each in outcome.struck:
-            struck[each.fault].append(each)
+        for each in outcome.injected:
+            injected[each.fault].append(each)
         for finding in outcome.verdict.findings:
             if finding.name in DUPLICATES:
-                again[_during(finding, outcome.struck)] += 1
+                again[_during(finding, outcome.injected)] += 1
     for name, fault in FAULTS.items():
-        if found := struck[name]:
+        if found := injected[name]:
             seconds = [each.recovery_seconds for each in found]
             yield (
                 name,
@@ -123,10 +123,10 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, ...]]:
             )
 
 
-def _during(finding: Finding, struck: Sequence[Struck]) -> str:
-    """Return the fault that had struck last when what was found was read."""
+def _during(finding: Finding, injected: Sequence[InjectedFault]) -> str:
+    """Return the fault that had been injected last when the finding was read."""
     at = max(event.time for event in finding.events)
-    return next((each.fault for each in reversed(struck) if each.at <= at), "")
+    return next((each.fault for each in reversed(injected) if each.at <= at), "")
 
 
 def _run(outcome: Outcome) -> Mapping[str, Any]:
@@ -135,14 +135,14 @@ def _run(outcome: Outcome) -> Mapping[str, Any]:
     findings += [each.to_json() for each in verdict.findings if not each.explained]
     return {
         "seed": plan.seed,
-        "source": plan.way.source,
-        "delivery": plan.way.delivery,
+        "source": plan.mode.source,
+        "delivery": plan.mode.delivery,
         "brokers": plan.brokers,
         "committed": outcome.committed,
         "delivered": outcome.delivered,
         "anomalies": {"explained": dict(verdict.explained), "unexplained": dict(verdict.unexplained)},
         "findings": findings[:_SHOWN_FINDINGS],
-        "struck": [asdict(each) for each in outcome.struck],
+        "injected": [asdict(each) for each in outcome.injected],
         "history": str(outcome.history),
         "seconds": round(outcome.seconds, 1),
     }

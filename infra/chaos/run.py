@@ -1,6 +1,6 @@
-"""One run: write, harvest, read and strike for a while; then heal, drain, read all of it once more, and judge.
+"""One run: write, harvest, read and inject faults for a while; then heal, drain, read all of it once more, and judge.
 
-Which faults strike, in which order and for how long follows from the seed; what the machine makes of them does not.
+The seed decides which faults are injected, in which order and for how long. Their effect depends on the machine.
 """
 
 import random
@@ -43,14 +43,14 @@ class ChaosPlan:
 
     seed: int
     seconds: float
-    way: Mode
+    mode: Mode
     brokers: int = 3
     rate: float = 300.0
     threads: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
+class InjectedFault:
     """One fault as it was: the process that led, when it began by the boot clock, how long it lasted, and how long it
     took from its end until all was read that had been committed by then."""
 
@@ -71,26 +71,26 @@ class Outcome:
     delivered: int
     seconds: float
     fire_seconds: float
-    struck: Sequence[Struck]
+    injected: Sequence[InjectedFault]
     verdict: Verdict
     broken: Sequence[Broken]
 
 
-def run(plan: ChaosPlan, turns: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
-    """Do it, in a folder that is empty; the history stays there. `turns` has the faults; `say` is told of each step,
+def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
+    """Do it, in a folder that is empty; the history stays there. `schedule` has the faults; `say` is told of each step,
     in a line.
 
     Raises StackError when the system does not come up, or its servers do not come back after a fault.
     """
     began = time.monotonic()
-    isolation: Isolation = "committed" if plan.way.exactly_once else "uncommitted"
-    history, locks_first = folder / "history", plan.way.source == "transaction_id"
+    isolation: Isolation = "committed" if plan.mode.exactly_once else "uncommitted"
+    history, locks_first = folder / "history", plan.mode.source == "transaction_id"
     with ExitStack() as ending:
-        writing, reading, striking = (
+        writing, reading, faults = (
             ending.enter_context(HistoryWriter(history / f"{name}.jsonl")) for name in ("writers", "readers", "faults")
         )
-        prepare = [FAULTS[name].prepare for name in turns.possible(plan.way)]
-        system = ending.enter_context(running(folder, parts, plan.way, plan.brokers, prepare))
+        prepare = [FAULTS[name].prepare for name in schedule.possible(plan.mode)]
+        system = ending.enter_context(running(folder, parts, plan.mode, plan.brokers, prepare))
         say(f"{plan.brokers} brokers, Postgres and {len(system.members)} harvesters are up")
         make_tables(system.dsn, _KEYS)
         answered: set[str] = set()  # events whose commit was
@@ -113,23 +113,23 @@ def run(plan: ChaosPlan, turns: Schedule, folder: Path, parts: Path, say: Callab
         )
         under_fire = UnderFire(
             plan=plan,
-            turns=turns,
+            schedule=schedule,
             system=system,
-            history=striking,
+            history=faults,
             write=partial(Writing, writing, "slow-writer", TOPIC, answered, locks_first=locks_first),
             answered=answered,
             seen=reader.seen,
             say=say,
         )
         fire_began = time.monotonic()
-        struck = under_fire.strike()
+        injected = under_fire.inject()
         fire_seconds = time.monotonic() - fire_began
         writers.stop()
         _drained(answered, reader.seen)
         last = read(name="last")
         last.read_all()
         broken = under_fire.broken or _broken("the end", system.end)
-    committed, terms, verdict = judged(history, plan.way)
+    committed, terms, verdict = judged(history, plan.mode)
     return Outcome(
         plan=plan,
         history=history,
@@ -137,18 +137,18 @@ def run(plan: ChaosPlan, turns: Schedule, folder: Path, parts: Path, say: Callab
         delivered=len(last.seen | reader.seen),
         seconds=time.monotonic() - began,
         fire_seconds=fire_seconds,
-        struck=struck,
+        injected=injected,
         verdict=verdict,
-        broken=[*broken, *not_kept(struck, terms, verdict)],
+        broken=[*broken, *not_kept(injected, terms, verdict)],
     )
 
 
-def judged(history: Path, way: Mode) -> tuple[int, Sequence[Term], Verdict]:
-    """Check the history in a folder against what the way promises; return also how many records were committed, and
+def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
+    """Check the history in a folder against what the mode promises; return also how many records were committed, and
     neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
     promise = Promise(
-        delivery="transactional" if way.exactly_once else "at_least_once",
-        barrier=way.delivery == "barrier",
+        delivery="transactional" if mode.exactly_once else "at_least_once",
+        barrier=mode.delivery == "barrier",
     )
     committed, terms = set[str](), list[Term]()
 
@@ -166,11 +166,11 @@ def judged(history: Path, way: Mode) -> tuple[int, Sequence[Term], Verdict]:
     return len(committed), terms, verdict
 
 
-def not_kept(struck: Sequence[Struck], terms: Sequence[Term], verdict: Verdict) -> list[Broken]:
-    """Return what faults promise and the checker does not look at, where it was not kept."""
+def not_kept(injected: Sequence[InjectedFault], terms: Sequence[Term], verdict: Verdict) -> list[Broken]:
+    """Return the broken promises of faults that the checker does not cover."""
     copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []
-    for each in struck:
+    for each in injected:
         after = Aftermath(at=each.at, leader=each.leader, terms=terms, copies=copies)
         for check_one in FAULTS[each.fault].checks:
             if (sentence := check_one(after)) is not None:
@@ -195,10 +195,10 @@ def _unreadable(line: BadLine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderFire:
-    """A system that is being struck, while writers add to `answered` and readers to `seen`."""
+    """A system under faults, while writers add to `answered` and readers to `seen`."""
 
     plan: ChaosPlan
-    turns: Schedule
+    schedule: Schedule
     system: System
     history: HistoryWriter
     write: Callable[[], Writing]
@@ -207,22 +207,22 @@ class UnderFire:
     say: Callable[[str], None]
     broken: list[Broken] = field(default_factory=list)
 
-    def strike(self) -> list[Struck]:
-        """Strike with one fault after the other for as long as the plan says, and the harvesters keep up."""
+    def inject(self) -> list[InjectedFault]:
+        """Inject one fault after the other for as long as the plan says and the harvesters keep up."""
         draw = random.Random(self.plan.seed)  # noqa: S311 - no secret
         until = time.monotonic() + self.plan.seconds
-        struck: list[Struck] = []
-        while not self.broken and time.monotonic() < until and (name := self.turns.next(self.plan.way)) is not None:
-            struck.append(self._strike(name, draw))
+        injected: list[InjectedFault] = []
+        while not self.broken and time.monotonic() < until and (name := self.schedule.next(self.plan.mode)) is not None:
+            injected.append(self._inject(name, draw))
             time.sleep(draw.uniform(*_QUIET_SECONDS))
-        return struck
+        return injected
 
-    def _strike(self, name: str, draw: random.Random) -> Struck:
+    def _inject(self, name: str, draw: random.Random) -> InjectedFault:
         leader = self.system.leader
         leads = leader.process_name if leader is not None else ""  # its place may have another process afterwards
         began, at = time.monotonic(), boot_seconds()
         self.history.append(FaultEvent(type="info", process="chaos", fault=name, step="begin"))
-        with FAULTS[name].strike(self.system, draw, self.write):
+        with FAULTS[name].inject(self.system, draw, self.write):
             time.sleep(draw.uniform(*FAULTS[name].seconds))
         for event in self.system.happened:
             self.history.append(event)
@@ -234,7 +234,7 @@ class UnderFire:
         self.broken.extend(_broken(name, partial(self._recover, ended + _RECOVER_SECONDS)))
         recovered = time.monotonic()
         self.broken.extend(_broken(name, self.system.await_members))
-        found = Struck(
+        found = InjectedFault(
             fault=name,
             leader=leads,
             at=at,

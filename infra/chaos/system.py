@@ -25,7 +25,7 @@ from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from infra.chaos.following import Following
 from infra.chaos.link import Links
 from infra.chaos.member import Member
-from infra.chaos.network_path import Road
+from infra.chaos.network_path import NetworkPath
 from infra.chaos.role import Role
 from infra.waiting import until
 
@@ -58,12 +58,12 @@ class Mode:
 class System:
     """All of it; use `running` to have it."""
 
-    def __init__(self, folder: Path, parts: Path, links: Links, way: Mode, brokers: int) -> None:
-        self.way = way
+    def __init__(self, folder: Path, parts: Path, links: Links, mode: Mode, brokers: int) -> None:
+        self.mode = mode
         self.folder, self.history = folder, folder / "history"
         self.members = [Member(f"member{number}", links, brokers, folder) for number in range(1, _MEMBERS + 1)]
         self.postgres = PostgresServer(folder)
-        self.role = Role(_OUTBOX, _grants_for(way), lambda: self.dsn)
+        self.role = Role(_OUTBOX, _grants_for(mode), lambda: self.dsn)
         """Whom harvesters come as."""
         self.servers = [self.postgres]
         """All that there have been, standbys too."""
@@ -77,11 +77,11 @@ class System:
         """Called with the folder of a server that is added, before anything is in it."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
 
-    def move_members(self, roads: Sequence[Road]) -> None:
-        """Have each harvester at the end of a road of its own; before anything is started."""
-        for member, road in zip(self.members, roads, strict=True):
-            member.move(road)
-        self.kafka.lead(self._detours())
+    def move_members(self, paths: Sequence[NetworkPath]) -> None:
+        """Have each harvester at the end of a network path of its own; before anything is started."""
+        for member, path in zip(self.members, paths, strict=True):
+            member.move(path)
+        self.kafka.detours = self._detours()
 
     def _detours(self) -> dict[str, list[int | str]]:
         return {member.name: [f"{link.host}:{link.port}" for link in member.kafka] for member in self.members}
@@ -214,7 +214,7 @@ class System:
         )
 
     def _make_outbox(self, connection: psycopg.Connection[Any]) -> None:
-        if self.way.source == "mark":
+        if self.mode.source == "mark":
             _OUTBOX.create(connection)
             ParkedRecords(_OUTBOX).create(connection)
         else:
@@ -224,7 +224,7 @@ class System:
 
     @property
     def _topic_config(self) -> dict[str, str]:
-        if self.way.exactly_once:
+        if self.mode.exactly_once:
             return {}
         # What a frozen leader's client sends as it thaws only the broker can refuse.
         return {"message.timestamp.before.max.ms": str(int((SESSION_SECONDS - 1) * 1000))}
@@ -249,18 +249,18 @@ class System:
             "producerKafkaConfig": {"compression.type": "lz4"},
             "leaderGroupID": GROUP,
             "dataSource": dsn,
-            "source": self.way.source,
-            "delivery": self.way.delivery,
+            "source": self.mode.source,
+            "delivery": self.mode.delivery,
             "sessionTimeout": f"{SESSION_SECONDS:.0f}s",
             "limits": {"heartbeatTimeout": f"{SESSION_SECONDS / 2:.0f}s", "ioErrorBackoff": "200ms"},
         }
         return yaml.safe_dump({"harvest": harvest})
 
 
-def _grants_for(way: Mode) -> ReadingMode:
-    if way.source != "mark":
+def _grants_for(mode: Mode) -> ReadingMode:
+    if mode.source != "mark":
         return "batches"
-    return "mark_batches" if way.exactly_once else "mark"
+    return "mark_batches" if mode.exactly_once else "mark"
 
 
 def _failed(member: Member, what: str) -> StackError:
@@ -280,14 +280,14 @@ def _log(member: Member) -> Path:
 def running(
     folder: Path,
     parts: Path,
-    way: Mode,
+    mode: Mode,
     brokers: int,
     prepare: Iterable[Callable[["System"], AbstractContextManager[None]]] = (),
 ) -> Iterator[System]:
     """Have the system up, its first leader leading, and nothing of it left at the end. What prepares it is entered
     before it starts, each once."""
     with Links() as links, ExitStack() as prepared:
-        system = System(folder, parts, links, way, brokers)
+        system = System(folder, parts, links, mode, brokers)
         for each in dict.fromkeys(prepare):
             prepared.enter_context(each(system))
         try:

@@ -53,7 +53,7 @@ def make_tables(dsn: str, keys: int) -> None:
 
 
 def hash_of(value: bytes) -> str:
-    """Return what stands for a record's value in the history."""
+    """Return the hash that represents a record's value in the history."""
     return hashlib.blake2s(value, digest_size=8).hexdigest()
 
 

@@ -17,8 +17,8 @@ from harvest_lib.errors import HarvestError, NothingChecked
 _LONGEST_FINDINGS = 10
 
 
-class Ways(StrEnum):
-    """A source and a delivery, or all of them in turn."""
+class Modes(StrEnum):
+    """A source and a delivery, or all of them, one after the other."""
 
     ALL = "all"
     MARK_BARRIER = "mark/barrier"
@@ -42,7 +42,9 @@ def chaos(
         int,
         typer.Option(min=0, help="Seed for order and duration of faults; each further mode takes the next."),
     ] = 0,
-    way: Annotated[Ways, typer.Option(help="Mode: the source and the delivery.")] = Ways.SNAPSHOT_TRANSACTIONAL,
+    mode: Annotated[
+        Modes, typer.Option("--way", help="Mode: the source and the delivery.")
+    ] = Modes.SNAPSHOT_TRANSACTIONAL,
     brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
     rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
     simulate: Annotated[
@@ -96,27 +98,31 @@ def chaos(
     if unfit := [name for name in names if known[name].brokers > brokers]:
         raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
     _require_all(names, brokers, require_all=require_all)
-    report, make_way = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
-    ways = [
-        make_way(source=source, delivery=delivery)
-        for source, delivery in (each.split("/") for each in Ways if each is not Ways.ALL and way in {each, Ways.ALL})
+    report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
+    modes = [
+        make_mode(source=source, delivery=delivery)
+        for source, delivery in (
+            each.split("/") for each in Modes if each is not Modes.ALL and mode in {each, Modes.ALL}
+        )
     ]
-    if idle := [name for name in names if not any(map(known[name].fits, ways))]:
-        raise typer.BadParameter(f"not in this way: {', '.join(idle)}", param_hint="--faults")
-    # A run in which none of the faults can strike would prove nothing.
-    ways = [each for each in ways if any(known[name].fits(each) for name in names or known)]
-    turns = _part("infra.chaos.schedule").Schedule({name: known[name] for name in names or known}, ways, brokers, seed)
+    if idle := [name for name in names if not any(map(known[name].fits, modes))]:
+        raise typer.BadParameter(f"not in this mode: {', '.join(idle)}", param_hint="--faults")
+    # A run in which none of the faults can be injected would prove nothing.
+    modes = [each for each in modes if any(known[name].fits(each) for name in names or known)]
+    schedule = _part("infra.chaos.schedule").Schedule(
+        {name: known[name] for name in names or known}, modes, brokers, seed
+    )
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # writers' connections are cut on purpose
     outcomes: list[Any] = []
-    for number, each in enumerate(ways):
+    for number, each in enumerate(modes):
         left_seconds = max(0.0, seconds - sum(outcome.fire_seconds for outcome in outcomes))
         plan = _part("infra.chaos.run").ChaosPlan(
-            seed=seed + number, seconds=left_seconds / (len(ways) - number), way=each, brokers=brokers, rate=rate
+            seed=seed + number, seconds=left_seconds / (len(modes) - number), mode=each, brokers=brokers, rate=rate
         )
-        outcomes.append(_struck(plan, turns, histories, quiet=as_json))
-    found = report.document(outcomes, turns.left_out())
+        outcomes.append(_run_one(plan, schedule, histories, quiet=as_json))
+    found = report.document(outcomes, schedule.left_out())
     if table is not None:
-        report.put(outcomes, turns.left_out(), table)
+        report.put(outcomes, schedule.left_out(), table)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -141,23 +147,25 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
         raise HarvestError(
             f"this machine lacks what {len(missing)} faults need",
             evidence="; ".join(f"{name}: {sentence}" for name, sentence in missing.items()),
-            next_step="get it, or name the faults to strike with in --faults",
+            next_step="get it, or name the faults to inject in --faults",
         )
 
 
-def _struck(plan: Any, turns: Any, histories: Path | None, *, quiet: bool) -> Any:
+def _run_one(plan: Any, schedule: Any, histories: Path | None, *, quiet: bool) -> Any:
     from rich.console import Console
 
-    way = f"{plan.way.source}/{plan.way.delivery}"
+    mode = f"{plan.mode.source}/{plan.mode.delivery}"
     state = _part("harvest_lib.local_stack.state")
     parts = state.default_state()
-    folder = (histories or parts / "chaos") / f"{way.replace('/', '-')}-{plan.seed}-{time.strftime('%H%M%S')}"
+    folder = (histories or parts / "chaos") / f"{mode.replace('/', '-')}-{plan.seed}-{time.strftime('%H%M%S')}"
     state.make_folder(folder)
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     console.print(
-        f"[bold]{way}[/], seed {plan.seed}, {plan.brokers} brokers, {plan.seconds:.0f} s; history in {folder}"
+        f"[bold]{mode}[/], seed {plan.seed}, {plan.brokers} brokers, {plan.seconds:.0f} s; history in {folder}"
     )
-    return _part("infra.chaos.run").run(plan, turns, folder.resolve(), parts, lambda said: console.print(f"  {said}"))
+    return _part("infra.chaos.run").run(
+        plan, schedule, folder.resolve(), parts, lambda said: console.print(f"  {said}")
+    )
 
 
 def _show(found: dict[str, Any], table: Any) -> None:
@@ -170,8 +178,8 @@ def _show(found: dict[str, Any], table: Any) -> None:
     console.print()
     for name in ("committed", "delivered", "lost", "duplicates", "unexplained", "faults", "seconds"):
         console.print(f"{name:<12} {found[name]:,}")
-    for fault, why in found["not_struck"].items():
-        console.print(f"[yellow]did not strike[/] {fault}: {why}")
+    for fault, why in found["not_injected"].items():
+        console.print(f"[yellow]not injected:[/] {fault}: {why}")
     for run in found["runs"]:
         for finding in run["findings"][:_LONGEST_FINDINGS]:
             console.print(f"[red]{finding['name']}[/] {finding['sentence']}")
@@ -212,7 +220,7 @@ def _part(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise HarvestError(
-            "what strikes and checks is not installed",
+            "the fault-injection tests are not installed",
             evidence=str(error),
             next_step="run this in a clone of the repository, after `make setup`",
         ) from error

@@ -43,12 +43,12 @@ def _verdict(report: Mapping[str, Any]) -> str:
     if report["ok"]:
         return (
             f"All {report['committed']:,} flights arrived, none lost, none out of order, "
-            f"though the process at work was killed {_times(len(report['takeovers']))}."
+            f"though the process at work was killed {_times(len(report['failovers']))}."
         )
     missing = [f"{report[name]:,} {name.replace('_', ' ')}" for name in _ZERO if report[name]]
-    done = sum(takeover["seconds"] is not None for takeover in report["takeovers"])
+    done = sum(failover["seconds"] is not None for failover in report["failovers"])
     if done < KILLS:
-        missing.append(f"{done} of {KILLS} take-overs seen")
+        missing.append(f"{done} of {KILLS} failovers seen")
     return f"This run failed: {', '.join(missing) or 'see the audit in report.json'}."
 
 
@@ -64,10 +64,10 @@ def _rows(report: Mapping[str, Any]) -> list[str]:
         _row("records per second", f"{report['records_per_second']:,}", "from the first to the last, kills included")
     )
     rows.append(_row("", f"{report['working_records_per_second']:,}", "while a leader was at work"))
-    for number, takeover in enumerate(report["takeovers"], start=1):
-        seconds = "never" if takeover["seconds"] is None else f"{takeover['seconds']:.1f} s"
-        note = f"from SIGKILL to the next record in Kafka; {takeover['backlog']:,} were waiting"
-        rows.append(_row(f"take-over {number}", seconds, note))
+    for number, failover in enumerate(report["failovers"], start=1):
+        seconds = "never" if failover["seconds"] is None else f"{failover['seconds']:.1f} s"
+        note = f"from SIGKILL to the next record in Kafka; {failover['backlog']:,} were waiting"
+        rows.append(_row(f"failover {number}", seconds, note))
     rows.append(_row("Spark rows per second", f"{report['spark_rows_per_second']:,}", "staged and promoted"))
     rows.append(_row("wall time", f"{report['wall_seconds']:.0f} s", "servers' start and audit included"))
     return rows

@@ -64,7 +64,7 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(10, 5.8), layout="constrained")
     lanes, backlog, throughput = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [0.42, 1.5, 1.1]})
     samples, terms = report["samples"], report["terms"]
-    _draw_lanes(lanes, terms, report["takeovers"])
+    _draw_lanes(lanes, terms, report["failovers"])
     times = [sample["at"] for sample in samples]
     values = [sample["backlog"] for sample in samples]
     backlog.fill_between(times, values, color=_BACKLOG, alpha=0.25, linewidth=0, step="post")
@@ -84,13 +84,13 @@ def _drawn(report: Mapping[str, Any]) -> Figure:
             panel.axvspan(term["first"], term["last"], color=_colour(term), alpha=0.13, linewidth=0)
     for panel in (lanes, backlog, throughput):
         panel.spines[["top", "right"]].set_visible(False)
-        for takeover in report["takeovers"]:
-            panel.axvline(takeover["killed_at"], color=_KILL, linewidth=1.4, linestyle=(0, (4, 2)))
+        for failover in report["failovers"]:
+            panel.axvline(failover["killed_at"], color=_KILL, linewidth=1.4, linestyle=(0, (4, 2)))
     lanes.set_xlim(*_limits(report))
     return figure
 
 
-def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], takeovers: Sequence[Mapping[str, Any]]) -> None:
+def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Sequence[Mapping[str, Any]]) -> None:
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.set_ylabel("leader", rotation=0, ha="right", va="center")
@@ -101,8 +101,8 @@ def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], takeovers: Seque
         axes.broken_barh([(term["first"], width)], (0.08, 0.62), color=_colour(term), alpha=0.85, linewidth=0)
     for number, span in _runs(terms):
         axes.text(sum(span) / 2, 0.39, f"harvester {number}", ha="center", va="center", color="white", clip_on=True)
-    for takeover in takeovers:
-        at, seconds = takeover["killed_at"], takeover["seconds"]
+    for failover in failovers:
+        at, seconds = failover["killed_at"], failover["seconds"]
         axes.annotate(
             "SIGKILL", (at, 1.0), ha="center", va="bottom", color=_KILL, fontweight="bold", annotation_clip=False
         )
@@ -134,5 +134,5 @@ def _colour(term: Mapping[str, Any]) -> str:
 def _limits(report: Mapping[str, Any]) -> tuple[float, float]:
     """Begin with the first row: before it servers start and nothing is to be seen."""
     first = next((later["at"] for _, later in pairwise(report["samples"]) if later["committed"]), 0.0)
-    ends = [first, *(term["last"] for term in report["terms"]), *(each["killed_at"] for each in report["takeovers"])]
+    ends = [first, *(term["last"] for term in report["terms"]), *(each["killed_at"] for each in report["failovers"])]
     return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

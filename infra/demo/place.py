@@ -67,7 +67,7 @@ class Place:
 
 @contextmanager
 def made(stack: Stack) -> Iterator[Place]:
-    """Make the outbox table and the topic, and remove at the end what stands on the user's servers."""
+    """Make the outbox table and the topic, and remove them at the end from the user's servers."""
     own = secrets.token_hex(4)
     with ExitStack() as removal:
         dsn = stack.dsn if stack.postgres else removal.enter_context(_database(stack.dsn, f"harvest_demo_{own}"))

@@ -38,30 +38,27 @@ class Pool:
             ended = harvester.process.pid is None
             began += harvester.look()
             if ended:
-                raise StackError(
-                    f"{harvester.process.name} ended by itself",
-                    evidence=tail(harvester.process.log, lines=2),
-                    next_step=f"read {harvester.process.log}",
-                )
+                raise _failed(harvester, "ended by itself")
         self.leads += began
         return began
 
     def kill(self, lead: Lead) -> float:
         """SIGKILL the harvester of a term and return when, in Unix time."""
-        victim = next(harvester for harvester in self._living if harvester.number == lead.harvester)
-        at = time.time()
+        victim, at = self._remove(lead), time.time()
         victim.process.kill()
-        self._living.remove(victim)
         return at
 
     def release(self, lead: Lead) -> float:
         """Ask the harvester of a term to stop, and return when, in Unix time."""
-        leaving = next(harvester for harvester in self._living if harvester.number == lead.harvester)
-        at = time.time()
+        leaving, at = self._remove(lead), time.time()
         leaving.process.begin_stop()
-        self._living.remove(leaving)
         self._leaving.append(leaving)
         return at
+
+    def _remove(self, lead: Lead) -> Harvester:
+        harvester = next(each for each in self._living if each.number == lead.harvester)
+        self._living.remove(harvester)
+        return harvester
 
     @property
     def all_started(self) -> bool:
@@ -76,11 +73,7 @@ class Pool:
         for harvester in self._living:
             self.leads += harvester.look()
             if not harvester.stopped_cleanly:
-                raise StackError(
-                    f"{harvester.process.name} did not stop in order",
-                    evidence=tail(harvester.process.log, lines=2),
-                    next_step=f"read {harvester.process.log}",
-                )
+                raise _failed(harvester, "did not stop in order")
         return seconds
 
     def stop(self) -> None:
@@ -89,3 +82,8 @@ class Pool:
             harvester.process.begin_stop()
         for harvester in [*self._living, *self._leaving]:
             harvester.process.stop()
+
+
+def _failed(harvester: Harvester, what: str) -> StackError:
+    log = harvester.process.log
+    return StackError(f"{harvester.process.name} {what}", evidence=tail(log, lines=2), next_step=f"read {log}")

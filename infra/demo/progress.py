@@ -122,10 +122,10 @@ def summary(report: Mapping[str, Any]) -> Table:
     table.add_section()
     table.add_row("records/s", f"{report['records_per_second']:,}", "first to last record, kills included")
     table.add_row("", f"{report['working_records_per_second']:,}", "while a leader was at work")
-    for number, takeover in enumerate(report["takeovers"], start=1):
-        who = f"from harvester {takeover['harvester']} to {takeover['successor']}" if takeover["successor"] else ""
-        seconds = f"{takeover['seconds']:.1f} s" if takeover["seconds"] is not None else Text("never", style="red")
-        table.add_row(f"take-over {number}", seconds, f"from SIGKILL to the next record in Kafka,\n{who}")
+    for number, failover in enumerate(report["failovers"], start=1):
+        who = f"from harvester {failover['harvester']} to {failover['successor']}" if failover["successor"] else ""
+        seconds = f"{failover['seconds']:.1f} s" if failover["seconds"] is not None else Text("never", style="red")
+        table.add_row(f"failover {number}", seconds, f"from SIGKILL to the next record in Kafka,\n{who}")
     table.add_row("Spark rows/s", f"{report['spark_rows_per_second']:,}", "staging and promotion, without its start")
     table.add_row("wall time", f"{report['wall_seconds']:.1f} s", "servers' start and audit included")
     return table
@@ -134,7 +134,7 @@ def summary(report: Mapping[str, Any]) -> Table:
 def explained(report: Mapping[str, Any]) -> list[str]:
     """Say of the duplicates, term by term, where they come from."""
     order = {term["leader"]: number for number, term in enumerate(report["terms"], start=1)}
-    killed = {takeover["leader"] for takeover in report["takeovers"]}
+    killed = {failover["leader"] for failover in report["failovers"]}
     return [
         f"{each['count']:,} in flight when a leader {'was killed' if each['old_leader'] in killed else 'gave up'}, "
         f"between term {order[each['old_leader']]} and {order[each['new_leader']]}"

@@ -5,7 +5,6 @@ stack ─► Dagster ─► its supervisor starts the run that harvests
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -14,12 +13,12 @@ from typing import Any
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.errors import StackError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.platform import Platform
 from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
 from infra.demo.progress import DAY, Progress
+from infra.waiting import until
 
 _DAEMON, _LOAD, _AUDIT = "flights_harvester_daemon", "flights_load", "flights_audit"
 _DAEMON_SECONDS, _JOB_SECONDS, _DELIVERY_SECONDS = 180.0, 600.0, 120.0
@@ -98,7 +97,7 @@ def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Keep from Dagster what a shell says of other harvesters."""
+    """Hide the variables of other harvesters from Dagster."""
     ours = {"HARVEST_HOME", "HARVEST_SPARK_JARS"}
     others = {name: value for name, value in os.environ.items() if name.startswith("HARVEST_") and name not in ours}
     for name in others:
@@ -115,9 +114,6 @@ def _waiting(stack: Stack) -> int:
         return StatusReader(connection, config).waiting().records
 
 
-def _wait(is_so: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise StackError(f"{trouble} after {seconds:.0f} s", next_step=f"read the logs in {folder / 'logs'}")
-        time.sleep(_LOOK_SECONDS)
+def _wait(condition: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:
+    next_step = f"read the logs in {folder / 'logs'}"
+    until(condition, seconds, f"{trouble} after {seconds:.0f} s", next_step=next_step, tick_seconds=_LOOK_SECONDS)

@@ -54,9 +54,9 @@ class Seen:
 
 def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
     """Return the content of `report.json`."""
-    takeovers = [_takeover(kill, seen, audit) for kill in seen.kills]
-    times = [takeover["seconds"] for takeover in takeovers if takeover["seconds"] is not None]
-    complete = len(times) == len(takeovers) == KILLS
+    failovers = [_failover(kill, seen, audit) for kill in seen.kills]
+    times = [failover["seconds"] for failover in failovers if failover["seconds"] is not None]
+    complete = len(times) == len(failovers) == KILLS
     return {
         "ok": audit.ok and complete and audit.delivered == audit.committed > 0,
         "committed": audit.committed,
@@ -68,7 +68,7 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
         "duplicates": audit.duplicates,
         "unexplained_duplicates": audit.unexplained_duplicates,
         "records_per_second": round(_rate(audit.delivered, _span(audit.leaders))),
-        "takeover_seconds": max(times) if complete else None,
+        "failover_seconds": max(times) if complete else None,
         "wall_seconds": round(seen.wall_seconds, 1),
         "working_records_per_second": round(
             _rate(
@@ -80,7 +80,7 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
             _rate(sum(month.rows for month in seen.months), sum(month.seconds for month in seen.months))
         ),
         "stop_seconds": round(seen.stop_seconds, 2),
-        "takeovers": takeovers,
+        "failovers": failovers,
         "explanations": [
             {"count": each.count, "old_leader": str(each.old_leader), "new_leader": str(each.new_leader)}
             for each in audit.explanations
@@ -96,7 +96,7 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
     }
 
 
-def _takeover(kill: Kill, seen: Seen, audit: AuditReport) -> dict[str, Any]:
+def _failover(kill: Kill, seen: Seen, audit: AuditReport) -> dict[str, Any]:
     """Measure from the SIGKILL to the first record that another harvester had in Kafka after it."""
     owners = {lead.leader_id: lead for lead in seen.leads}
     after = [

@@ -4,7 +4,7 @@
                                     Spark, month by month ─┘      ▲
                                        the leader is killed, twice ┘
 
-A kill waits for two conditions: so much is delivered, and a backlog waits, so that the time to take over is not time
+A kill waits for two conditions: enough is delivered, and there is a backlog, so that the failover does not include time
 spent waiting for Spark. On a slow or a fast machine alike they come true right after a month was committed at the
 latest. Everything runs in one thread, and every process started here ends with it.
 """

@@ -4,20 +4,15 @@ Exit codes: 0 each flight was counted once; 1 otherwise, or something failed; 13
 nothing left running.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harvest_lib.errors import HarvestError
-from harvest_lib.local_stack.state import default_state
-from infra.demo.progress import Progress
 from infra.demo_consume.run import run
-from infra.interruption import Interrupted, interrupt_on_signals, show_error
+from infra.interruption import run_demo
 
 _NOTES = {
     "messages": "flights that were committed to the outbox",
@@ -28,26 +23,6 @@ _NOTES = {
     "freezes": "consumers frozen past their session, and thawed",
     "stale_fences_rejected": "commits of those who had been frozen, refused",
 }
-
-
-def main() -> int:
-    """Run the demo, show what came of it, and return the exit code."""
-    interrupt_on_signals()
-    state, console = default_state(), Console(highlight=False)
-    try:
-        with Progress(console) as progress:
-            report = run(state, progress)
-    except Interrupted as interruption:
-        console.print("interrupted: everything that was started has been stopped")
-        return interruption.exit_code
-    except HarvestError as error:
-        show_error(error)
-        return 1
-    file = state / "demo-consume" / "report.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    console.print(_table(report))
-    console.print(f"  {file}", soft_wrap=True)
-    return 0 if report["ok"] else 1
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -63,4 +38,4 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo("demo-consume", run, _table))

@@ -21,14 +21,14 @@ _SHOWN = ("origin", "dest", "carrier", "flight", "time_hour")
 
 
 class Flights:
-    """Loads all of them: slowly, as long as nobody calls `hurry`."""
+    """Loads all of them: slowly, as long as nobody calls `load_rest`."""
 
     def __init__(self, place: Place, *, per_second: int) -> None:
         self.by_key: Counter[str] = Counter()
         """What was committed, by key."""
         self._error: BaseException | None = None
         self._place, self._pause = place, _BATCH / per_second
-        self._hurrying, self._ending = threading.Event(), threading.Event()
+        self._unthrottled, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="flights", daemon=True)
 
     def committed(self) -> int:
@@ -45,14 +45,14 @@ class Flights:
     def start(self) -> None:
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Load what is left as fast as it goes."""
-        self._hurrying.set()
+    def load_rest(self) -> None:
+        """Load the rest without pauses."""
+        self._unthrottled.set()
 
     def stop(self) -> None:
         """Load no more."""
         self._ending.set()
-        self._hurrying.set()
+        self._unthrottled.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class Flights:
                         for key, value in batch:
                             rows.write_row(("now", self._place.topic, key, value, [], []))
                     self.by_key.update(key for key, _ in batch)
-                    self._hurrying.wait(self._pause)
+                    self._unthrottled.wait(self._pause)
                     if self._ending.is_set():
                         return
         except BaseException as error:  # noqa: BLE001 - whoever waits for the flights raises it

@@ -3,7 +3,7 @@
     flights ─► outbox ─► harvester ─► Kafka ─► three consumers ─► flight_counts
                                                   ▲ one is killed and another frozen, again and again
 
-Flights come slowly until the last strike, so that consumers are in the middle of something whenever they are struck.
+Flights come slowly until the last fault, so that every fault interrupts consumers that are busy.
 """
 
 import time
@@ -56,8 +56,8 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         progress.say(f"a harvester delivers flights exactly once, {MEMBERS} consumers count them")
         ending.callback(flights.stop)
         flights.start()
-        _strike(consumers, flights, place, progress)
-        flights.hurry()
+        _inject_faults(consumers, flights, place, progress)
+        flights.load_rest()
         progress.say("the rest comes at once")
         _await_all(flights, place, folder)
         consumers.stop()
@@ -74,11 +74,11 @@ def _start(place: Place, folder: Path, ending: ExitStack) -> None:
     harvester.start()
 
 
-def _strike(consumers: ConsumerPool, flights: Flights, place: Place, progress: Progress) -> None:
+def _inject_faults(consumers: ConsumerPool, flights: Flights, place: Place, progress: Progress) -> None:
     until(lambda: _counted(place) > 0, _WAIT_SECONDS, "nobody counts", next_step="read the logs beside the report")
     for number in range(1, KILLS + 1):
         began = time.monotonic()
-        consumers.strike(flights.committed, lambda: _counted(place))
+        consumers.inject_faults(flights.committed, lambda: _counted(place))
         progress.say(
             f"{number} of {KILLS}: one was killed, one frozen; caught up after {time.monotonic() - began:.1f} s, "
             f"{_counted(place):,} counted, {consumers.fenced} late commits refused",
@@ -122,5 +122,5 @@ def _report(flights: Flights, consumers: ConsumerPool, place: Place) -> dict[str
     }
     if not report["messages"]:
         raise StackError("no flights came", next_step="read the logs beside the report")
-    was_struck = consumers.kills > 0 and consumers.freezes > 0
-    return {"ok": was_struck and not (report["double_effects"] or report["missing_effects"]), **report}
+    was_tested = consumers.kills > 0 and consumers.freezes > 0
+    return {"ok": was_tested and not (report["double_effects"] or report["missing_effects"]), **report}

@@ -4,24 +4,22 @@ Exit codes: 0 each destination equals the source; 1 otherwise, or something fail
 with nothing left running.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harvest_lib.errors import HarvestError
 from harvest_lib.local_stack import Stack
-from harvest_lib.local_stack.state import default_state, make_folder
+from harvest_lib.local_stack.state import make_folder
 from infra.demo.place import made
 from infra.demo.progress import Progress
 from infra.demo_pipeline.run import DemoPlan, run
-from infra.interruption import Interrupted, interrupt_on_signals, show_error
+from infra.interruption import run_demo
 
 _NAMES = {
     "events": "Kafka",
@@ -30,30 +28,15 @@ _NAMES = {
 }
 
 
-def main() -> int:
-    """Run the demo, show what came of it, and return the exit code."""
-    interrupt_on_signals()
-    state, console = default_state(), Console(highlight=False)
+def _run(state: Path, progress: Progress) -> dict[str, Any]:
     folder = make_folder(state / "demo-pipeline")
-    try:
-        with Progress(console) as progress, Stack(folder / "stack", fresh=True, parts=state) as stack:
-            for left in (folder / "pipeline", folder / "lake"):
-                shutil.rmtree(left, ignore_errors=True)
-            (folder / "pipeline.log").unlink(missing_ok=True)
-            progress.say("Postgres and Kafka run")
-            with made(stack) as place:
-                report = run(folder, place, progress, DemoPlan())
-    except Interrupted as interruption:
-        console.print("interrupted: everything that was started has been stopped")
-        return interruption.exit_code
-    except HarvestError as error:
-        show_error(error)
-        return 1
-    file = folder / "report.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    console.print(_table(report))
-    console.print(f"  {file}", soft_wrap=True)
-    return 0 if report["ok"] else 1
+    with Stack(folder / "stack", fresh=True, parts=state) as stack:
+        for left in (folder / "pipeline", folder / "lake"):
+            shutil.rmtree(left, ignore_errors=True)
+        (folder / "pipeline.log").unlink(missing_ok=True)
+        progress.say("Postgres and Kafka run")
+        with made(stack) as place:
+            return run(folder, place, progress, DemoPlan())
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -78,4 +61,4 @@ def _style(count: int | None, judged: bool) -> str:  # noqa: FBT001 - a matter o
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo("demo-pipeline", _run, _table))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.process import ServerProcess
+from harvest_lib.local_stack.process import ServerProcess, tail
 from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.declaration import Declaration
 from infra.waiting import until
@@ -45,21 +45,21 @@ class PipelineProcess:
         self._process.spawn(self._command, environment=environment)
 
     def kill(self, *, within_seconds: float) -> Kill:
-        """Kill it at some moment after its reader has sent something more down."""
+        """Kill it at a random moment after its reader has appended something more."""
         before = operations.pipeline_status(self._declaration).end
-        self.await_standing(lambda standing: standing.end > before, "the pipeline reads nothing")
+        self.await_status(lambda status: status.end > before, "the pipeline reads nothing")
         time.sleep(self._dice.random() * within_seconds)
         self.require_alive()
         self._process.kill()
-        standing = operations.pipeline_status(self._declaration)
-        killed = Kill(resumes_at={each.name: each.position for each in standing.writers}, end=standing.end)
+        status = operations.pipeline_status(self._declaration)
+        killed = Kill(resumes_at={each.name: each.position for each in status.writers}, end=status.end)
         self.kills.append(killed)
         return killed
 
-    def await_standing(
+    def await_status(
         self, reached: Callable[[operations.PipelineStatus], bool], otherwise: str, seconds: float = _WAIT_SECONDS
     ) -> None:
-        """Wait until the logs stand so. Raises StackError, at once if the process has ended."""
+        """Wait until `reached`. Raises StackError, at once if the process has ended."""
 
         def looked() -> bool:
             self.require_alive()
@@ -74,11 +74,8 @@ class PipelineProcess:
     def require_alive(self) -> None:
         """Raise StackError if it has ended by itself."""
         if self._process.pid is None:
-            raise StackError("the pipeline ended by itself", evidence=self._last_lines(), next_step=self._advice)
+            raise StackError("the pipeline ended by itself", evidence=tail(self._process.log), next_step=self._advice)
 
     @property
     def _advice(self) -> str:
         return f"read {self._process.log}"
-
-    def _last_lines(self) -> str:
-        return " | ".join(self._process.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])

@@ -171,8 +171,8 @@ def _await_end(pipeline: PipelineProcess, folder: Path, dsn: str) -> None:
 
     pipeline.require_alive()
     place = until(come, _WAIT_SECONDS, "the last change does not come", next_step="read the pipeline's log")
-    pipeline.await_standing(
-        lambda standing: all(each.position >= place for each in standing.writers), "writers do not get to the end"
+    pipeline.await_status(
+        lambda status: all(each.position >= place for each in status.writers), "writers do not get to the end"
     )
 
 

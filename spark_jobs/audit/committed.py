@@ -29,7 +29,7 @@ from harvest_lib.source.filters import filter_conditions, shard_conditions
 from harvest_lib.source.selection import Selection
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from spark_jobs.audit import queries
-from spark_jobs.audit.comparison import MUST_COME, SET_ASIDE, WAITS
+from spark_jobs.audit.comparison import MUST_COME, PARKED, WAITS
 from spark_jobs.sink.database import JdbcTarget
 
 _PART_ROWS = 1_000_000
@@ -151,7 +151,7 @@ def taken_from_outbox(
     topics: Sequence[str],
     target: JdbcTarget,
 ) -> Taken:
-    """Take what stands in a native outbox for the topics.
+    """Take the rows of a native outbox for the topics.
 
     The connection is in the transaction that keeps the snapshot.
     """
@@ -167,15 +167,15 @@ def taken_from_outbox(
         for each in shards
     ]
     placed = outbox.placed(connection)
-    aside: sql.Composable = sql.SQL("false")
+    is_parked: sql.Composable = sql.SQL("false")
     if placed.parked_ids.exists(connection) and shards:
-        aside = sql.SQL(queries.IS_SET_ASIDE).format(
+        is_parked = sql.SQL(queries.IS_PARKED).format(
             set_aside=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
         )
     statement = sql.SQL(queries.OUTBOX).format(
         outbox=outbox.identifier,
         topics=sql.Literal(list(topics)),
-        aside=aside,
+        is_parked=is_parked,
         passed=sql.SQL(" OR ").join(sql.SQL("({})").format(each) for each in passed) if passed else sql.SQL("false"),
         filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
@@ -266,7 +266,7 @@ def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -
 
 
 def _states() -> dict[str, sql.Literal]:
-    return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "set_aside_": sql.Literal(SET_ASIDE)}
+    return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "parked_": sql.Literal(PARKED)}
 
 
 def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float]:

@@ -14,11 +14,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-MUST_COME, WAITS, SET_ASIDE = "must come", "waits", "set aside"
+MUST_COME, WAITS, PARKED = "must come", "waits", "parked"
 """What is known of a committed record: its harvester has passed it, has not passed it yet, or could not send it."""
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
-"""What a second copy of a record is. A copy that another term sent is the third, wherever it stands."""
+"""What a second copy of a record is. A copy that another term sent is the third, wherever it is."""
 
 LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown"
 """The kinds of findings."""

@@ -28,11 +28,11 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdroppe
 
 OUTBOX: LiteralString = """
 SELECT o.id AS part, o.id AS record, o.create_time AS since,
-       CASE WHEN {aside} THEN {set_aside_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state
+       CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 """
 
-IS_SET_ASIDE: LiteralString = (
+IS_PARKED: LiteralString = (
     "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
     "AND coalesce(to_jsonb(s) ->> 'transaction_id' = o.transaction_id::text, true))"
 )
@@ -52,7 +52,7 @@ FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[])
 
 PARKED: LiteralString = """
 UNION ALL
-SELECT p.id, r.kafka_header_values[array_position(r.kafka_header_keys, {header})], {set_aside_}
+SELECT p.id, r.kafka_header_values[array_position(r.kafka_header_keys, {header})], {parked_}
 FROM {parked} AS p, jsonb_populate_record(NULL::{outbox}, p.record) AS r
 WHERE p.kafka_topic = ANY ({topics}::text[])
   AND r.kafka_header_values[array_position(r.kafka_header_keys, {header})] ~ '^[0-9-]+$'

@@ -16,6 +16,7 @@ from spark_jobs.sink import queries
 from spark_jobs.sink.database import TableColumn, Tables, columns_of, place_of, postgres_errors
 from spark_jobs.sink.queries import as_sql
 from spark_jobs.sink.records import Records
+from spark_jobs.sink.staging import BOOKKEEPING, StagedColumn, staged_columns
 from spark_jobs.sink.staging_tables import sweep_staging
 
 _OUTBOX_COLUMNS = (
@@ -28,41 +29,6 @@ _OUTBOX_COLUMNS = (
     "kafka_header_values",
     "leader_id",
 )
-_BOOKKEEPING = {
-    "batch": "text",
-    "run": "uuid",
-    "partition": "integer",
-    "attempt": "xid8",
-    "row": "bigint",
-    "row_hash": "bigint",
-}
-_TYPES: Mapping[type[spark.DataType], str] = {
-    spark.BooleanType: "boolean",
-    spark.ByteType: "smallint",
-    spark.ShortType: "smallint",
-    spark.IntegerType: "integer",
-    spark.LongType: "bigint",
-    spark.FloatType: "real",
-    spark.DoubleType: "double precision",
-    spark.DecimalType: "numeric",
-    spark.StringType: "text",
-    spark.VarcharType: "text",
-    spark.CharType: "text",
-    spark.BinaryType: "bytea",
-    spark.DateType: "date",
-    spark.TimestampType: "timestamp with time zone",
-    spark.TimestampNTZType: "timestamp without time zone",
-}
-_LONGEST_NAME_BYTES = 63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedColumn:
-    """A column of the frame: its name, the name it has in the staging table, and its type in Postgres."""
-
-    name: str
-    staged: str
-    type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,44 +57,6 @@ class WritePlan:
         if name in self.business:
             return self.business[name].type
         return next(each.type for each in self.columns if each.name == name)
-
-
-def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
-    """Return the columns of a frame as the staging table has them. Raises ConfigError."""
-    seen: set[str] = set()
-    columns = []
-    for each in schema.fields:
-        if each.name.lower() in seen:
-            raise ConfigError(
-                f"the frame has two columns {each.name!r}",
-                field=each.name,
-                next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
-            )
-        seen.add(each.name.lower())
-        # The staging table's own names are kept out of the way.
-        staged = f"{each.name} (frame)" if each.name.lower() in _BOOKKEEPING else each.name
-        if not each.name or len(staged.encode()) > _LONGEST_NAME_BYTES or "\0" in staged or '"' in staged:
-            raise ConfigError(
-                f"{each.name!r} cannot name a column in Postgres",
-                field=each.name,
-                next_step=f"rename it: at most {_LONGEST_NAME_BYTES} bytes, no double quotes",
-            )
-        columns.append(StagedColumn(name=each.name, staged=staged, type=_type_of(each)))
-    return tuple(columns)
-
-
-def _type_of(each: spark.StructField) -> str:
-    kind, suffix = each.dataType, ""
-    if isinstance(kind, spark.ArrayType):
-        kind, suffix = kind.elementType, "[]"
-    found = _TYPES.get(type(kind))
-    if found is None or (suffix and found == "bytea"):
-        raise ConfigError(
-            f"the frame's column {each.name!r} is of type {each.dataType.simpleString()}, which JDBC cannot carry",
-            field=each.name,
-            next_step="make it text, with to_json for instance, or leave it out",
-        )
-    return found + suffix
 
 
 def prepare(
@@ -283,20 +211,20 @@ def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
     if not found:
         return False
     name = plan.tables.staging.as_string(None)
-    bookkeeping = {column: kind for column, kind in found.items() if column in _BOOKKEEPING}
-    if bookkeeping != _BOOKKEEPING:
-        missing = [column for column, kind in _BOOKKEEPING.items() if found.get(column) != kind]
+    bookkeeping = {column: kind for column, kind in found.items() if column in BOOKKEEPING}
+    if bookkeeping != BOOKKEEPING:
+        missing = [column for column, kind in BOOKKEEPING.items() if found.get(column) != kind]
         raise OutboxTableError(
             f"the staging table {name} is not of this version of the sink",
             evidence=f"missing, or of another type: {', '.join(missing)}",
             next_step=f"if nothing else uses it, DROP TABLE {name}: what is in it was never promoted",
         )
-    if found == _BOOKKEEPING | {each.staged: each.type for each in plan.columns}:
+    if found == BOOKKEEPING | {each.staged: each.type for each in plan.columns}:
         return True
     if not _is_idle(connection, plan.tables):
         raise OutboxTableError(
             f"the staging table {name} holds rows of a batch with other columns, which is being written now",
-            evidence=f"it has {', '.join(column for column in found if column not in _BOOKKEEPING)}; the frame has "
+            evidence=f"it has {', '.join(column for column in found if column not in BOOKKEEPING)}; the frame has "
             f"{', '.join(plan.names)}",
             next_step="wait until that batch is promoted, or give frames of other columns a table of their own",
         )

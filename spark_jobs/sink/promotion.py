@@ -4,13 +4,13 @@ The steps, which `promote` repeats:
 
 1. end what the run's tasks have left open: a copy that lost the race may be about to commit
 2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
-3. read the ledger: a batch that is there already is left alone, or refused if it stands for other data
+3. read the ledger: a batch that is there already is left alone, or refused if it has other data
 4. choose one attempt per partition, each whole; where it is known what Spark computed, compare count and hash with it
 5. insert business rows and outbox rows in the declared order; compare the counts again
 6. remove the batch's staging rows, of this run and of dead ones
 7. enter the batch into the ledger; commit
 
-That all of the batch is there needs no second look at the frame: Spark's job is done, so each partition has committed
+The batch is complete without a second pass over the frame: Spark's job is done, so each partition has committed
 an attempt, and Postgres has not been restarted since (which empties the staging table), or the connection that holds
 the batch's lock, and promotes, would be gone.
 """
@@ -54,13 +54,13 @@ def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) 
 
 
 def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
-    """Raise BatchConflict if a promoted batch stands for other data."""
+    """Raise BatchConflict if a promoted batch has other data."""
     if (entry.rows, entry.content_hash) != (content.rows, content.content_hash):
         raise BatchConflict(
             f"batch {batch} was promoted before, with other data",
             evidence=f"promoted at {entry.promoted_at.isoformat()} with {entry.rows} rows, hash {entry.content_hash}; "
             f"now it has {content}",
-            next_step="give the new data a batch id of its own, or write the data of before; if ids are counted anew "
+            next_step="give the new data a batch id of its own, or write the data of before; if ids start again "
             "(a stream without its checkpoint), give the stream a new name",
         )
 
@@ -154,10 +154,10 @@ def _fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) 
 
 
 def refused(batch: str, evidence: str) -> PromotionRefused:
-    """Say that what stands in Postgres is not what Spark computed."""
+    """Return the error that Postgres has other data than Spark computed."""
     return PromotionRefused(
         f"batch {batch} was not promoted: Postgres does not hold what Spark computed",
         evidence=evidence,
-        next_step="run the batch again; look for triggers on the tables if it repeats, and for a frame that is not the "
-        "same each time it is computed (random values, the current time)",
+        next_step="run the batch again; if it repeats, check for triggers on the tables, and for a frame that is not "
+        "the same each time it is computed (random values, the current time)",
     )

@@ -32,7 +32,7 @@ class Records:
     `key`: a column; of several the texts are joined by a colon. Rows without a key are refused. `value`: a column,
     taken as text (null is a tombstone); several, or None for all of the frame's: a JSON object of them, with nulls.
     `order_by`: columns of the frame by which records get their ids; what they leave open, or all if there are none,
-    stays as it stands in the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
+    stays as it is in the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
     """
 
     topic: str

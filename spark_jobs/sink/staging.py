@@ -1,33 +1,108 @@
-"""A batch into the staging table, by Spark's JDBC writer.
+"""The columns of the staging table, and the writing of a batch into it by Spark's JDBC writer.
 
-The writer commits once per partition: after a lost acknowledgement, a retry or a speculative copy the same rows stand
-there more than once, each time under another attempt. Promotion takes one attempt of each.
+The writer commits once per partition. After a lost acknowledgement, a retry or a speculative copy, the table has the
+same rows more than once, each time under another attempt. Promotion takes one attempt of each.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import types as spark
 
-from harvest_lib.errors import DatabaseError
+from harvest_lib.errors import ConfigError, DatabaseError
 from spark_jobs.sink.content import column, row_hash
 from spark_jobs.sink.database import JdbcTarget
-from spark_jobs.sink.plan import staged_columns
 from spark_jobs.sink.staging_tables import writer_name
 
+BOOKKEEPING = {
+    "batch": "text",
+    "run": "uuid",
+    "partition": "integer",
+    "attempt": "xid8",
+    "row": "bigint",
+    "row_hash": "bigint",
+}
+_TYPES: Mapping[type[spark.DataType], str] = {
+    spark.BooleanType: "boolean",
+    spark.ByteType: "smallint",
+    spark.ShortType: "smallint",
+    spark.IntegerType: "integer",
+    spark.LongType: "bigint",
+    spark.FloatType: "real",
+    spark.DoubleType: "double precision",
+    spark.DecimalType: "numeric",
+    spark.StringType: "text",
+    spark.VarcharType: "text",
+    spark.CharType: "text",
+    spark.BinaryType: "bytea",
+    spark.DateType: "date",
+    spark.TimestampType: "timestamp with time zone",
+    spark.TimestampNTZType: "timestamp without time zone",
+}
+_LONGEST_NAME_BYTES = 63
 _SERVER_SENTENCE = re.compile(r"(?:ERROR|FATAL): [^\n]+")
 _CONDITION = re.compile(r"\[([A-Z]+_[A-Z_]+(?:\.[A-Z_]+)*)\]")
 _EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+\w*(?:Exception|Error)\b(?:: org\.postgresql\.Driver)?")
 _LONGEST_EVIDENCE = 300
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedColumn:
+    """A column of the frame: its name, the name it has in the staging table, and its type in Postgres."""
+
+    name: str
+    staged: str
+    type: str
+
+
+def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
+    """Return the columns of a frame as the staging table has them. Raises ConfigError."""
+    seen: set[str] = set()
+    columns = []
+    for each in schema.fields:
+        if each.name.lower() in seen:
+            raise ConfigError(
+                f"the frame has two columns {each.name!r}",
+                field=each.name,
+                next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
+            )
+        seen.add(each.name.lower())
+        # The staging table's own names are kept out of the way.
+        staged = f"{each.name} (frame)" if each.name.lower() in BOOKKEEPING else each.name
+        if not each.name or len(staged.encode()) > _LONGEST_NAME_BYTES or "\0" in staged or '"' in staged:
+            raise ConfigError(
+                f"{each.name!r} cannot name a column in Postgres",
+                field=each.name,
+                next_step=f"rename it: at most {_LONGEST_NAME_BYTES} bytes, no double quotes",
+            )
+        columns.append(StagedColumn(name=each.name, staged=staged, type=_type_of(each)))
+    return tuple(columns)
+
+
+def _type_of(each: spark.StructField) -> str:
+    kind, suffix = each.dataType, ""
+    if isinstance(kind, spark.ArrayType):
+        kind, suffix = kind.elementType, "[]"
+    found = _TYPES.get(type(kind))
+    if found is None or (suffix and found == "bytea"):
+        raise ConfigError(
+            f"the frame's column {each.name!r} is of type {each.dataType.simpleString()}, which JDBC cannot carry",
+            field=each.name,
+            next_step="make it text, with to_json for instance, or leave it out",
+        )
+    return found + suffix
+
+
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError."""
     rows = frame.select(
         F.spark_partition_id().alias("partition"),
-        # The partition stands in the upper bits: what is left counts the rows of one partition.
+        # The upper bits are the partition: the others count its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
         *[column(each.name).alias(each.staged) for each in staged_columns(frame.schema)],

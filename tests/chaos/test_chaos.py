@@ -1,6 +1,6 @@
 """Real processes under faults that a fixed seed puts in order; the history of what everybody did is checked.
 
-What `harvest chaos` does, for less long. Each way has faults that are worst for it.
+What `harvest chaos` does, for less long. Each mode has faults that are worst for it.
 """
 
 import json
@@ -26,29 +26,29 @@ RUNS = [
     (
         "transaction_id/pipelined",
         13,
-        "leader-released,kafka-cut,postgres-cut,latency,writer-waited-for,topic-made-anew",
+        "leader-released,kafka-cut,postgres-cut,latency,writer-waited-for,topic-recreated",
     ),
     ("mark/transactional", 14, "leader-killed,kafka-unheard,postgres-unreached,leader-released,postgres-killed"),
     ("snapshot/sequenced", 21, "leader-frozen,postgres-unheard,kafka-unheard,leader-killed,sessions-killed"),
 ]
 SERVERS = "failover-sync,failover-async,record-too-large"
 MACHINE = "failover-sync,disk-full-postgres,disk-full-kafka,network-lost,clock-behind,record-too-large"
-ANEW = "topic-made-anew,leader-killed"
+RECREATED = "topic-recreated,leader-killed"
 LONG_RUNS = [
-    pytest.param(way, seed, faults, marks=pytest.mark.long)
-    for way, seed, faults in [
+    pytest.param(mode, seed, faults, marks=pytest.mark.long)
+    for mode, seed, faults in [
         ("snapshot/pipelined", 13, "leader-released,kafka-cut,postgres-cut,latency,writer-left-open"),
         ("snapshot/transactional", 15, SERVERS),
         ("mark/barrier", 16, SERVERS),
         ("transaction_id/pipelined", 17, SERVERS),
         ("snapshot/transactional", 18, MACHINE),
         ("mark/barrier", 19, MACHINE),
-        ("snapshot/sequenced", 22, ANEW),
-        ("mark/transactional", 23, ANEW),
+        ("snapshot/sequenced", 22, RECREATED),
+        ("mark/transactional", 23, RECREATED),
         ("snapshot/barrier", 20, "credentials-revoked,failover-sync,leader-killed"),
     ]
 ]
-TOLD_OF = {"failover-async": "regress", "record-too-large": "park", "topic-made-anew": "remake"}
+TOLD_OF = {"failover-async": "regress", "record-too-large": "park", "topic-recreated": "remake"}
 TOLD = {"write", "poll", "assign", "fault", "term", "produce", "acknowledge"}
 ALSO_TOLD = {
     "snapshot/transactional": {"transaction", "checkpoint"},
@@ -62,15 +62,15 @@ ALSO_TOLD = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("way", "seed", "faults"), [*RUNS, *LONG_RUNS])
-def test_every_promise_is_kept(way, seed, faults):
+@pytest.mark.parametrize(("mode", "seed", "faults"), [*RUNS, *LONG_RUNS])
+def test_every_promise_is_kept(mode, seed, faults):
     if faults == MACHINE:
         require(mounts_lacking(), "mount")
         require(networks_lacking(), "ip")
     folder = default_state() / "chaos" / f"test-{os.getpid()}"  # what failed is kept
     command = [sys.executable, "-m", "harvest_lib.cli", "chaos", "--json", "--brokers", "1"]
-    command += ["--duration", "35s" if (way, seed, faults) in RUNS else "100s"]
-    command += ["--way", way, "--seed", str(seed), "--faults", faults, "--rate", "200", "--histories", folder]
+    command += ["--duration", "35s" if (mode, seed, faults) in RUNS else "100s"]
+    command += ["--way", mode, "--seed", str(seed), "--faults", faults, "--rate", "200", "--histories", folder]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_DSN")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -78,14 +78,14 @@ def test_every_promise_is_kept(way, seed, faults):
     assert (found["lost"], found["unexplained"]) == (0, 0)
     assert found["delivered"] >= found["committed"] > 500
     assert found["faults"] >= 2
-    if (way, seed, faults) not in RUNS:
-        assert not found["not_struck"]
+    if (mode, seed, faults) not in RUNS:
+        assert not found["not_injected"]
     told = Counter()
     for file in Path(found["runs"][0]["history"]).glob("*.jsonl"):
         told.update(type(event).kind for event in read_history([file], on_bad=pytest.fail))
-    struck = {each["fault"] for each in found["runs"][0]["struck"]}
-    of_faults = {kind for fault, kind in TOLD_OF.items() if fault in struck}
-    assert TOLD | ALSO_TOLD[way] | of_faults <= set(told), "somebody has kept silent"
+    injected = {each["fault"] for each in found["runs"][0]["injected"]}
+    of_faults = {kind for fault, kind in TOLD_OF.items() if fault in injected}
+    assert TOLD | ALSO_TOLD[mode] | of_faults <= set(told), "somebody has kept silent"
     shutil.rmtree(folder)
 
 
@@ -97,7 +97,7 @@ def test_every_promise_is_kept(way, seed, faults):
         (["--brokers", "2"], "1 or 3"),
         (["--brokers", "1", "--faults", "two-brokers-killed"], "with 3 brokers only: two-brokers-killed"),
         (["--way", "mark/snapshot"], "--way"),
-        (["--way", "mark/barrier", "--faults", "writer-waited-for"], "not in this way: writer-waited-for"),
+        (["--way", "mark/barrier", "--faults", "writer-waited-for"], "not in this mode: writer-waited-for"),
     ],
 )
 def test_a_run_that_cannot_be_is_a_usage_error(options, said):

@@ -82,12 +82,12 @@ def fed(write):
         thread.join()
 
 
-def strike(pool, rounds, *, written, taken):
+def inject_faults(pool, rounds, *, written, taken):
     """Strike `rounds` times, and more often where no frozen one was in the middle of a transaction yet."""
     for turn in range(MOST_ROUNDS):
         if turn >= rounds and pool.fenced:
             break
-        pool.strike(written, taken)
+        pool.inject_faults(written, taken)
 
 
 def committed(settings, topic, partition, stop):
@@ -127,7 +127,7 @@ def test_counts_stay_exactly_right(rounds, record_property, make_topic, settings
     taken = lambda: ask("SELECT sum(flights) FROM flight_counts") or 0  # noqa: E731
     with fed(write):
         eventually(lambda: taken() > 0, 60, "they count")
-        strike(consumers, rounds, written=written.total, taken=taken)
+        inject_faults(consumers, rounds, written=written.total, taken=taken)
     eventually(lambda: taken() >= written.total(), WAIT_SECONDS, "all is counted")
     consumers.stop()
     with psycopg.connect(dsn) as connection:
@@ -175,7 +175,7 @@ def test_the_sum_of_all_money_stays_what_it_is(rounds, record_property, make_top
     try:
         with fed(write):
             eventually(lambda: seen, 60, "they transfer")
-            strike(consumers, rounds, written=lambda: written["transfers"], taken=lambda: len(seen))
+            inject_faults(consumers, rounds, written=lambda: written["transfers"], taken=lambda: len(seen))
         eventually(lambda: len(seen) >= written["transfers"], WAIT_SECONDS, "all is transferred")
         consumers.stop()
     finally:

@@ -25,9 +25,9 @@ def lacking(monkeypatch):
 def test_it_is_left_out_of_the_draw_and_named_with_what_is_lacking():
     assert missing(1) == {"leader-killed": LACKS}
     some = {name: FAULTS[name] for name in ("leader-frozen", "leader-killed", "leader-released")}
-    turns = Schedule(some, [Mode()], 1, seed=1)
-    assert {turns.next(Mode()) for _ in range(4)} == {"leader-frozen", "leader-released"}
-    assert turns.left_out() == {"leader-killed": LACKS}
+    schedule = Schedule(some, [Mode()], 1, seed=1)
+    assert {schedule.next(Mode()) for _ in range(4)} == {"leader-frozen", "leader-released"}
+    assert schedule.left_out() == {"leader-killed": LACKS}
 
 
 def test_asked_for_by_name_it_is_a_usage_error():

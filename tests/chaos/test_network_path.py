@@ -1,4 +1,4 @@
-"""The road of packets between a harvester and its servers."""
+"""The network path between a harvester and its servers."""
 
 import json
 import signal
@@ -14,9 +14,9 @@ from support.machine import require
 from support.waiting import eventually
 
 from infra.chaos.faults import FAULTS
-from infra.chaos.link import Way
+from infra.chaos.link import Direction
 from infra.chaos.namespaces import networks_lacking, run
-from infra.chaos.network_path import FAR, NEAR, roads
+from infra.chaos.network_path import FAR, NEAR, network_paths
 
 SHORT = 0.3
 LONG = 10  # what was lost is sent again, at intervals that double
@@ -28,18 +28,18 @@ def possible():
 
 
 @pytest.fixture
-def road():
-    with roads(1) as (made,):
+def path():
+    with network_paths(1) as (made,):
         yield made
 
 
 @pytest.fixture
-def ends(road):
+def ends(path):
     """The two ends of a connection: the harvester's, and the servers'."""
     with ExitStack() as opened:
-        with road.at_servers():
+        with path.at_servers():
             listener = opened.enter_context(socket.create_server((NEAR, 0)))
-        with road.at_harvester():
+        with path.at_harvester():
             far = opened.enter_context(socket.create_connection(listener.getsockname(), timeout=5))
         near = opened.enter_context(listener.accept()[0])
         yield far, near
@@ -54,35 +54,35 @@ def arrives(sender, receiver, text, *, seconds):
         return False
 
 
-def test_it_leads_there_and_nowhere_else(road, ends):
+def test_it_leads_there_and_nowhere_else(path, ends):
     far, near = ends
     assert far.getsockname()[0] == FAR
     assert arrives(far, near, b"a", seconds=LONG)
     assert arrives(near, far, b"b", seconds=LONG)
-    with socket.create_server(("127.0.0.1", 0)) as ours, road.at_harvester(), pytest.raises(OSError, match="refused"):
+    with socket.create_server(("127.0.0.1", 0)) as ours, path.at_harvester(), pytest.raises(OSError, match="refused"):
         socket.create_connection(ours.getsockname(), timeout=5)
 
 
-@pytest.mark.parametrize("way", [Way.TO_SERVER, Way.TO_CLIENT, Way.BOTH])
-def test_packets_are_lost_and_come_again_once_it_is_healed(road, ends, way):
+@pytest.mark.parametrize("direction", [Direction.TO_SERVER, Direction.TO_CLIENT, Direction.BOTH])
+def test_packets_are_lost_and_come_again_once_it_is_healed(path, ends, direction):
     far, near = ends
-    road.lose(way)
-    lost = [(far, near)] if Way.TO_SERVER in way else []
-    lost += [(near, far)] if Way.TO_CLIENT in way else []
+    path.lose(direction)
+    lost = [(far, near)] if Direction.TO_SERVER in direction else []
+    lost += [(near, far)] if Direction.TO_CLIENT in direction else []
     for sender, receiver in lost:
         assert not arrives(sender, receiver, b"lost", seconds=SHORT)
-    if way is Way.TO_SERVER:
+    if direction is Direction.TO_SERVER:
         assert arrives(near, far, b"not lost", seconds=LONG)
-    road.heal()
+    path.heal()
     for _, receiver in lost:
         receiver.settimeout(LONG)
         assert receiver.recv(100) == b"lost"
 
 
-def test_where_it_is_narrow_much_queues(road, ends):
+def test_where_it_is_narrow_much_queues(path, ends):
     require(FAULTS["network-narrow"].needs(), "tc")
     far, near = ends
-    road.narrow()
+    path.narrow()
     large, found = bytes(64_000), 0
     sender = threading.Thread(target=far.sendall, args=(large,))
     sender.start()
@@ -90,25 +90,25 @@ def test_where_it_is_narrow_much_queues(road, ends):
     while found < len(large):
         found += len(near.recv(100_000))
     sender.join()
-    (queue,) = shaping(road)
+    (queue,) = shaping(path)
     assert (queue["kind"], queue["overlimits"] > 0) == ("tbf", True)
-    road.heal()
-    (queue,) = shaping(road)
+    path.heal()
+    (queue,) = shaping(path)
     assert queue["kind"] == "pfifo"
 
 
-def shaping(road):
+def shaping(path):
     """Return what shapes the packets that leave the far end, as `tc` counts it."""
-    with road.at_harvester():
-        said = run("tc", "-s", "-j", "qdisc", "show", "dev", "road")
+    with path.at_harvester():
+        said = run("tc", "-s", "-j", "qdisc", "show", "dev", "path")
     return json.loads(said)
 
 
 HOLDER = """
 import os, time
-from infra.chaos.network_path import Road
-road = Road()
-with road.at_harvester():
+from infra.chaos.network_path import NetworkPath
+path = NetworkPath()
+with path.at_harvester():
     print(os.readlink("/proc/thread-self/ns/net"), flush=True)
 time.sleep(60)
 """

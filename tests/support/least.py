@@ -23,7 +23,7 @@ from harvest_lib.cli.options import configuration
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.grants import Grants
 from harvest_lib.grants.kafka import harvester_acls
-from harvest_lib.local_stack.kafka import SASL_USER
+from harvest_lib.local_stack.kafka_security import SASL_USER
 from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
 
 LIMITED = bool(os.environ.get("TEST_LEAST_PRIVILEGE"))

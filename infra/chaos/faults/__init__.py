@@ -16,9 +16,9 @@ from infra.chaos.faults import (
     records,
     topics,
 )
-from infra.chaos.faults.fault import Fault, Strike
+from infra.chaos.faults.fault import Fault, Injection
 
-__all__ = ["FAULTS", "Fault", "Strike", "missing"]
+__all__ = ["FAULTS", "Fault", "Injection", "missing"]
 
 FAULTS: Mapping[str, Fault] = {
     **harvesters.FAULTS,

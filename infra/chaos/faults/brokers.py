@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from infra.chaos.faults.fault import Fault, Strike
+from infra.chaos.faults.fault import Fault, Injection
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
 
 
-def _brokers(count: int, *, frozen: bool = False) -> Strike:
+def _brokers(count: int, *, frozen: bool = False) -> Injection:
     @contextmanager
-    def strike(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    def inject(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
         chosen = draw.sample(range(1, len(system.kafka.brokers) + 1), count)
         processes = [system.kafka.brokers[number - 1] for number in chosen]
         for process in processes:
@@ -23,11 +23,11 @@ def _brokers(count: int, *, frozen: bool = False) -> Strike:
                 process.resume() if frozen else system.kafka.start_broker(number)
             system.await_cluster()
 
-    return strike
+    return inject
 
 
 FAULTS: Mapping[str, Fault] = {
-    "broker-killed": Fault(promise="the others go on", strike=_brokers(1), brokers=3),
-    "broker-frozen": Fault(promise="the others go on, or all wait for it", strike=_brokers(1, frozen=True)),
-    "two-brokers-killed": Fault(promise="it waits, and goes on", strike=_brokers(2), brokers=3),
+    "broker-killed": Fault(promise="the others go on", inject=_brokers(1), brokers=3),
+    "broker-frozen": Fault(promise="the others go on, or all wait for it", inject=_brokers(1, frozen=True)),
+    "two-brokers-killed": Fault(promise="it waits, and goes on", inject=_brokers(2), brokers=3),
 }

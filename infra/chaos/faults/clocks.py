@@ -4,16 +4,16 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from infra.chaos.faults.fault import REPLACED, Fault, Strike
+from infra.chaos.faults.fault import REPLACED, Fault, Injection
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
 
 _HOUR_SECONDS = 3600.0
 
 
-def _off(seconds: float) -> Strike:
+def _off(seconds: float) -> Injection:
     @contextmanager
-    def strike(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    def inject(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
         clock = system.await_leader().clock
         clock.set_off(seconds)
         try:
@@ -21,16 +21,16 @@ def _off(seconds: float) -> Strike:
         finally:
             clock.set_right()
 
-    return strike
+    return inject
 
 
 FAULTS: Mapping[str, Fault] = {
     "clock-ahead": Fault(
-        promise="leadership, delivery and order do not go by it", strike=_off(_HOUR_SECONDS), seconds=REPLACED
+        promise="leadership, delivery and order do not go by it", inject=_off(_HOUR_SECONDS), seconds=REPLACED
     ),
     "clock-behind": Fault(
         promise="nothing is lost; where topics refuse the late it may wait",
-        strike=_off(-_HOUR_SECONDS),
+        inject=_off(-_HOUR_SECONDS),
         seconds=REPLACED,
     ),
 }

@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.002
 def _coordinator_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
     system.await_leader()
     admin = AdminClient({"bootstrap.servers": system.kafka.bootstrap_servers, "log_level": 0})
-    if system.way.delivery == "transactional":
+    if system.mode.delivery == "transactional":
         number = _of_transactions(system, admin)
     else:
         described = admin.describe_consumer_groups([GROUP], request_timeout=_ANSWER_SECONDS)[GROUP].result()
@@ -72,6 +72,6 @@ def _partition(name: str, partitions: int) -> int:
 
 FAULTS: Mapping[str, Fault] = {
     "coordinator-killed": Fault(
-        promise="what was asked of it is done, or not, as a whole", strike=_coordinator_killed, brokers=3
+        promise="what was asked of it is done, or not, as a whole", inject=_coordinator_killed, brokers=3
     ),
 }

@@ -18,12 +18,12 @@ _SAID_SECONDS = 60.0
 def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
     """The rights on all tables; or the password, or the right to log in, and with either the sessions that are open."""
     role = system.role
-    ways = (
+    revocations = (
         (role.revoke, role.grant),
         (role.change_password, role.restore_password),
         (role.lock_out, role.let_in),
     )
-    take, give = draw.choice(ways)
+    take, give = draw.choice(revocations)
     system.await_leader()
     logs = [JsonLines(member.harvester.process.log) for member in system.members if member.harvester is not None]
     for each in logs:
@@ -43,6 +43,6 @@ def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[
 
 FAULTS: Mapping[str, Fault] = {
     "credentials-revoked": Fault(
-        promise="it waits for its rights, says so, and goes on with them", strike=_credentials_revoked
+        promise="it waits for its rights, says so, and goes on with them", inject=_credentials_revoked
     ),
 }

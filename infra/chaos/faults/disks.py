@@ -126,14 +126,14 @@ def _await_noticed(log: Path, seen: int) -> None:
 FAULTS: Mapping[str, Fault] = {
     "disk-full-postgres": Fault(
         promise="writers are refused, what was committed is there, and it goes on",
-        strike=_postgres_full,
+        inject=_postgres_full,
         seconds=(1, 5),
         needs=mounts_lacking,
         prepare=_on_disks,
     ),
     "disk-full-kafka": Fault(
         promise="the others go on, or all wait for it",
-        strike=_broker_full,
+        inject=_broker_full,
         seconds=(1, 5),
         needs=mounts_lacking,
         prepare=_on_disks,

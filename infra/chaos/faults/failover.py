@@ -20,7 +20,7 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
-from infra.chaos.faults.fault import Fault, Strike
+from infra.chaos.faults.fault import Fault, Injection
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
 from infra.waiting import until
@@ -35,9 +35,9 @@ _BEHIND_SECONDS = (0.3, 1.5)
 _READY_SECONDS = 60.0
 
 
-def _failover(state: str) -> Strike:
+def _failover(state: str) -> Injection:
     @contextmanager
-    def strike(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    def inject(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
         old, new = system.postgres, _standby(system, state)
         time.sleep(draw.uniform(*_FOLLOWING_SECONDS))
         since = boot_seconds()
@@ -54,10 +54,10 @@ def _failover(state: str) -> Strike:
                 new.promote()
             system.move_to(new)
             old.remove()
-            if state == "async" and system.way.source != "mark":
+            if state == "async" and system.mode.source != "mark":
                 _bring_back(system)
 
-    return strike
+    return inject
 
 
 def _standby(system: System, state: str) -> PostgresServer:
@@ -94,7 +94,7 @@ def _fall_behind(primary: PostgresServer) -> None:
 
 
 def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
-    """Have a standby take over that has followed until `since`, and note what it lacks."""
+    """Promote a standby that has followed until `since`, and record what it lacks."""
     at, asked = boot_seconds(), _asked_for(system)
     new.promote()
     with psycopg.connect(new.dsn, autocommit=True) as connection:
@@ -117,7 +117,7 @@ def _bring_back(system: System) -> None:
     """Do for harvesters what their error says, until one goes on from what the new primary knows."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
-        is_rewound = system.way.delivery != "transactional"  # else the checkpoint that counts is not the server's
+        is_rewound = system.mode.delivery != "transactional"  # else the checkpoint that counts is not the server's
 
         def goes_on() -> bool:
             nonlocal is_rewound
@@ -140,12 +140,12 @@ def _await(condition: Callable[[], bool], otherwise: str) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "failover-sync": Fault(
-        promise="nothing is lost, and nobody has to do anything", strike=_failover("sync"), seconds=(1, 4)
+        promise="nothing is lost, and nobody has to do anything", inject=_failover("sync"), seconds=(1, 4)
     ),
     "failover-async": Fault(
         promise="what the new primary has is delivered; who knew more than it halts and says so",
-        strike=_failover("async"),
+        inject=_failover("async"),
         seconds=(1, 4),
-        fits=lambda way: way.delivery != "sequenced",  # its checkpoint is the server's, so what that lacks repeats
+        fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so what that lacks repeats
     ),
 }

@@ -9,8 +9,8 @@ from infra.chaos.aftermath import Check
 from infra.chaos.system import SESSION_SECONDS, Mode, System
 from infra.chaos.writing import Writing
 
-Strike = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
-"""A context: entered, it strikes; left, it has been undone. How long it lasts is up to who enters it. It gets the
+Injection = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
+"""A context: the fault begins on entry and has been undone on exit. The caller decides how long it lasts. It gets the
 system, what to draw from, and what begins a transaction that the history follows."""
 
 SLOW_SECONDS = 15.0
@@ -34,18 +34,18 @@ def _unchanged(_system: System) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _any(_way: Mode) -> bool:
+def _any(_mode: Mode) -> bool:
     return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Something that goes wrong. `seconds` is how long it lasts, at least and at most; `brokers` how many it takes;
-    `needs` says what the machine lacks for it, and `prepare` makes the system such that it can strike; `fits` says
-    in which ways there is a point to it, and `checks` looks at what the checker of histories does not."""
+    `needs` says what the machine lacks for it, and `prepare` prepares the system for it; `fits` says which modes it
+    concerns, and `checks` cover what the checker of histories does not."""
 
     promise: str
-    strike: Strike
+    inject: Injection
     seconds: tuple[float, float] = (2.0, 10.0)
     brokers: int = 1
     needs: Needs = _nothing

@@ -4,43 +4,31 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from harvest_lib.local_stack.process import ServerProcess
 from infra.chaos.aftermath import led_within, nothing_repeats
-from infra.chaos.faults.fault import REPLACED, SLOW_SECONDS, Fault
+from infra.chaos.faults.fault import REPLACED, SLOW_SECONDS, Fault, Injection
+from infra.chaos.member import Member
 from infra.chaos.system import SESSION_SECONDS, System
 from infra.chaos.writing import Writing
 
 
-@contextmanager
-def _leader_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    leader = system.await_leader()
-    assert leader.harvester is not None  # noqa: S101 - it leads
-    leader.harvester.process.kill()
-    try:
-        yield
-    finally:
-        system.start_member(leader)
+def _leader(do: Callable[[ServerProcess], None], undo: Callable[[System, Member], None]) -> Injection:
+    @contextmanager
+    def inject(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        leader = system.await_leader()
+        assert leader.harvester is not None  # noqa: S101 - it leads
+        do(leader.harvester.process)
+        try:
+            yield
+        finally:
+            undo(system, leader)
+
+    return inject
 
 
-@contextmanager
-def _leader_released(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    leader = system.await_leader()
-    assert leader.harvester is not None  # noqa: S101 - it leads
-    leader.harvester.process.stop()
-    try:
-        yield
-    finally:
-        system.start_member(leader)
-
-
-@contextmanager
-def _leader_frozen(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    leader = system.await_leader()
-    assert leader.harvester is not None  # noqa: S101 - it leads
-    leader.harvester.process.suspend()
-    try:
-        yield
-    finally:
-        leader.harvester.process.resume()
+def _resume(_system: System, member: Member) -> None:
+    assert member.harvester is not None  # noqa: S101 - it was suspended
+    member.harvester.process.resume()
 
 
 _AT_ONCE_SECONDS = 10.0
@@ -48,15 +36,20 @@ _REPLACED = led_within(SESSION_SECONDS + SLOW_SECONDS)
 
 FAULTS: Mapping[str, Fault] = {
     "leader-killed": Fault(
-        promise="another leads within the session timeout", strike=_leader_killed, checks=[_REPLACED]
+        promise="another leads within the session timeout",
+        inject=_leader(ServerProcess.kill, System.start_member),
+        checks=[_REPLACED],
     ),
     "leader-released": Fault(
         promise="another leads at once, nothing repeats",
-        strike=_leader_released,
+        inject=_leader(ServerProcess.stop, System.start_member),
         seconds=(1, 4),
         checks=[led_within(_AT_ONCE_SECONDS), nothing_repeats],
     ),
     "leader-frozen": Fault(
-        promise="a zombie changes nothing", strike=_leader_frozen, seconds=REPLACED, checks=[_REPLACED]
+        promise="a zombie changes nothing",
+        inject=_leader(ServerProcess.suspend, _resume),
+        seconds=REPLACED,
+        checks=[_REPLACED],
     ),
 }

@@ -1,12 +1,12 @@
-"""Faults of the leader's ways to the servers."""
+"""Faults of the leader's links to the servers."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from infra.chaos.faults.fault import REPLACED, Fault, Strike
-from infra.chaos.link import Link, Way
+from infra.chaos.faults.fault import REPLACED, Fault, Injection
+from infra.chaos.link import Direction, Link
 from infra.chaos.member import Member
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
@@ -14,9 +14,9 @@ from infra.chaos.writing import Writing
 _LATENCY_SECONDS = 0.08
 
 
-def _links(of: Callable[[Member], list[Link]], do: Callable[[Link], None]) -> Strike:
+def _links(of: Callable[[Member], list[Link]], do: Callable[[Link], None]) -> Injection:
     @contextmanager
-    def strike(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    def inject(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
         leader = system.await_leader()
         for link in of(leader):
             do(link)
@@ -25,7 +25,7 @@ def _links(of: Callable[[Member], list[Link]], do: Callable[[Link], None]) -> St
         finally:
             leader.heal()
 
-    return strike
+    return inject
 
 
 def _postgres(member: Member) -> list[Link]:
@@ -40,20 +40,20 @@ def _both(member: Member) -> list[Link]:
     return [member.postgres, *member.kafka]
 
 
-def _half_open(of: Callable[[Member], list[Link]], way: Way, promise: str) -> Fault:
-    return Fault(promise=promise, strike=_links(of, partial(Link.hold, way=way)), seconds=REPLACED)
+def _half_open(of: Callable[[Member], list[Link]], direction: Direction, promise: str) -> Fault:
+    return Fault(promise=promise, inject=_links(of, partial(Link.hold, direction=direction)), seconds=REPLACED)
 
 
 FAULTS: Mapping[str, Fault] = {
-    "postgres-cut": Fault(promise="nothing is lost", strike=_links(_postgres, Link.cut)),
-    "postgres-unheard": _half_open(_postgres, Way.TO_CLIENT, "a leader without answers gives up"),
-    "postgres-unreached": _half_open(_postgres, Way.TO_SERVER, "a statement that comes late changes nothing"),
-    "kafka-cut": Fault(promise="nothing is lost", strike=_links(_kafka, Link.cut), seconds=REPLACED),
+    "postgres-cut": Fault(promise="nothing is lost", inject=_links(_postgres, Link.cut)),
+    "postgres-unheard": _half_open(_postgres, Direction.TO_CLIENT, "a leader without answers gives up"),
+    "postgres-unreached": _half_open(_postgres, Direction.TO_SERVER, "a statement that comes late changes nothing"),
+    "kafka-cut": Fault(promise="nothing is lost", inject=_links(_kafka, Link.cut), seconds=REPLACED),
     "kafka-unheard": _half_open(
-        _kafka, Way.TO_CLIENT, "what was written without our hearing of it repeats as promised, or not at all"
+        _kafka, Direction.TO_CLIENT, "what was written without our hearing of it repeats as promised, or not at all"
     ),
-    "kafka-unreached": _half_open(_kafka, Way.TO_SERVER, "what comes late is refused"),
+    "kafka-unreached": _half_open(_kafka, Direction.TO_SERVER, "what comes late is refused"),
     "latency": Fault(
-        promise="slower, nothing else", strike=_links(_both, partial(Link.delay, seconds=_LATENCY_SECONDS))
+        promise="slower, nothing else", inject=_links(_both, partial(Link.delay, seconds=_LATENCY_SECONDS))
     ),
 }

@@ -7,44 +7,44 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from infra.chaos.faults.fault import REPLACED, Fault, Strike
-from infra.chaos.link import Way
+from infra.chaos.faults.fault import REPLACED, Fault, Injection
+from infra.chaos.link import Direction
 from infra.chaos.namespaces import networks_lacking
-from infra.chaos.network_path import Road, roads
+from infra.chaos.network_path import NetworkPath, network_paths
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
 
 
 @contextmanager
-def _on_roads(system: System) -> Iterator[None]:
+def _on_network_paths(system: System) -> Iterator[None]:
     """Have every harvester in a network of its own."""
-    with roads(len(system.members)) as made:
+    with network_paths(len(system.members)) as made:
         system.move_members(made)
         yield
 
 
-def _leader(do: Callable[[Road], None]) -> Strike:
+def _leader(do: Callable[[NetworkPath], None]) -> Injection:
     @contextmanager
-    def strike(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-        road = system.await_leader().network
-        assert road is not None  # noqa: S101 - the system was prepared
-        do(road)
+    def inject(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        path = system.await_leader().network
+        assert path is not None  # noqa: S101 - the system was prepared
+        do(path)
         try:
             yield
         finally:
-            road.heal()
+            path.heal()
 
-    return strike
+    return inject
 
 
 @functools.cache
-def _shaping_lacking(do: Callable[[Road], None]) -> str | None:
+def _shaping_lacking(do: Callable[[NetworkPath], None]) -> str | None:
     """Say what is lacking for packets that are slowed down in this way."""
     if lacking := networks_lacking():
         return lacking
-    with roads(1) as (road,):
+    with network_paths(1) as (path,):
         try:
-            do(road)
+            do(path)
         except FileNotFoundError:
             return "there is no `tc`: install iproute2 (`make machine` does so as root on Debian)"
         except subprocess.CalledProcessError as error:
@@ -53,22 +53,29 @@ def _shaping_lacking(do: Callable[[Road], None]) -> str | None:
     return None
 
 
-def _network_fault(promise: str, do: Callable[[Road], None], seconds: tuple[float, float] = REPLACED) -> Fault:
-    return Fault(promise=promise, strike=_leader(do), seconds=seconds, needs=networks_lacking, prepare=_on_roads)
-
-
-def _slowed(do: Callable[[Road], None]) -> Fault:
+def _network_fault(promise: str, do: Callable[[NetworkPath], None], seconds: tuple[float, float] = REPLACED) -> Fault:
     return Fault(
-        promise="slower, nothing else", strike=_leader(do), needs=partial(_shaping_lacking, do), prepare=_on_roads
+        promise=promise, inject=_leader(do), seconds=seconds, needs=networks_lacking, prepare=_on_network_paths
+    )
+
+
+def _slowed(do: Callable[[NetworkPath], None]) -> Fault:
+    return Fault(
+        promise="slower, nothing else",
+        inject=_leader(do),
+        needs=partial(_shaping_lacking, do),
+        prepare=_on_network_paths,
     )
 
 
 FAULTS: Mapping[str, Fault] = {
-    "network-lost": _network_fault("another leads, and what comes late changes nothing", Road.lose),
-    "network-lost-to-servers": _network_fault("what comes late is refused", partial(Road.lose, way=Way.TO_SERVER)),
-    "network-lost-from-servers": _network_fault(
-        "a leader without answers gives up", partial(Road.lose, way=Way.TO_CLIENT)
+    "network-lost": _network_fault("another leads, and what comes late changes nothing", NetworkPath.lose),
+    "network-lost-to-servers": _network_fault(
+        "what comes late is refused", partial(NetworkPath.lose, direction=Direction.TO_SERVER)
     ),
-    "network-narrow": _slowed(Road.narrow),
-    "network-slow": _slowed(Road.slow),
+    "network-lost-from-servers": _network_fault(
+        "a leader without answers gives up", partial(NetworkPath.lose, direction=Direction.TO_CLIENT)
+    ),
+    "network-narrow": _slowed(NetworkPath.narrow),
+    "network-slow": _slowed(NetworkPath.slow),
 }

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import psycopg
 
-from infra.chaos.faults.fault import Fault
+from harvest_lib.local_stack.postgres import PostgresServer
+from infra.chaos.faults.fault import Fault, Injection
 from infra.chaos.system import Mode, System
 from infra.chaos.writing import SLOW_KEYS, Writing
 
@@ -16,23 +17,16 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
 
 
-@contextmanager
-def _postgres_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    system.postgres.kill()
-    try:
-        yield
-    finally:
-        system.postgres.start()
+def _server(do: Callable[[PostgresServer], None], undo: Callable[[PostgresServer], None]) -> Injection:
+    @contextmanager
+    def inject(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+        do(system.postgres)
+        try:
+            yield
+        finally:
+            undo(system.postgres)
 
-
-@contextmanager
-def _postgres_frozen(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
-    """Sessions that are open go on; no new one is answered."""
-    system.postgres.suspend()
-    try:
-        yield
-    finally:
-        system.postgres.resume()
+    return inject
 
 
 @contextmanager
@@ -44,7 +38,7 @@ def _backends_killed(system: System, _draw: random.Random, _write: Callable[[], 
 
 @contextmanager
 def _writer_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """It has written, idles, and commits at last."""
+    """A transaction that has written stays idle, and commits in the end."""
     writing = write()
     with psycopg.connect(system.dsn) as connection:
         writing.write(connection, [f"slow-{draw.randint(1, SLOW_KEYS)}"])
@@ -58,7 +52,7 @@ def _writer_left_open(system: System, draw: random.Random, write: Callable[[], W
 
 @contextmanager
 def _prepared_left_open(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """Prepared, and committed much later by somebody else."""
+    """A transaction is prepared, and committed much later by another session."""
     writing = write()
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         connection.execute("BEGIN")
@@ -72,23 +66,27 @@ def _prepared_left_open(system: System, draw: random.Random, write: Callable[[],
             writing.end("ok")
 
 
-def _waits(way: Mode) -> bool:
-    return way.source == "transaction_id"
+def _waits(mode: Mode) -> bool:
+    return mode.source == "transaction_id"
 
 
-def _goes_on(way: Mode) -> bool:
-    return not _waits(way)
+def _goes_on(mode: Mode) -> bool:
+    return not _waits(mode)
 
 
 _PASSED = "nobody waits for it, and nothing of it is lost"
 _WAITED_FOR = "all wait for it, and nothing is lost"
 
 FAULTS: Mapping[str, Fault] = {
-    "postgres-killed": Fault(promise="what was committed is there", strike=_postgres_killed, seconds=(1, 4)),
-    "postgres-frozen": Fault(promise="it waits, and goes on", strike=_postgres_frozen, seconds=(1, 6)),
-    "sessions-killed": Fault(promise="nothing is lost", strike=_backends_killed, seconds=(0.5, 1)),
-    "writer-left-open": Fault(promise=_PASSED, strike=_writer_left_open, fits=_goes_on),
-    "prepared-left-open": Fault(promise=_PASSED, strike=_prepared_left_open, fits=_goes_on),
-    "writer-waited-for": Fault(promise=_WAITED_FOR, strike=_writer_left_open, fits=_waits),
-    "prepared-waited-for": Fault(promise=_WAITED_FOR, strike=_prepared_left_open, fits=_waits),
+    "postgres-killed": Fault(
+        promise="what was committed is there", inject=_server(PostgresServer.kill, PostgresServer.start), seconds=(1, 4)
+    ),
+    "postgres-frozen": Fault(
+        promise="it waits, and goes on", inject=_server(PostgresServer.suspend, PostgresServer.resume), seconds=(1, 6)
+    ),
+    "sessions-killed": Fault(promise="nothing is lost", inject=_backends_killed, seconds=(0.5, 1)),
+    "writer-left-open": Fault(promise=_PASSED, inject=_writer_left_open, fits=_goes_on),
+    "prepared-left-open": Fault(promise=_PASSED, inject=_prepared_left_open, fits=_goes_on),
+    "writer-waited-for": Fault(promise=_WAITED_FOR, inject=_writer_left_open, fits=_waits),
+    "prepared-waited-for": Fault(promise=_WAITED_FOR, inject=_prepared_left_open, fits=_waits),
 }

@@ -64,7 +64,7 @@ def _await_parked(system: System) -> None:
     """Wait until a record is parked."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         until(
-            lambda: count(system.way, connection) > 0,
+            lambda: count(system.mode, connection) > 0,
             _PARKED_SECONDS,
             "nobody has parked what is too large",
             next_step="read the logs of the harvesters",
@@ -80,6 +80,6 @@ def _set_limit(system: System, entry: ConfigEntry) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "record-too-large": Fault(
-        promise="it is parked, what follows of its key waits, all else goes on", strike=_record_too_large
+        promise="it is parked, what follows of its key waits, all else goes on", inject=_record_too_large
     ),
 }

@@ -1,4 +1,4 @@
-"""Faults of the topic that records go to: an operator deletes it, and makes it anew under its name.
+"""Faults of the topic that records go to: an operator deletes it and creates it again under its name.
 
 What was in it is gone for whoever had not read it. The follower has read all that was answered by a while before, so
 that only what was written since can be gone; what Kafka acknowledged of that and the follower did not get is noted.
@@ -31,7 +31,7 @@ _BELIEVED_SECONDS = 6.0
 
 
 @contextmanager
-def _topic_made_anew(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+def _topic_recreated(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
     since, made_at = system.following.catch_up(), system.topic_made_at
     _delete(system)
     system.following.reader.leave()
@@ -73,7 +73,7 @@ def _go_on(system: System) -> None:
 
         def goes_on() -> bool:
             is_over = believed.passed and system.following.reader.has_read  # asked before it is counted
-            if count(system.way, connection):
+            if count(system.mode, connection):
                 retry_all(system)
                 return False
             return is_over
@@ -109,9 +109,9 @@ def _await(condition: Callable[[], bool], otherwise: str, tick_seconds: float = 
 
 
 FAULTS: Mapping[str, Fault] = {
-    "topic-made-anew": Fault(
+    "topic-recreated": Fault(
         promise="what nobody had read is gone; all that follows is in the new one, in order",
-        strike=_topic_made_anew,
+        inject=_topic_recreated,
         seconds=(1, 5),
     ),
 }

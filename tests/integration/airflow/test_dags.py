@@ -140,7 +140,7 @@ def test_a_dagster_job_is_started_and_waited_for(ran):
 def test_a_failed_dagster_run_is_told_in_the_tasks_log_and_each_try_starts_one(ran):
     assert ran.failing["state"] == "failed"
     assert "flights: column delay is of type text" in ran.failing["log"]
-    assert f"look at {ran.badly.url}/runs/run-3" in ran.failing["log"]
+    assert f"check {ran.badly.url}/runs/run-3" in ran.failing["log"]
     tags = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in ran.badly.runs.values()]
     assert [each["airflow/try"] for each in tags] == ["1", "2", "3"]
     assert len({each["airflow/task"] for each in tags}) == 1

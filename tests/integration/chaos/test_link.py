@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from infra.chaos.link import Links, Way
+from infra.chaos.link import Direction, Links
 
 
 class Echo:
@@ -99,10 +99,12 @@ def test_cut_ends_connections_and_new_ones(link, client):
         assert said(again, b"c") == b"c"
 
 
-@pytest.mark.parametrize(("way", "arrives"), [(Way.TO_SERVER, b""), (Way.TO_CLIENT, b"b"), (Way.BOTH, b"")])
-def test_held_one_way_it_is_half_open(link, client, echo, way, arrives):
+@pytest.mark.parametrize(
+    ("direction", "arrives"), [(Direction.TO_SERVER, b""), (Direction.TO_CLIENT, b"b"), (Direction.BOTH, b"")]
+)
+def test_held_in_one_direction_it_is_half_open(link, client, echo, direction, arrives):
     assert said(client, b"a") == b"a"
-    link.hold(way)
+    link.hold(direction)
     assert said(client, b"b", seconds=0.3) == b""
     assert echo.heard == b"a" + arrives
     link.heal()

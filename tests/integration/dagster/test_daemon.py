@@ -13,8 +13,8 @@ from support.outbox import read_topic
 from support.waiting import eventually
 
 from dagster_harvest.daemon import GENERATION_TAG, WORKED_TAG, daemon_job
-from dagster_harvest.heartbeat import Heartbeats, Place
-from dagster_harvest.heartbeat_thread import Beating
+from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
 from harvest_lib.errors import LifecycleError
@@ -42,8 +42,8 @@ def resource(reaper):
 
 
 @pytest.fixture
-def beats(outbox):
-    made = Heartbeats.beside(outbox.connection, TABLE)
+def heartbeats(outbox):
+    made = HeartbeatTable.beside(outbox.connection, TABLE)
     made.create()
     return made
 
@@ -103,7 +103,7 @@ def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execu
 
 
 def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
-    execute, outbox, beats, instance, bootstrap_servers
+    execute, outbox, heartbeats, instance, bootstrap_servers
 ):
     outbox.fill(2_000, keys=500)
     # The database is asked first: reading Dagster's log again and again would keep the harvester from working.
@@ -116,10 +116,10 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     assert time.monotonic() - interrupted["at"] < 2.0
     assert len(read_topic(bootstrap_servers, outbox.topic)) == 2_000
     assert outbox.leaders() == set()
-    beat = beats.read(PLACE)
-    assert beat.is_stopped
-    assert beat.generation == 1
-    assert beat.run_id == only_run(instance).run_id
+    heartbeat = heartbeats.read(PLACE)
+    assert heartbeat.is_stopped
+    assert heartbeat.generation == 1
+    assert heartbeat.run_id == only_run(instance).run_id
 
     last = observations(instance, outbox.topic)[-1]
     assert last["backlog_records"].value == 0
@@ -152,73 +152,73 @@ def test_what_cannot_start_says_why_in_the_run(execute, outbox, instance, settin
     assert "harvest init" in failure.metadata["next_step"].value
 
 
-def test_a_second_run_is_refused_while_the_first_lives(execute, outbox, beats, instance, settings):
-    beats.claim(PLACE, run_id="the-first", generation=None, stale_after_seconds=3)
+def test_a_second_run_is_refused_while_the_first_lives(execute, outbox, heartbeats, instance, settings):
+    heartbeats.claim(PLACE, run_id="the-first", generation=None, stale_after_seconds=3)
     result = execute()
     failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
     assert "another run harvests 'shop'" in failure.description
     assert "the-first" in failure.metadata["evidence"].value
-    assert beats.read(PLACE).run_id == "the-first"
+    assert heartbeats.read(PLACE).run_id == "the-first"
 
 
-def test_a_run_that_was_succeeded_ends(execute, outbox, beats, instance, settings):
+def test_a_run_that_was_succeeded_ends(execute, outbox, heartbeats, instance, settings):
     def succeed():
-        beat = beats.read(PLACE)
-        if beat is None or not observations(instance, outbox.topic):
+        heartbeat = heartbeats.read(PLACE)
+        if heartbeat is None or not observations(instance, outbox.topic):
             return False
-        beats.claim(PLACE, run_id="the-next", generation=5, stale_after_seconds=3)
+        heartbeats.claim(PLACE, run_id="the-next", generation=5, stale_after_seconds=3)
         return True
 
     threading.Thread(target=lambda: eventually(succeed, 60), daemon=True).start()
     result = execute(**{GENERATION_TAG: "4"})
     failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
-    assert "another run was given this one's place" in failure.description
-    beat = beats.read(PLACE)
-    assert (beat.run_id, beat.generation, beat.is_stopped) == ("the-next", 5, False)
+    assert "another run replaced this one" in failure.description
+    heartbeat = heartbeats.read(PLACE)
+    assert (heartbeat.run_id, heartbeat.generation, heartbeat.is_stopped) == ("the-next", 5, False)
 
 
 # -- the row
 
 
-def test_a_stale_row_may_be_taken_and_a_fresh_one_only_by_a_later_generation(beats, outbox):
-    assert beats.read(PLACE) is None
-    assert beats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60) == 1
+def test_a_stale_row_may_be_taken_and_a_fresh_one_only_by_a_later_generation(heartbeats, outbox):
+    assert heartbeats.read(PLACE) is None
+    assert heartbeats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60) == 1
     with pytest.raises(LifecycleError, match="already"):
-        beats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60)
+        heartbeats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60)
     with pytest.raises(LifecycleError, match="run a, generation 1"):
-        beats.claim(PLACE, run_id="b", generation=1, stale_after_seconds=60)
-    assert beats.claim(PLACE, run_id="b", generation=2, stale_after_seconds=60) == 2
-    assert not beats.beat(PLACE, "a")
-    assert beats.beat(PLACE, "b")
+        heartbeats.claim(PLACE, run_id="b", generation=1, stale_after_seconds=60)
+    assert heartbeats.claim(PLACE, run_id="b", generation=2, stale_after_seconds=60) == 2
+    assert not heartbeats.renew(PLACE, "a")
+    assert heartbeats.renew(PLACE, "b")
     with pytest.raises(LifecycleError):
-        beats.claim(PLACE, run_id="a", generation=1, stale_after_seconds=0)
+        heartbeats.claim(PLACE, run_id="a", generation=1, stale_after_seconds=0)
     outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '61 s'")
-    assert beats.claim(PLACE, run_id="c", generation=None, stale_after_seconds=60) == 3
+    assert heartbeats.claim(PLACE, run_id="c", generation=None, stale_after_seconds=60) == 3
 
 
-def test_who_stopped_in_order_leaves_the_row_at_once(beats):
-    beats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60)
-    beats.stop(PLACE, "a")
-    assert beats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60) == 2
-    assert not beats.read(PLACE).is_stopped
+def test_who_stopped_in_order_leaves_the_row_at_once(heartbeats):
+    heartbeats.claim(PLACE, run_id="a", generation=None, stale_after_seconds=60)
+    heartbeats.stop(PLACE, "a")
+    assert heartbeats.claim(PLACE, run_id="b", generation=None, stale_after_seconds=60) == 2
+    assert not heartbeats.read(PLACE).is_stopped
 
 
-def test_code_locations_and_slots_have_rows_of_their_own(beats):
+def test_code_locations_and_slots_have_rows_of_their_own(heartbeats):
     for location, slot in (("one", 0), ("two", 0), ("two", 1)):
         place = Place(name="shop", location=location, slot=slot)
-        assert beats.claim(place, run_id=f"{location}-{slot}", generation=None, stale_after_seconds=60) == 1
+        assert heartbeats.claim(place, run_id=f"{location}-{slot}", generation=None, stale_after_seconds=60) == 1
 
 
-def test_beats_go_on_after_the_connection_was_cut(beats, outbox, resource):
-    beating = Beating(resource.connect, TABLE, PLACE, run_id="a", every_seconds=0.05)
-    beating.start(generation=None, stale_after_seconds=3)
+def test_beats_go_on_after_the_connection_was_cut(heartbeats, outbox, resource):
+    heartbeat_thread = HeartbeatThread(resource.connect, TABLE, PLACE, run_id="a", every_seconds=0.05)
+    heartbeat_thread.start(generation=None, stale_after_seconds=3)
     try:
         outbox.connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND datname = current_database()"
         )
         outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
-        eventually(lambda: beats.read(PLACE).age_seconds < 2, 20, "it beats again")
+        eventually(lambda: heartbeats.read(PLACE).age_seconds < 2, 20, "it sends heartbeats again")
     finally:
-        beating.close()
-    assert beats.read(PLACE).is_stopped
+        heartbeat_thread.close()
+    assert heartbeats.read(PLACE).is_stopped

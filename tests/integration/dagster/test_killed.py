@@ -10,7 +10,7 @@ from support.dagster_platform import Platform
 from support.outbox import read_topic, steps_back
 from support.waiting import eventually
 
-from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib.outbox import OutboxTable
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -24,7 +24,7 @@ class Shop:
         self.platform = platform
         self.written = 0
         self._servers = bootstrap_servers
-        self._beats = Heartbeats.beside(outbox.connection, OutboxTable.parse("outbox"))
+        self._beats = HeartbeatTable.beside(outbox.connection, OutboxTable.parse("outbox"))
         self._ending = threading.Event()
         self._writer = threading.Thread(target=self._write)
         self._writer.start()
@@ -34,13 +34,17 @@ class Shop:
             self.outbox.fill(10, keys=50)
             self.written += 10
 
-    def beat(self, location="first"):
+    def heartbeat(self, location="first"):
         return self._beats.read(Place(name="shop", location=location))
 
     def lives(self, *, after=0, location="first"):
-        """Return the beat of a generation after the given one that delivers; else None."""
-        beat = self.beat(location)
-        return beat if beat and beat.generation > after and beat.age_seconds < 3 and not beat.is_stopped else None
+        """Return the heartbeat of a generation after the given one that delivers; else None."""
+        heartbeat = self.heartbeat(location)
+        return (
+            heartbeat
+            if heartbeat and heartbeat.generation > after and heartbeat.age_seconds < 3 and not heartbeat.is_stopped
+            else None
+        )
 
     def stop_writing(self):
         self._ending.set()
@@ -62,7 +66,9 @@ def shop(tmp_path, outbox, reaper, bootstrap_servers, request):
     ) as platform:
         made = Shop(outbox, platform, bootstrap_servers)
         try:
-            eventually(lambda: all(made.lives(location=each) for each in locations), 240, "the daemon's run beats")
+            eventually(
+                lambda: all(made.lives(location=each) for each in locations), 240, "the daemon's run sends heartbeats"
+            )
             yield made
         except BaseException:
             sys.stderr.write(platform.log()[-5000:])
@@ -123,13 +129,13 @@ def test_a_terminated_run_stops_in_order_and_is_followed(shop):
 
 @pytest.mark.parametrize("shop", [("first", "second")], indirect=True)
 def test_of_two_code_locations_one_leads_and_the_other_takes_over(shop):
-    beats = {location: shop.lives(location=location) for location in ("first", "second")}
-    assert len({beat.pid for beat in beats.values()}) == 2
+    heartbeats = {location: shop.lives(location=location) for location in ("first", "second")}
+    assert len({heartbeat.pid for heartbeat in heartbeats.values()}) == 2
 
     def leaders():
         found = set()
-        for location, beat in beats.items():
-            text = [entry.user_message for entry in shop.platform.instance.all_logs(beat.run_id)]
+        for location, heartbeat in heartbeats.items():
+            text = [entry.user_message for entry in shop.platform.instance.all_logs(heartbeat.run_id)]
             if any("leads shard 0 as" in line for line in text):
                 found.add(location)
         return found
@@ -137,12 +143,12 @@ def test_of_two_code_locations_one_leads_and_the_other_takes_over(shop):
     eventually(lambda: shop.outbox.count() < 200, 60, "they keep up")
     (leading,) = eventually(leaders, 60, "one leads")
     (standing_by,) = {"first", "second"} - {leading}
-    shop.platform.kill(beats[leading].pid)
+    shop.platform.kill(heartbeats[leading].pid)
     eventually(lambda: standing_by in leaders(), 60, "the other leads")
     shop.assert_all_delivered()
 
 
 def timed(condition):
     began = time.monotonic()
-    value = eventually(condition, 240, "a successor beats")
+    value = eventually(condition, 240, "a successor sends heartbeats")
     return value, time.monotonic() - began

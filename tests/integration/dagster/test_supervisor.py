@@ -10,7 +10,7 @@ from support.outbox import harvest_config
 from support.waiting import eventually
 
 from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, WORKED_TAG, daemon_job
-from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.heartbeat import HeartbeatTable, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
@@ -27,8 +27,8 @@ def instance():
 
 
 @pytest.fixture
-def beats(outbox):
-    made = Heartbeats.beside(outbox.connection, OutboxTable.parse("outbox"))
+def heartbeats(outbox):
+    made = HeartbeatTable.beside(outbox.connection, OutboxTable.parse("outbox"))
     made.create()
     return made
 
@@ -79,30 +79,30 @@ def test_the_first_tick_asks_for_the_first_generation(tick):
 
 
 def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
-    tick, believed, beats, outbox, instance
+    tick, believed, heartbeats, outbox, instance
 ):
     for generation in range(1, 7):
         instance.report_run_failed(believed(generation), "no broker answers")
     run = believed(7)
     instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
-    beats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=3)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=3)
     outbox.connection.execute("UPDATE harvest_daemons SET beat_at = beat_at - interval '16 s'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:8"
 
 
-def test_a_living_run_is_left_alone(tick, believed, beats):
+def test_a_living_run_is_left_alone(tick, believed, heartbeats):
     run = believed(1)
-    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
     result = tick()
     assert not result.run_requests
     assert "alive" in result.skip_message
     assert json.loads(result.cursor)["slot 0"]["generation"] == 1
 
 
-def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, beats, outbox, instance):
+def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, heartbeats, outbox, instance):
     run = believed(1)
-    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
     outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:2"
@@ -111,12 +111,12 @@ def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, 
     assert any("gave this run up" in (each or "") for each in said)
 
 
-def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(tick, believed, beats, outbox, instance):
-    """As after an outage of Postgres, when every beat is old."""
+def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(tick, believed, heartbeats, outbox, instance):
+    """As after an outage of Postgres, when every heartbeat is old."""
     run = believed(1)
-    beats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
     outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
-    threading.Timer(0.2, lambda: beats.beat(PLACE, run.run_id)).start()
+    threading.Timer(0.2, lambda: heartbeats.renew(PLACE, run.run_id)).start()
     assert not tick().run_requests
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
 

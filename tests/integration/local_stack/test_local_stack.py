@@ -255,7 +255,8 @@ def test_three_brokers_survive_the_loss_of_one(version, tmp_path, parts):
         eventually(lambda: not cluster.answers(), 20, "the cluster notices")
         cluster.start_broker(1)
         eventually(cluster.answers, 60, "the broker is back")
-        cluster.restart()
+        cluster.stop()
+        cluster.start()
     finally:
         cluster.stop()
 

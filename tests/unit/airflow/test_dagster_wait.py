@@ -123,7 +123,7 @@ def test_a_failed_run_is_told_with_its_first_cause(dagster):
     assert event["outcome"] == "failed"
     assert event["cause"] == "the Dagster job flights_job failed"
     assert event["evidence"] == "flights: column delay is of type text"
-    assert event["next_step"] == f"look at {dagster.url}/runs/run-1"
+    assert event["next_step"] == f"check {dagster.url}/runs/run-1"
 
 
 @pytest.mark.parametrize(

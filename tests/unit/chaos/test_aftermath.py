@@ -18,7 +18,7 @@ from harvest_lib.errors import NothingChecked
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
 from infra.chaos.faults import FAULTS, Fault
 from infra.chaos.report import document, unexplained
-from infra.chaos.run import ChaosPlan, Outcome, Struck, UnderFire, not_kept
+from infra.chaos.run import ChaosPlan, InjectedFault, Outcome, UnderFire, not_kept
 from infra.chaos.system import Mode
 
 SECONDS = 20.0
@@ -48,7 +48,7 @@ def test_another_that_leads_in_time_is_what_was_promised():
 
 def test_another_that_leads_too_late_is_not():
     said = led_within(SECONDS)(after(term(40, "one", "a"), term(71, "two", "b")))
-    assert said == "two led 21.0 s after one was struck, not within 20 s"
+    assert said == "two led 21.0 s after the fault of one, not within 20 s"
 
 
 def test_nobody_who_leads_is_not():
@@ -74,18 +74,18 @@ def test_copies_of_other_terms_are_not_of_its_making():
 
 
 def outcome(*terms, fault, copies=()):
-    struck = [Struck(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
+    injected = [InjectedFault(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
     verdict = Verdict(events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies)
     return Outcome(
-        plan=ChaosPlan(seed=1, seconds=9.0, way=Mode(source="mark", delivery="barrier")),
+        plan=ChaosPlan(seed=1, seconds=9.0, mode=Mode(source="mark", delivery="barrier")),
         history=Path("history"),
         committed=3,
         delivered=3,
         seconds=10.0,
         fire_seconds=9.0,
-        struck=struck,
+        injected=injected,
         verdict=verdict,
-        broken=not_kept(struck, terms, verdict),
+        broken=not_kept(injected, terms, verdict),
     )
 
 
@@ -102,7 +102,7 @@ def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
 @pytest.mark.parametrize(
     ("lacking", "said"),
     [
-        ({"struck": []}, "no fault struck"),
+        ({"injected": []}, "no fault was injected"),
         ({"committed": 0, "delivered": 0}, "no record was committed"),
         ({"delivered": 0}, "no record was delivered"),
     ],
@@ -112,8 +112,8 @@ def test_a_run_in_which_nothing_was_at_stake_proves_nothing(lacking, said, monke
 
     def command(outcome):
         monkeypatch.setattr("infra.chaos.run.run", lambda *_: outcome)
-        struck = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(tmp_path)]
-        return CliRunner().invoke(app, [*struck, "--json"])
+        options = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(tmp_path)]
+        return CliRunner().invoke(app, [*options, "--json"])
 
     proved = command(whole)
     assert proved.exit_code == 0, proved.output
@@ -135,14 +135,14 @@ def test_who_led_is_remembered_though_another_process_takes_the_place(monkeypatc
     system = SimpleNamespace(leader=leader, happened=[], await_members=lambda: None)
 
     @contextmanager
-    def strike(*_):
+    def inject(*_):
         yield
         leader.process_name = "102"
 
-    monkeypatch.setitem(FAULTS, "replaced", Fault(promise="", strike=strike, seconds=(0, 0)))
+    monkeypatch.setitem(FAULTS, "replaced", Fault(promise="", inject=inject, seconds=(0, 0)))
     monkeypatch.setattr(UnderFire, "_recover", lambda *_: None)
     with HistoryWriter(tmp_path / "faults.jsonl") as history:
         under_fire = UnderFire(
-            plan=None, turns=None, system=system, history=history, write=None, answered=set(), seen=set(), say=str
+            plan=None, schedule=None, system=system, history=history, write=None, answered=set(), seen=set(), say=str
         )
-        assert under_fire._strike("replaced", random.Random(1)).leader == "101"
+        assert under_fire._inject("replaced", random.Random(1)).leader == "101"

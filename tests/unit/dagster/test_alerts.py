@@ -70,11 +70,11 @@ def test_who_runs_again_after_a_failure_is_told_once(instance):
 def test_a_run_killed_from_outside_is_told_too(instance):
     """No step has failed: its process is gone, and the supervisor has reported it."""
     run = instance.create_run_for_job(job_of("shop_harvester_daemon"), status=DagsterRunStatus.STARTED)
-    event = instance.report_run_failed(run, "The supervisor gave this run up: last beat 20 s ago")
+    event = instance.report_run_failed(run, "The supervisor gave this run up: last heartbeat 20 s ago")
     heard = []
     failures, _ = alert_sensors(SETTINGS, heard.append)
     context = dg.build_run_status_sensor_context(
         sensor_name="shop_failures", dagster_instance=instance, dagster_run=run, dagster_event=event
     )
     failures(context.for_run_failure())
-    assert "last beat 20 s ago" in heard[0]
+    assert "last heartbeat 20 s ago" in heard[0]

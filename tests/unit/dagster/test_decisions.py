@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, Wait, backoff_seconds, decide, is_at_work
-from dagster_harvest.heartbeat import Beat
+from dagster_harvest.heartbeat import Heartbeat
 from dagster_harvest.settings import DaemonSettings
 
 NOW = 1_000_000.0
@@ -25,8 +25,8 @@ def run(generation, phase, ago=0.0, lived=None, run_id=None):
     )
 
 
-def beat(generation, *, age=1.0, run_id=None, is_stopped=False):
-    return Beat(
+def heartbeat(generation, *, age=1.0, run_id=None, is_stopped=False):
+    return Heartbeat(
         run_id=run_id or f"run-{generation}",
         generation=generation,
         host="here",
@@ -45,11 +45,11 @@ def test_the_first_generation_starts_at_once():
 
 
 def test_a_living_run_is_kept_and_no_second_one_begins():
-    assert isinstance(decided([run(1, "started", 3600)], beat(1, age=14.9)), Keep)
+    assert isinstance(decided([run(1, "started", 3600)], heartbeat(1, age=14.9)), Keep)
 
 
 def test_a_run_that_does_not_beat_is_given_up_though_dagster_believes_it_started():
-    decision = decided([run(1, "started", 3600)], beat(1, age=15.0))
+    decision = decided([run(1, "started", 3600)], heartbeat(1, age=15.0))
     assert isinstance(decision, GiveUp)
     assert decision.run_id == "run-1"
     assert not decision.was_canceled
@@ -57,8 +57,8 @@ def test_a_run_that_does_not_beat_is_given_up_though_dagster_believes_it_started
 
 
 def test_after_a_run_was_given_up_the_next_generation_begins_at_once():
-    """It died at its last beat: the first backoff has passed since."""
-    decision = decided([run(1, "failed", 0.0, lived=3600)], beat(1, age=16.0))
+    """It died at its last heartbeat: the first backoff has passed since."""
+    decision = decided([run(1, "failed", 0.0, lived=3600)], heartbeat(1, age=16.0))
     assert isinstance(decision, Start)
     assert (decision.generation, decision.failures) == (2, 1)
 
@@ -73,7 +73,7 @@ def test_the_backoff_doubles_up_to_its_limit(failed, delay):
 @pytest.mark.parametrize(("ago", "kind"), [(9.9, Wait), (10.0, Start)])
 def test_after_two_failures_the_second_backoff_is_kept(ago, kind):
     runs = [run(1, "failed", ago + 20, lived=1), run(2, "failed", ago, lived=1)]
-    decision = decided(runs, beat(2, age=ago, is_stopped=True))
+    decision = decided(runs, heartbeat(2, age=ago, is_stopped=True))
     assert isinstance(decision, kind)
     assert decision.failures == 2
 
@@ -93,9 +93,9 @@ def test_a_run_that_has_delivered_ends_a_row_of_earlier_failures():
     """Six failures of another cause, a run that delivers for 71 s, then a kill."""
     failing = [run(generation, "failed", 400 - 40 * generation, lived=1) for generation in range(1, 7)]
     killed = replace(run(7, "failed", 0.0, lived=71), has_worked=True)
-    decision = decided([*failing, killed], beat(7, age=16.0))
+    decision = decided([*failing, killed], heartbeat(7, age=16.0))
     assert decision == Start(generation=8, failures=1, reason="after 1 failed in a row")
-    assert isinstance(decided([*failing, replace(killed, has_worked=False)], beat(7, age=16.0)), Wait)
+    assert isinstance(decided([*failing, replace(killed, has_worked=False)], heartbeat(7, age=16.0)), Wait)
 
 
 def test_a_failure_after_one_that_has_delivered_counts_anew():
@@ -105,26 +105,26 @@ def test_a_failure_after_one_that_has_delivered_counts_anew():
 
 
 def test_a_run_that_was_terminated_is_followed_at_once():
-    decision = decided([run(1, "failed", 9), run(2, "canceled", 0.1)], beat(2, is_stopped=True))
+    decision = decided([run(1, "failed", 9), run(2, "canceled", 0.1)], heartbeat(2, is_stopped=True))
     assert decision == Start(generation=3, failures=0, reason="the last one has canceled")
 
 
 def test_a_run_that_was_reported_failed_while_its_process_lives_is_not_joined_by_a_second():
-    decision = decided([run(1, "failed", 60)], beat(1, age=3.0))
+    decision = decided([run(1, "failed", 60)], heartbeat(1, age=3.0))
     assert isinstance(decision, Wait)
     assert decision.seconds == 12.0
-    assert "still beats" in decision.reason
+    assert "still sends heartbeats" in decision.reason
 
 
 def test_a_living_run_that_dagster_has_forgotten_is_not_joined_by_a_second():
-    decision = decided([], beat(8, age=3.0))
+    decision = decided([], heartbeat(8, age=3.0))
     assert isinstance(decision, Wait)
-    assert decided([], beat(8, age=20.0)).generation == 9
+    assert decided([], heartbeat(8, age=20.0)).generation == 9
 
 
 @pytest.mark.parametrize("phase", ["queued", "starting"])
 def test_a_run_on_its_way_is_waited_for(phase):
-    assert isinstance(decided([run(1, "failed", 500), run(2, phase, 99)], beat(1, age=500)), Keep)
+    assert isinstance(decided([run(1, "failed", 500), run(2, phase, 99)], heartbeat(1, age=500)), Keep)
 
 
 def test_a_run_that_was_launched_and_never_came_is_given_up():
@@ -134,15 +134,15 @@ def test_a_run_that_was_launched_and_never_came_is_given_up():
 
 def test_a_run_that_began_gets_time_for_its_first_beat():
     """The row still names its predecessor."""
-    assert isinstance(decided([run(2, "started", 29.9)], beat(1, age=500)), Keep)
-    assert isinstance(decided([run(2, "started", 30.0)], beat(1, age=500)), GiveUp)
+    assert isinstance(decided([run(2, "started", 29.9)], heartbeat(1, age=500)), Keep)
+    assert isinstance(decided([run(2, "started", 30.0)], heartbeat(1, age=500)), GiveUp)
 
 
 def test_a_run_that_died_while_it_was_canceled_is_reported_canceled():
-    decision = decided([run(2, "canceling", 60)], beat(2, age=20))
+    decision = decided([run(2, "canceling", 60)], heartbeat(2, age=20))
     assert isinstance(decision, GiveUp)
     assert decision.was_canceled
-    assert isinstance(decided([run(2, "canceling", 5)], beat(2, age=2)), Keep)
+    assert isinstance(decided([run(2, "canceling", 5)], heartbeat(2, age=2)), Keep)
 
 
 def test_while_nobody_can_ask_postgres_nothing_is_given_up():
@@ -157,8 +157,8 @@ def test_while_nobody_can_ask_postgres_a_run_is_tried_so_that_it_says_what_is_wr
 
 
 def test_a_generation_is_never_used_again():
-    assert decided([run(4, "canceled", 1)], beat(9, age=100)).generation == 10
-    assert decided([run(12, "canceled", 1)], beat(9, age=100)).generation == 13
+    assert decided([run(4, "canceled", 1)], heartbeat(9, age=100)).generation == 10
+    assert decided([run(12, "canceled", 1)], heartbeat(9, age=100)).generation == 13
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,18 @@ class TestNumbers:
         assert json.loads(json.dumps(report)) == report
 
     def test_take_over_lasts_from_the_kill_to_the_successors_first_record(self, report: dict[str, Any]) -> None:
-        first, second = report["takeovers"]
+        first, second = report["failovers"]
         assert (first["killed_at"], first["seconds"], first["elected_seconds"]) == (4.5, 10.5, 10.0)
         assert (first["harvester"], first["successor"]) == (2, 1)
         assert (second["seconds"], second["successor_leader"]) == (11.5, str(THIRD))
-        assert report["takeover_seconds"] == 11.5
+        assert report["failover_seconds"] == 11.5
 
     def test_a_record_of_the_victim_that_lands_after_the_kill_is_no_take_over(self) -> None:
         late = UUID(int=9)
         leads = (*LEADS, Lead(harvester=2, leader_id=late, at=BEGAN + 4.4))
         leaders = (AUDIT.leaders[0], term(late, 5, 4.6, 4.7), *AUDIT.leaders[1:])
         report = document(replace(SEEN, leads=leads), replace(AUDIT, leaders=leaders))
-        assert report["takeovers"][0]["seconds"] == 10.5
+        assert report["failovers"][0]["seconds"] == 10.5
 
     def test_rates(self, report: dict[str, Any]) -> None:
         assert report["records_per_second"] == round(1000 / 32.0)
@@ -153,8 +153,8 @@ class TestVerdict:
     def test_a_kill_without_a_take_over_fails_the_demo(self) -> None:
         audit = replace(AUDIT, leaders=AUDIT.leaders[:2], explanations=AUDIT.explanations[1:])
         report = document(SEEN, audit)
-        assert (report["ok"], report["takeover_seconds"]) == (False, None)
-        assert "1 of 2 take-overs" in html(report)
+        assert (report["ok"], report["failover_seconds"]) == (False, None)
+        assert "1 of 2 failovers" in html(report)
 
     def test_a_single_kill_is_not_enough(self) -> None:
         assert document(replace(SEEN, kills=SEEN.kills[:1]), AUDIT)["ok"] is False

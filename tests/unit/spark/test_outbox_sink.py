@@ -7,8 +7,8 @@ from pyspark.sql import types as spark
 from harvest_lib.errors import ConfigError
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
 from spark_jobs.sink.database import TableColumn, Tables
-from spark_jobs.sink.plan import WritePlan, staged_columns
-from spark_jobs.sink.staging import sentence_of
+from spark_jobs.sink.plan import WritePlan
+from spark_jobs.sink.staging import sentence_of, staged_columns
 from spark_jobs.sink.staging_tables import writer_name
 from spark_jobs.sink.statement import Attempt, promotion
 
