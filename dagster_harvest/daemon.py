@@ -4,8 +4,8 @@ Steps
 1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
 2. start the harvester, which leads or is a standby
 3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
-4. end by SIGTERM when the run is terminated, when the harvester fails, or another run has claimed the row: the harvester stops and
-   hands leadership over, and the row records that it stopped in order
+4. end by SIGTERM when the run is terminated, when the harvester fails, or when another run has claimed the row: the
+   harvester stops and hands leadership over, and the row records that it stopped in order
 """
 
 import logging

@@ -17,14 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.errors import (
-    ConfigError,
-    KafkaAccessDenied,
-    KafkaError,
-    KafkaUnavailable,
-    TopicMissing,
-    TopicTooSmall,
-)
+from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing, TopicTooSmall
 
 REACH_TIMEOUT_SECONDS = 5.0
 

@@ -17,14 +17,7 @@ from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
-from harvest_lib.delivery import (
-    BatchCommitted,
-    BatchDelivery,
-    BatchFailed,
-    BatchOutcome,
-    PipelinedBatches,
-    Sequenced,
-)
+from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchFailed, BatchOutcome, PipelinedBatches, Sequenced
 from harvest_lib.record import Row
 
 _CLEAR_SECONDS = 1.0

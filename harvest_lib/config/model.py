@@ -22,13 +22,7 @@ from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
-from harvest_lib.config.kafka_settings import (
-    DELIVERY_TIMEOUTS,
-    SESSION_TIMEOUT,
-    TRANSLATED,
-    KafkaSettings,
-    canonical,
-)
+from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
 from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator, unsendable
 from harvest_lib.config.report import config_error

@@ -11,12 +11,7 @@ it is over nobody who led before can commit anything.
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvest_lib.delivery.batch_protocol import (
-    BatchCommitted,
-    BatchDelivery,
-    BatchDeliverySettings,
-    BatchOutcome,
-)
+from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDelivery, BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 from harvest_lib.record import Row

@@ -27,10 +27,7 @@ from confluent_kafka import KafkaError, Producer
 
 from harvest_lib import errors
 from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batch_protocol import (
-    BatchDeliverySettings,
-    BatchOutcome,
-)
+from harvest_lib.delivery.batch_protocol import BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.headers import HeaderMaker
 from harvest_lib.delivery.topics import Topics

@@ -22,13 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import RecordError
-from harvest_lib.kafka_client import (
-    KafkaProducer,
-    KafkaProducerProvider,
-    client_settings,
-    refused_settings,
-    translate,
-)
+from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings, translate
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, pack
 
 _DeliveryReport = Callable[[KafkaError | None, Any], None]

@@ -10,14 +10,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.paged import (
-    FakePagedTable,
-    RealPagedTable,
-    assert_nothing,
-    read_pages,
-    read_rows,
-    through_json,
-)
+from support.paged import FakePagedTable, RealPagedTable, assert_nothing, read_pages, read_rows, through_json
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError, ServerRegressed

@@ -246,11 +246,8 @@ def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(in_batches)
             in_batches.execute(sql.SQL(change).format(role))
             with in_batches.transaction(force_rollback=True):
                 in_batches.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
-                assert [(each.id, each.gone) for each in records.list(in_batches)] == [
-                    (1, False),
-                    (2, False),
-                    (3, False),
-                ]
+                found = [(each.id, each.gone) for each in records.list(in_batches)]
+                assert found == [(1, False), (2, False), (3, False)]
                 assert records.drop(in_batches, ParkedSelection()).released == 1, "what is held is not dropped"
     finally:
         in_batches.execute(sql.SQL("DROP OWNED BY {}").format(role))

@@ -9,16 +9,7 @@ from support.consuming import Running
 from support.recorded import Machines
 from support.waiting import eventually
 
-from harvest_lib.consume import (
-    Clock,
-    Fenced,
-    Publisher,
-    Shard,
-    ShardId,
-    ShardLimits,
-    new_producer_id,
-    read_committed,
-)
+from harvest_lib.consume import Clock, Fenced, Publisher, Shard, ShardId, ShardLimits, new_producer_id, read_committed
 
 
 class Counting:

@@ -11,13 +11,7 @@ from support.outbox import read_topic
 from support.pipeline_ends import KafkaSource, KafkaTarget, collect
 from support.waiting import eventually
 
-from harvest_lib.errors import (
-    AdaptorError,
-    KafkaUnavailable,
-    MessageRefused,
-    PositionLost,
-    TopicMissing,
-)
+from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.message import Message, Op

@@ -4,10 +4,7 @@ import pytest
 from support.pipeline_ends import OutboxSource, collect, own_database
 
 from harvest_lib import append
-from harvest_lib.errors import (
-    CheckpointError,
-    OutboxTableError,
-)
+from harvest_lib.errors import CheckpointError, OutboxTableError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.record import OutboxRecord

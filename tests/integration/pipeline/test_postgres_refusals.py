@@ -4,14 +4,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.pipeline_ends import (
-    collect,
-    drop_slots,
-    following,
-    quick,
-    refused,
-    taken,
-)
+from support.pipeline_ends import collect, drop_slots, following, quick, refused, taken
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost
