@@ -1,4 +1,4 @@
-"""The result tables, in the schema `harvest_audit`: one audit's rows come into sight together, or not at all.
+"""The result tables, in the schema `harvest_audit`: one audit's rows become visible together, or not at all.
 
 Spark writes into a staging table; one transaction then replaces whatever an audit of the same id had found before.
 """

@@ -36,7 +36,7 @@ _LATEST = "SELECT * FROM harvest_audit.summary ORDER BY at DESC LIMIT 1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be seen without alarm; None is not looked at. Copies by another term are no alarm by default: delivery
+    """What may be seen without alarm; None is not checked. Copies by another term are no alarm by default: delivery
     at least once makes them when a leader dies. Delivery exactly once makes none."""
 
     duplicates_cross_epoch: int | None = None
