@@ -19,7 +19,8 @@ from dagster_harvest.audit_results import last_summary, require_compared
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import Backlog, StatusReader
+from harvest_lib.harvester.status import StatusReader
+from harvest_lib.outbox.table import Backlog
 from spark_jobs.audit_summary import AuditSummary
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")

@@ -27,8 +27,9 @@ from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, Outb
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
-from harvest_lib.harvester.status import Backlog, StatusReader
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.table import Backlog
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from dagster_harvest.heartbeat import Heartbeat, HeartbeatTable, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
-from harvest_lib.harvester.status import Backlog, StatusReader
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.table import Backlog
 
 _RUNS_READ = 25
 _TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}

@@ -9,7 +9,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _CAREFUL_TRANSACTIONS = 1_000
 
 
-class MessageRefused(Exception):
+class FunctionFailed(Exception):
     """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message it is put
     down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`)."""
 
@@ -51,7 +51,7 @@ class Attempts:
         attempts, reason = self._failures[offset]
         return reason if attempts >= self._most else None
 
-    def failed(self, refused: MessageRefused) -> tuple[int, float]:
+    def failed(self, refused: FunctionFailed) -> tuple[int, float]:
         """Count, and return how often that has failed, and for how many seconds to wait before the next attempt."""
         self._passed.clear()
         self._in_a_row += 1

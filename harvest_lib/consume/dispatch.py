@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, MessageRefused
+from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
@@ -43,7 +43,7 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of one shard to the application.
 
-    What its functions raise becomes MessageRefused, except errors of Kafka: no message is to blame for those.
+    What its functions raise becomes FunctionFailed, except errors of Kafka: no message is to blame for those.
     """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
@@ -66,7 +66,7 @@ class Dispatch:
         except Exception as error:
             raise self.refused(error, None, is_anyones=True) from error
         if not self._store.is_open:
-            raise MessageRefused(_NOT_OPEN, is_anyones=True)
+            raise FunctionFailed(_NOT_OPEN, is_anyones=True)
         opened.taken += len(group)
         opened.last = group.offsets[-1]
 
@@ -92,7 +92,7 @@ class Dispatch:
             taken += 1
         last = opened.about.offset if opened.about is not None else None
         if not self._store.is_open:
-            raise MessageRefused(_NOT_OPEN, last if taken == 1 else None, is_anyones=taken > 1)
+            raise FunctionFailed(_NOT_OPEN, last if taken == 1 else None, is_anyones=taken > 1)
         opened.taken += taken
         opened.last = last
 
@@ -111,7 +111,7 @@ class Dispatch:
             except Exception as error:
                 raise self.refused(error, message.offset) from error
             if not self._store.is_open:
-                raise MessageRefused(_NOT_OPEN, message.offset)
+                raise FunctionFailed(_NOT_OPEN, message.offset)
             opened.taken += 1
             opened.last = message.offset
 
@@ -127,15 +127,15 @@ class Dispatch:
         except Exception as error:
             raise self.refused(error, opened.only, is_anyones=True) from error
         if not self._store.is_open:
-            raise MessageRefused(_NOT_OPEN, opened.only, is_anyones=True)
+            raise FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True)
 
-    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> MessageRefused:
+    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
         """Say what an error of a function means, or of what it published."""
         if self._store.will_pass(error):
-            return MessageRefused(_reason(error))
+            return FunctionFailed(_reason(error))
         if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
-            return MessageRefused(_reason(error), error.about)
-        return MessageRefused(_reason(error), offset, is_anyones=is_anyones)
+            return FunctionFailed(_reason(error), error.about)
+        return FunctionFailed(_reason(error), offset, is_anyones=is_anyones)
 
 
 def _reason(error: Exception) -> str:

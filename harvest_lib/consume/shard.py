@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import Any
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, MessageRefused
+from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
@@ -93,7 +93,7 @@ class Shard:
                     self._acknowledge(self._checkpoint)
                     self._flush()
                     self._process(stopping)
-                except MessageRefused as refused:
+                except FunctionFailed as refused:
                     self._store.rollback()  # raises, if it is the store that failed, and not the function
                     stopping.wait(self._note(refused))
                 finally:
@@ -196,7 +196,7 @@ class Shard:
 
     # -- what goes wrong
 
-    def _note(self, refused: MessageRefused) -> float:
+    def _note(self, refused: FunctionFailed) -> float:
         """Count that something was refused, and return for how long to wait."""
         attempts, pause = self._attempts.failed(refused)
         _log.warning(

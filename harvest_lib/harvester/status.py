@@ -24,6 +24,7 @@ from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.trouble import topic_trouble
 from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.table import Backlog
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from harvest_lib.subscriptions.lag import Lag
 
@@ -42,18 +43,6 @@ FROM (SELECT to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscript
 """
 
 Read = tuple[SubscriptionShard, Lag]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """What is committed and not delivered. `is_estimate`: there may be more. `epoch`: the term's rising number, None
-    where rows are marked, whose terms have only their id."""
-
-    records: int
-    age_seconds: float
-    marked: int = 0
-    is_estimate: bool = False
-    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +95,7 @@ class StatusReader:
                 next_step="start a harvester, or correct `subscription`",
             )
         if not lags:
-            backlog = self._table.backlog(self._connection)
-            return Backlog(records=backlog.records, age_seconds=backlog.oldest_age_seconds, marked=backlog.marked)
+            return self._table.backlog(self._connection)
         return Backlog(
             records=sum(lag.records for lag in lags),
             age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),

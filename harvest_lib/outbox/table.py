@@ -78,11 +78,16 @@ _EXPECTED_NATIVE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What waits in an outbox: records in all, the age of the oldest in seconds, and how many a leader has marked."""
+    """What is committed and not delivered: records in all, the age of the oldest, and how many a leader has marked.
+
+    `is_estimate`: there may be more. `epoch`: the term's rising number, None where rows are marked, whose terms have
+    only their id."""
 
     records: int
-    oldest_age_seconds: float
-    marked: int
+    age_seconds: float
+    marked: int = 0
+    is_estimate: bool = False
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,7 @@ class OutboxTable:
         with translated():
             row = connection.execute(sql.SQL(_BACKLOG).format(table=self.identifier)).fetchone()
         records, age, marked = row if row is not None else (0, 0.0, 0)
-        return Backlog(records=records, oldest_age_seconds=max(0.0, age), marked=marked)
+        return Backlog(records=records, age_seconds=max(0.0, age), marked=marked)
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
         return dict(connection.execute(_COLUMNS, (str(self),)).fetchall())

@@ -20,8 +20,9 @@ from harvest_lib.cli.actions.subscriptions import shard_json
 from harvest_lib.cli.actions.tables import Fitting, print_table
 from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.status import Backlog, StatusReader
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable, check_column_mapping
+from harvest_lib.outbox.table import Backlog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

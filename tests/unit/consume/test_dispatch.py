@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from harvest_lib.consume import Batch, Message, ShardId, Transaction
-from harvest_lib.consume.attempts import Attempts, MessageRefused
+from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.sequencing.publisher import PublishRefused
@@ -73,7 +73,7 @@ class Trial:
         return self.opened
 
     def refused(self, call, *options):
-        with pytest.raises(MessageRefused) as shown:
+        with pytest.raises(FunctionFailed) as shown:
             call(*options)
         return shown.value.offset, shown.value.is_anyones
 
@@ -85,9 +85,9 @@ def messages(*offsets):
 def watching(*failed, anyones=False):
     attempts = Attempts(2)
     for offset in failed:
-        attempts.failed(MessageRefused("bad", offset))
+        attempts.failed(FunctionFailed("bad", offset))
     if anyones:
-        attempts.failed(MessageRefused("bad", is_anyones=True))
+        attempts.failed(FunctionFailed("bad", is_anyones=True))
     return attempts
 
 
@@ -220,7 +220,7 @@ def test_what_goes_into_one_call():
     assert not takes(iter(messages(4, 5)))
     assert not Trial().dispatch.takes_at_once(messages(4, 5))
     assert not Trial(kind=AtOnce, attempts=watching(9)).dispatch.takes_at_once(messages(4, 5))
-    trial.attempts.failed(MessageRefused("bad", is_anyones=True))
+    trial.attempts.failed(FunctionFailed("bad", is_anyones=True))
     assert not takes(messages(4, 5)), "from now on one by one"
     trial.take([1])
     trial.dispatch.take_at_once(trial.opened, messages(4, 6))
