@@ -20,7 +20,7 @@ from support.outbox import harvest_config
 from support.written_history import Pen
 
 # All that is imported from inside the packages, so that it can follow when modules move.
-from dagster_harvest.heartbeat import Heartbeats, Place
+from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib import Harvest
 from harvest_lib.audit.history.events import Fault
 from harvest_lib.audit.history.lines import from_line, to_line
@@ -442,7 +442,7 @@ def test_a_history_is_judged(tmp_path):
 
 def test_a_daemon_that_lives_is_left_alone(connection):
     place = Place(name="flights", location="dagster_harvest.definitions", slot=0)
-    beats = Heartbeats.beside(connection, OutboxTable.parse("outbox"))
+    beats = HeartbeatTable.beside(connection, OutboxTable.parse("outbox"))
     beats.create()
 
     def make():
@@ -455,7 +455,7 @@ def test_a_daemon_that_lives_is_left_alone(connection):
     restore(connection, "harvest_daemons", old)
     found = beats.read(place)
     assert (found.run_id, found.generation, found.is_stopped) == (old[0]["run_id"], 4, False)
-    assert beats.beat(place, old[0]["run_id"])
+    assert beats.renew(place, old[0]["run_id"])
     with pytest.raises(LifecycleError):
         beats.claim(place, run_id="another", generation=4, stale_after_seconds=15)
     assert beats.claim(place, run_id="another", generation=None, stale_after_seconds=-1) == 5

@@ -17,7 +17,7 @@ from support.public_list import check, shape
 from support.waiting import eventually
 
 # All that is imported from inside the packages, so that it can follow when modules move.
-from dagster_harvest.heartbeat import Heartbeats
+from dagster_harvest.heartbeat import HeartbeatTable
 from harvest_lib import Harvest, LeaderAcquired
 from harvest_lib.consume import ShardId, SqliteStore, create_key_values, create_recovery_log, create_tables
 from harvest_lib.outbox import OutboxTable
@@ -87,7 +87,7 @@ def test_tables(dsn, connection, configured, layout):
     run("init", "-f", configured(), f"--{layout}", "--checks")
     create_tables(dsn)
     create_key_values(dsn)
-    Heartbeats.beside(connection, OutboxTable.parse("outbox")).create()
+    HeartbeatTable.beside(connection, OutboxTable.parse("outbox")).create()
     check(LIST, f"tables, {layout}", catalogue(connection))
 
 
