@@ -149,7 +149,7 @@ class CheckpointTable:
         values = {**self._row, "shards": subscription.shards, "source": subscription.source, "leader_id": leader_id}
         self._leader_id = leader_id
         self.close()  # so that the new connection carries the id
-        connection = self._connected()
+        connection = self.connected()
         if self._rivals is not None:
             self._rivals.refuse(connection, self._table, subscription.name, subscription.shard)
         with translated(), connection.transaction():
@@ -187,7 +187,7 @@ class CheckpointTable:
     def look(self) -> Checkpoint:
         """Return the subscription's checkpoint, without leading. Raises CheckpointError if it is another outbox's."""
         statement = sql.SQL(_LAST).format(table=in_statement(self._table))
-        connection = self._connected()
+        connection = self.connected()
         self.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
         with translated():
             row = connection.execute(statement, self._row).fetchone()
@@ -212,7 +212,7 @@ class CheckpointTable:
         if len(since) + 1 < len(self.leaders):
             self.leaders = {each: self.leaders[each] for each in (author, *since)}
             with translated():
-                self._list_leaders(self._connected())
+                self._list_leaders(self.connected())
 
     def _list_leaders(self, connection: psycopg.Connection[Any]) -> None:
         """Write the list into the row: its first and its last ones, if they are too many."""
@@ -245,8 +245,8 @@ class CheckpointTable:
         """
         leader = {"leader_id": UUID(int=0), "shards": self._subscription.shards, "source": self._subscription.source}
         self._row["shard"] = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
-        with translated(), self._connected().transaction(force_rollback=True):
-            self._connected().execute(self._lead, {**self._row, **leader})
+        with translated(), self.connected().transaction(force_rollback=True):
+            self.connected().execute(self._lead, {**self._row, **leader})
             self.save(Checkpoint(generation=0))
             self.leadership_status()
             yield
@@ -257,9 +257,9 @@ class CheckpointTable:
         Raises CheckpointError if the subscription was given another number of shards, or another source.
         """
         with translated():
-            row = self._connected().execute(self._status, self._held()).fetchone()
+            row = self.connected().execute(self._status, self._held()).fetchone()
         if row is None:
-            check_subscription(self._connected(), self._table, self._subscription)
+            check_subscription(self.connected(), self._table, self._subscription)
             return LeadershipStatus.FENCED, None
         before, (self._generation, self._until, saved, *rival) = (self._generation, self._until), row
         if self._rivals is not None:
@@ -273,7 +273,7 @@ class CheckpointTable:
         What was saved before and had no answer counts now, or never will.
         """
         with translated():
-            row = self._connected().execute(self._renew, self._held()).fetchone()
+            row = self.connected().execute(self._renew, self._held()).fetchone()
         if row is None:
             return None
         self._generation, self._epoch, self._until, saved = row
@@ -294,7 +294,7 @@ class CheckpointTable:
             "checkpoint": Jsonb({**checkpoint.as_json(), **self._signed(checkpoint)}, dumps=_dumps),
         }
         with translated():
-            return self._connected().execute(self._save, values, prepare=True).rowcount == 1
+            return self.connected().execute(self._save, values, prepare=True).rowcount == 1
 
     def _signed(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return who saves, and who wrote the checkpoint, if that was another: it is still the last in Kafka."""
@@ -314,10 +314,6 @@ class CheckpointTable:
         """Return the kind of the positions."""
         return self._subscription.source
 
-    def connected(self) -> psycopg.Connection[Any]:
-        """Return the connection, for what else is written under the epoch."""
-        return self._connected()
-
     def close(self) -> None:
         """Let go of the connection. Safe to repeat."""
         connection, self._connection = self._connection, None
@@ -327,7 +323,8 @@ class CheckpointTable:
     def _held(self) -> dict[str, Any]:
         return {**self._row, "epoch": self._epoch, "leader_id": self._leader_id}
 
-    def _connected(self) -> psycopg.Connection[Any]:
+    def connected(self) -> psycopg.Connection[Any]:
+        """Return the connection; others write with it too, under the epoch."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo)
             with translated():

@@ -247,7 +247,7 @@ class Neli(ElectedLeadership):
 
     def _on_revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
         candidacies, now = self._among(partitions), self._clock()
-        terms = self._unseat(candidacies, TermEnd.REVOKED)
+        terms = self._end_terms(candidacies, TermEnd.REVOKED)
         doubts = [(now + self._settings.session_timeout_seconds, term) for term in terms]
         shards = {candidacy.shard for candidacy in candidacies}
         doubts += [(until, term) for until, term in self._fenced if until > now and term.shard in shards]
@@ -262,13 +262,13 @@ class Neli(ElectedLeadership):
             threading.Event().wait(max(in_doubt) - now)
 
     def _on_lost(self, _client: object, _partitions: list[TopicPartition]) -> None:
-        self._unseat(self._candidacies, TermEnd.FENCED)
+        self._end_terms(self._candidacies, TermEnd.FENCED)
 
     def _among(self, partitions: list[TopicPartition]) -> list[Candidacy]:
         numbers = {partition.partition for partition in partitions}
         return [candidacy for candidacy in self._candidacies if candidacy.shard in numbers]
 
-    def _unseat(self, candidacies: list[Candidacy], how: TermEnd) -> list[Term]:
+    def _end_terms(self, candidacies: list[Candidacy], how: TermEnd) -> list[Term]:
         for candidacy in candidacies:
             candidacy.assigned = False
         return self._registry.vacate(how, [candidacy.shard for candidacy in candidacies])

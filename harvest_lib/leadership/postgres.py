@@ -103,7 +103,7 @@ class PostgresLeadership(ElectedLeadership):
             try:
                 session = session or self._connect()
                 self._complaint = ""
-                self._stand(session)
+                self._campaign(session)
             except (DatabaseUnavailable, DatabaseAccessDenied) as error:
                 self._registry.vacate(TermEnd.FENCED)
                 if error.evidence != self._complaint:
@@ -115,7 +115,7 @@ class PostgresLeadership(ElectedLeadership):
                     session.close()
                 session = None
 
-    def _stand(self, session: LockSession) -> None:
+    def _campaign(self, session: LockSession) -> None:
         """Live through one session: wait for the lock, hold it, leave."""
         while not self._stopping.is_set():
             if session.try_lock():

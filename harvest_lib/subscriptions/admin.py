@@ -127,7 +127,7 @@ class Subscriptions:
         with translated():
             leaders = {each for (each,) in self.connection.execute(_LEADERS)}
             rows = self.execute(_ROWS, name=name).fetchall()
-        return [_standing(row, leaders) for row in rows]
+        return [_shard(row, leaders) for row in rows]
 
     def get(self, name: str) -> Sequence[SubscriptionShard]:
         """Return where each shard of a subscription stands. Raises CheckpointError if there is none of that name."""
@@ -201,8 +201,8 @@ class Subscriptions:
         """Forget a subscription; return where it stood. Raises CheckpointError while it is led, unless `force`."""
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
-            standings = self.get(name)
-            led = [each for each in standings if each.is_led]
+            shards = self.get(name)
+            led = [each for each in shards if each.is_led]
             if led and not force:
                 raise CheckpointError(
                     f"the subscription {name!r} is being harvested",
@@ -211,7 +211,7 @@ class Subscriptions:
                 )
             self.execute(_REMOVE, name=name)
             self.execute(_FORGET, name=name)
-        return standings
+        return shards
 
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
         """Have a subscription go on from `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
@@ -223,11 +223,11 @@ class Subscriptions:
         anchor = None if to == "mirror" else self.anchor(to)
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
-            standings = self.get(name)
-            generation = max(self.now(), *(each.generation + 1 for each in standings))
+            shards = self.get(name)
+            generation = max(self.now(), *(each.generation + 1 for each in shards))
             if to == "mirror":
-                self._refuse_other_servers(name, standings)
-            for each in standings:
+                self._refuse_other_servers(name, shards)
+            for each in shards:
                 kind = source or each.source
                 if anchor is not None and kind not in SOURCES:
                     raise CheckpointError(
@@ -251,12 +251,12 @@ class Subscriptions:
                 values = {"source": kind, "generation": generation, "shard": each.shard}
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
         warnings = [] if anchor is None else self._dropped_before(anchor[0])
-        if source is not None and any(each.source != source for each in standings):
+        if source is not None and any(each.source != source for each in shards):
             warnings.append(f"records that a position of {source} cannot express as delivered come again")
         return Moved(
             to=str(anchor[0]) if anchor is not None else "mirror",
             generation=generation,
-            is_led=any(each.is_led for each in standings),
+            is_led=any(each.is_led for each in shards),
             warnings=warnings,
         )
 
@@ -315,9 +315,9 @@ class Subscriptions:
                 "was moved from another server goes on where it was after `harvest subscriptions move`",
             )
 
-    def _refuse_other_servers(self, name: str, standings: Sequence[SubscriptionShard]) -> None:
+    def _refuse_other_servers(self, name: str, shards: Sequence[SubscriptionShard]) -> None:
         ours = server_identity.place(self.connection).system
-        for each in standings:
+        for each in shards:
             if (system := system_of(each.checkpoint)) not in {None, ours}:
                 raise CheckpointError(
                     f"the checkpoint of the subscription {name!r} in Postgres came from another server",
@@ -445,7 +445,7 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"seen": checkpoint.seen, "holds": checkpoint.holds, "checkpoint": Jsonb(checkpoint.as_json())}
 
 
-def _standing(row: Sequence[Any], leaders: set[str]) -> SubscriptionShard:
+def _shard(row: Sequence[Any], leaders: set[str]) -> SubscriptionShard:
     name, shard, shards, source, generation, epoch, leader_id, topics, keys, seen, holds, until, saved, at, ago = row
     return SubscriptionShard(
         name=name,

@@ -21,7 +21,7 @@ MOST = 100_000
 _LAG = """
 WITH found AS (
   SELECT * FROM (
-    (SELECT {parts}, false AS put_off FROM {table} WHERE {after} ORDER BY {transaction_id}, {id} LIMIT %(limit)s)
+    (SELECT {parts}, false AS deferred FROM {table} WHERE {after} ORDER BY {transaction_id}, {id} LIMIT %(limit)s)
     UNION ALL
     (SELECT {parts}, false FROM {table} WHERE {transaction_id} = ANY (%(open)s::xid8[]) LIMIT %(limit)s)
     UNION ALL
@@ -29,7 +29,7 @@ WITH found AS (
   ) AS parts
 ), waiting AS (
   SELECT create_time FROM found
-  WHERE (put_off OR NOT (id <= %(done)s AND pg_visible_in_snapshot(transaction_id, %(batch)s::pg_snapshot))) {filter}
+  WHERE (deferred OR NOT (id <= %(done)s AND pg_visible_in_snapshot(transaction_id, %(batch)s::pg_snapshot))) {filter}
 )
 SELECT count(*), (SELECT count(*) FROM found) > %(most)s,
        extract(epoch FROM clock_timestamp() - min(create_time))::float8

@@ -37,7 +37,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
         assert ours == [each[0] for each in offered if each[2] == key]
 
 
-def test_what_was_put_off_comes_from_the_source_again():
+def test_what_was_deferred_comes_from_the_source_again():
     barrier = KeyBarrier()
     barrier.admit([row(1, "a"), row(2, "a")], PLENTY, first=True)
     assert barrier.is_blocked
@@ -47,7 +47,7 @@ def test_what_was_put_off_comes_from_the_source_again():
     assert barrier.admit([row(2, "a")], PLENTY, first=True) == [row(2, "a")]
 
 
-def test_reading_stops_when_much_was_put_off():
+def test_reading_stops_when_much_was_deferred():
     barrier = KeyBarrier()
     barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
     assert barrier.is_full
@@ -57,7 +57,7 @@ def test_reading_stops_when_much_was_put_off():
 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=8), max_size=20), st.integers(1, 6))
-def test_the_bytes_of_what_is_put_off_are_known(pages, room):
+def test_the_bytes_of_what_is_deferred_are_known(pages, room):
     barrier, number = KeyBarrier(), 0
     for page in pages:
         rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
@@ -67,7 +67,7 @@ def test_the_bytes_of_what_is_put_off_are_known(pages, room):
         barrier.checkpoint_saved()
 
 
-def test_what_is_put_off_is_bounded_by_bytes():
+def test_what_is_deferred_is_bounded_by_bytes():
     barrier = KeyBarrier()
     barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
     assert not barrier.is_full

@@ -75,8 +75,8 @@ class Moved:
         while self.late:
             self.late.pop()[0].close()
 
-    def deliver(self, name, *, pages, limit, put_off):
-        """Read some pages and keep the checkpoint after each; every `put_off`-th record is deferred."""
+    def deliver(self, name, *, pages, limit, defer_every):
+        """Read some pages and keep the checkpoint after each; every `defer_every`-th record is deferred."""
         kind = self.sources[name]
         make = SnapshotSource if kind == "snapshot" else TransactionIdSource
         source = make(self.dsn, Selection(table=OUTBOX.identifier), subscription=name)
@@ -97,7 +97,7 @@ class Moved:
             if page is None:
                 break
             ids = [row[0] for row in page.rows]
-            waiting = [each for number, each in enumerate(ids, 1) if put_off and number % put_off == 0]
+            waiting = [each for number, each in enumerate(ids, 1) if defer_every and number % defer_every == 0]
             self.delivered[name].update(each for each in ids if each not in waiting)
             position = {**page.position, **({"deferred": waiting} if waiting else {})}
             counter += 1
@@ -167,7 +167,7 @@ def run(servers, history):
     outbox = Moved(servers, sources)
     try:
         for name in NAMES:
-            outbox.deliver(name, pages=2, limit=1, put_off=0)
+            outbox.deliver(name, pages=2, limit=1, defer_every=0)
         for steps, hop in hops:
             for step in [("write", 3, False), *steps, hop]:
                 apply(outbox, step)
@@ -176,8 +176,8 @@ def run(servers, history):
         while outbox.late:
             outbox.end_late()
         for name in NAMES:
-            outbox.deliver(name, pages=1_000, limit=50, put_off=0)
-            outbox.deliver(name, pages=1_000, limit=50, put_off=0)
+            outbox.deliver(name, pages=1_000, limit=50, defer_every=0)
+            outbox.deliver(name, pages=1_000, limit=50, defer_every=0)
             assert set(outbox.delivered[name]) == outbox.committed, "lost, or never written"
             assert outbox.delivered[name].most_common(1)[0][1] == 1, "repeated"
     finally:
@@ -192,8 +192,8 @@ def apply(outbox, step):
             outbox.begin_late(rows)
         case ("end_late",):
             outbox.end_late()
-        case ("deliver", name, pages, limit, put_off):
-            outbox.deliver(name, pages=pages, limit=limit, put_off=put_off)
+        case ("deliver", name, pages, limit, defer_every):
+            outbox.deliver(name, pages=pages, limit=limit, defer_every=defer_every)
         case ("copy", how, early, burned):
             outbox.copy(how, early, burned)
 

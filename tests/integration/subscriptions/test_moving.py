@@ -175,7 +175,7 @@ def test_several_subscriptions_and_shards_that_stand_apart(old, servers, make, u
     assert arrived == dict.fromkeys(ways, 21)
 
 
-def test_what_is_parked_and_put_off_stays_so(old, servers, make, unique):
+def test_what_is_parked_and_deferred_stays_so(old, servers, make, unique):
     old.harvest().drain(60)
     write(old, "a", "b")
     missing = OutboxRecord(topic=unique("missing"), key="p", value="v")

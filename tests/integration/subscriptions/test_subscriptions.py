@@ -343,7 +343,7 @@ def test_a_long_lag_is_a_lower_bound(outbox, monkeypatch):
     assert (lag.records, lag.is_estimate) == (11, True)
 
 
-def test_the_lag_in_the_middle_of_a_batch_counts_what_was_put_off_and_not_what_has_gone(outbox):
+def test_the_lag_in_the_middle_of_a_batch_counts_what_was_deferred_and_not_what_has_gone(outbox):
     outbox.fill(10)
     now = outbox.snapshot()
     outbox.subscriptions.add("s")
