@@ -7,7 +7,9 @@ privileges waits for these too. A table that was really dropped is reported as m
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -34,13 +36,17 @@ def _ask_again(conninfo: str, tables: Sequence[OutboxTable], error: OutboxTableE
     """Return if a table is not there."""
     with connect(conninfo) as connection:
         for table in tables:
-            with translated():
-                absent = connection.execute(sql.SQL(_ABSENT), (str(table),)).fetchone()
-            if absent is not None:
+            if _is_absent(connection, table):
                 table.refuse_hidden(connection)
-                return
+                if _is_absent(connection, table):  # else the privilege was granted in between
+                    return
     raise DatabaseUnavailable(
         "a table was missing for a moment, and is there again",
         evidence=error.evidence,
         next_step="none: it is asked again",
     ) from error
+
+
+def _is_absent(connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
+    with translated():
+        return connection.execute(sql.SQL(_ABSENT), (str(table),)).fetchone() is not None

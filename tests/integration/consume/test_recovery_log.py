@@ -1,9 +1,12 @@
 """Recovery logs that cannot be one, are somebody else's or have lost records are refused, never restored from."""
 
+from functools import partial
+
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from support.recorded import SHARD, checkpoint
+from support.waiting import eventually
 
 from harvest_lib.consume.recovery_log import create_recovery_log
 from harvest_lib.consume.sqlite_store import SqliteStore
@@ -119,6 +122,15 @@ def test_a_page_that_is_gone_or_another_is_noticed(settings, store, make_topic, 
         store(log).restore()
 
 
+def removed(admin, until):
+    try:
+        (answer,) = admin.delete_records([until]).values()
+        return answer.result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # until the broker has heard of the new policy
+            raise
+
+
 @pytest.mark.parametrize("left", [0, 10])
 def test_a_log_whose_beginning_was_removed_is_never_an_empty_or_torn_database(
     admin, store, make_topic, recorded, set_policy, left
@@ -128,7 +140,9 @@ def test_a_log_whose_beginning_was_removed_is_never_an_empty_or_torn_database(
     set_policy(log, "delete")
     place = TopicPartition(log, 0)
     end = admin.list_offsets({place: OffsetSpec.latest()})[place].result(30).offset
-    admin.delete_records([TopicPartition(log, 0, end - left)])[place].result(30)
+    eventually(
+        partial(removed, admin, TopicPartition(log, 0, end - left)), 30, "the broker has the policy, and removes"
+    )
     set_policy(log, "compact")
     with pytest.raises(CheckpointError, match=rf"lacks records[^\0]*offset {end - left}"):
         store(log).restore()
