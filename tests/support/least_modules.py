@@ -129,6 +129,7 @@ EXEMPT = {
     "integration/outbox/test_load_generator": "its subject is a writer, and no harvester runs",
     "integration/delivery/test_rejected_records": "delivery/test_parked_among_good parks under what is printed",
     "integration/outbox/test_segments": "its subject is making and dropping segments, which is the owner's work",
+    "integration/outbox/test_table_visibility": "its subject is a question to the catalog, and no harvester runs",
     "integration/spark/test_audit": _SPARK_AUDIT,
     "integration/spark/test_audit_comparison": _SPARK_AUDIT,
     "integration/spark/test_audit_encodings": _SPARK_AUDIT,
