@@ -12,13 +12,14 @@ Promises
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from harvest_lib.checkpoints.record import read_checkpoint
@@ -26,21 +27,28 @@ from harvest_lib.checkpoints.table import Checkpoint, lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.leadership.pool import announced
-from harvest_lib.outbox import Moves, OutboxTable
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.record import is_legal_topic
-from harvest_lib.source import server_identity, snapshot, transaction_id
-from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
+from harvest_lib.source import server_identity, snapshot
+from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
 from harvest_lib.subscriptions.lag import Lag, lag
+from harvest_lib.subscriptions.starting_points import (
+    SOURCES,
+    anchor,
+    position_at,
+    refuse_other_servers,
+    unknown_source,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MOST_SHARDS = 1000
-SOURCES = (snapshot.NAME, transaction_id.NAME)
 
 _ROWS = """
-SELECT subscription, shard, shards, source, generation, epoch, leader_id, topics, keys, seen::text, holds, until::text,
-       checkpoint, updated_at, extract(epoch FROM clock_timestamp() - updated_at)::float8
+SELECT subscription AS name, shard, shards, source, generation, epoch, leader_id, topics, keys, seen::text AS seen,
+       holds, until::text AS until, checkpoint, updated_at,
+       extract(epoch FROM clock_timestamp() - updated_at)::float8 AS updated_seconds_ago
 FROM {table} WHERE subscription = coalesce(%(name)s, subscription) ORDER BY subscription, shard
 """
 
@@ -62,8 +70,6 @@ UPDATE {table} SET source = %(source)s, generation = %(generation)s, seen = %(se
   checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(name)s AND shard = %(shard)s
 """
-
-_READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::text"
 
 _BOUNDS = """
 SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
@@ -126,8 +132,9 @@ class Subscriptions:
         """Return where each shard of each subscription stands, or of one."""
         with translated():
             leaders = {each for (each,) in self.connection.execute(_LEADERS)}
-            rows = self.execute(_ROWS, name=name).fetchall()
-        return [_shard(row, leaders) for row in rows]
+            rows = self.execute(_ROWS, name=name)
+            rows.row_factory = dict_row
+            return [_shard(row, leaders) for row in rows]
 
     def get(self, name: str) -> Sequence[SubscriptionShard]:
         """Return where each shard of a subscription stands. Raises CheckpointError if there is none of that name."""
@@ -184,7 +191,7 @@ class Subscriptions:
                     Checkpoint(
                         generation=generation,
                         number=1,
-                        position=position_at(source, at, place),
+                        position=position_at(source, at, place.as_json()),
                         seen=str(at),
                         origin=self.placed(None),
                     ),
@@ -219,14 +226,14 @@ class Subscriptions:
         `source` changes what its positions are; where the new kind cannot express the old one, records repeat.
         """
         if source is not None and source not in SOURCES:
-            raise _unknown_source(source)
+            raise unknown_source(source)
         anchor = None if to == "mirror" else self.anchor(to)
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             shards = self.get(name)
             generation = max(self.now(), *(each.generation + 1 for each in shards))
             if to == "mirror":
-                self._refuse_other_servers(name, shards)
+                refuse_other_servers(self.connection, name, [each.checkpoint for each in shards])
             for each in shards:
                 kind = source or each.source
                 if anchor is not None and kind not in SOURCES:
@@ -241,7 +248,7 @@ class Subscriptions:
                     checkpoint = Checkpoint(
                         generation=generation,
                         number=1,
-                        position=position_at(kind, at, place),
+                        position=position_at(kind, at, place.as_json()),
                         seen=str(at),
                         intents=each.checkpoint.intents if each.checkpoint is not None else (),
                     )
@@ -263,68 +270,8 @@ class Subscriptions:
     # -- what commands are made of
 
     def anchor(self, text: str) -> tuple[Snapshot, server_identity.Place]:
-        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log.
-
-        Raises CheckpointError for a snapshot that is of another server, or may be.
-        """
-        server_identity.require_primary(self.connection)
-        place = server_identity.place(self.connection)
-        text, _, system = text.partition("@")
-        values = {"text": str(NOTHING) if text in {"beginning", "now"} else text}
-        with translated():
-            try:
-                row = self.connection.execute(_READ_SNAPSHOT, values).fetchone()
-            except psycopg.DataError:
-                row = None
-        if row is None:
-            raise CheckpointError(
-                "that is no snapshot of Postgres'",
-                evidence=f"{text[:80]!r} does not read as xmin:xmax:in,progress",
-                next_step="give `beginning`, `now`, or a `seen` that `harvest subscriptions list` has shown",
-            )
-        if text not in {"beginning", "now"}:
-            self._require_own(system, place.system)
-        given, now = (Snapshot.parse(each) for each in row)
-        if text == "now":
-            given = now
-        elif given.xmax > now.xmax:
-            raise CheckpointError(
-                "the snapshot is ahead of the database",
-                evidence=f"it has seen transactions up to {given.xmax}, the server has only come to {now.xmax}",
-                next_step="give one that was taken on this server, `beginning` or `now`",
-            )
-        return given, replace(place, lsn=server_identity.barrier(self.connection))
-
-    def _require_own(self, system: str, ours: str) -> None:
-        """Raise CheckpointError unless a snapshot is of this server, or of one whose transactions go on here."""
-        moves = Moves(self.outbox).read(self.connection)
-        known = {ours, *(each.from_system for each in moves if each.keeps_transactions)}
-        if system in known:
-            return
-        others = {each.from_system for each in moves}.union(
-            other for each in self.shards() if (other := system_of(each.checkpoint)) not in {None, ours}
-        )
-        is_native = self.outbox.kind(self.connection) == "native"
-        if system or others or (is_native and Moves(self.outbox).has_foreign_rows(self.connection)):
-            raise CheckpointError(
-                "the snapshot is of another server" if system else "the snapshot cannot be shown to be of this server",
-                evidence=f"this server is {ours}"
-                + (f", the snapshot's {system}" if system else f"; the outbox came from {_named(others)}"),
-                next_step="give `beginning`, `now`, or a snapshot of this server with the server that it is of: "
-                f"`xmin:xmax:in,progress@{ours}`, as `harvest subscriptions list` shows it; a subscription that "
-                "was moved from another server goes on where it was after `harvest subscriptions move`",
-            )
-
-    def _refuse_other_servers(self, name: str, shards: Sequence[SubscriptionShard]) -> None:
-        ours = server_identity.place(self.connection).system
-        for each in shards:
-            if (system := system_of(each.checkpoint)) not in {None, ours}:
-                raise CheckpointError(
-                    f"the checkpoint of the subscription {name!r} in Postgres came from another server",
-                    evidence=f"its system identifier is {system}, this one's is {ours}",
-                    next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
-                    "replication: `harvest subscriptions move`",
-                )
+        """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log."""
+        return anchor(self.connection, self.outbox, text, lambda: [each.checkpoint for each in self.shards()])
 
     def placed(self, before: Checkpoint | None) -> dict[str, Any]:
         """Return what a checkpoint that people place says of its origin, in place of one that was there before."""
@@ -364,7 +311,7 @@ class Subscriptions:
                 next_step="use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
             )
         if source not in SOURCES:
-            raise _unknown_source(source)
+            raise unknown_source(source)
         if not 1 <= shards <= _MOST_SHARDS:
             raise ConfigError("the number of shards is out of range", field="shards", next_step="choose 1 to 1000")
         for topic in topics or ():
@@ -392,33 +339,6 @@ class Subscriptions:
         return ["segments were dropped before the oldest record that is there: what was in them does not come again"]
 
 
-def position_at(source: str, at: Snapshot, place: server_identity.Place) -> Mapping[str, Any]:
-    """Return the position of a source that has delivered what a snapshot saw, or nearly so."""
-    return _make_position(source)(at, place.as_json())
-
-
-def system_of(checkpoint: Checkpoint | None) -> str | None:
-    """Return the system identifier of the server that a checkpoint's transaction ids are of, if it says so."""
-    if checkpoint is None:
-        return None
-    if (place := (checkpoint.position or {}).get("server")) and place.get("system"):
-        return str(place["system"])
-    return str(checkpoint.origin["identity"]).split("/")[0] if "identity" in checkpoint.origin else None
-
-
-def place_of(position: Mapping[str, Any]) -> Snapshot | None:
-    """Return the snapshot of which a position has delivered exactly what it saw, if there is one."""
-    if "cur" in position or position.get("deferred"):
-        return None
-    if "prev" in position:
-        return Snapshot.parse(position["prev"])
-    return transaction_id.snapshot_of(position)
-
-
-def _make_position(source: str) -> Callable[[Snapshot, Mapping[str, str]], Mapping[str, Any]]:
-    return transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
-
-
 def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpoint:
     """Return the checkpoint that is kept in Postgres as one that counts."""
     kept = shard.checkpoint
@@ -431,11 +351,9 @@ def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpo
     position, seen = kept.position, Snapshot.parse(shard.seen)
     if source != shard.source:
         if shard.source not in SOURCES:
-            raise _unknown_source(shard.source)
-        position = {
-            **_make_position(source)(seen, position.get("server", {})),
-            "deferred": position.get("deferred", []),
-        }
+            raise unknown_source(shard.source)
+        begun = position_at(source, seen, position.get("server", {}))
+        position = {**begun, "deferred": position.get("deferred", [])}
     return replace(
         kept, generation=generation, position=position, seen=shard.seen, holds=shard.holds, kept_in="postgres"
     )
@@ -445,33 +363,12 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"seen": checkpoint.seen, "holds": checkpoint.holds, "checkpoint": Jsonb(checkpoint.as_json())}
 
 
-def _shard(row: Sequence[Any], leaders: set[str]) -> SubscriptionShard:
-    name, shard, shards, source, generation, epoch, leader_id, topics, keys, seen, holds, until, saved, at, ago = row
-    return SubscriptionShard(
-        name=name,
-        shard=shard,
-        shards=shards,
-        source=source,
-        generation=generation,
-        epoch=epoch,
-        leader_id=str(leader_id) if leader_id is not None else None,
-        is_led=leader_id is not None and announced(leader_id) in leaders,
-        topics=topics,
-        keys=keys,
-        seen=seen,
-        holds=holds,
-        until=until,
-        checkpoint=read_checkpoint(saved) if saved else None,
-        updated_at=at,
-        updated_seconds_ago=max(0.0, ago),
-    )
-
-
-def _named(systems: Collection[str]) -> str:
-    return f"another server, {', '.join(sorted(systems))}" if systems else "another server, by what its rows say"
-
-
-def _unknown_source(source: str) -> ConfigError:
-    return ConfigError(
-        f"{source[:80]!r} is no source that has positions", field="source", next_step=f"choose {' or '.join(SOURCES)}"
-    )
+def _shard(row: Mapping[str, Any], leaders: set[str]) -> SubscriptionShard:
+    leader_id, saved = row["leader_id"], row["checkpoint"]
+    made = {
+        "leader_id": str(leader_id) if leader_id is not None else None,
+        "is_led": leader_id is not None and announced(leader_id) in leaders,
+        "checkpoint": read_checkpoint(saved) if saved else None,
+        "updated_seconds_ago": max(0.0, row["updated_seconds_ago"]),
+    }
+    return SubscriptionShard(**{**row, **made})

@@ -31,7 +31,8 @@ from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.sharding import shard_expression
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard, position_at, system_of
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.starting_points import position_at, system_of
 
 UNKNOWN = "unknown"
 """The server that rows came from, where no checkpoint says it."""
@@ -237,7 +238,7 @@ class Moving:
         )
 
 
-_NOWHERE = server_identity.Place(system="", timeline="", lsn="")
+_NOWHERE = server_identity.Place(system="", timeline="", lsn="").as_json()
 
 
 def kafka_checkpoints(config: HarvestConfig) -> Fetch:

@@ -23,7 +23,8 @@ from harvest_lib.errors import CheckpointError
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import Place
 from harvest_lib.source.sharding import shard_expression
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard, place_of, position_at
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.starting_points import place_of, position_at
 
 _POLL_SECONDS = 0.1
 
@@ -115,7 +116,7 @@ class Resharding:
                     Checkpoint(
                         generation=generation,
                         number=1,
-                        position=position_at(rows[0].source, at, place),
+                        position=position_at(rows[0].source, at, place.as_json()),
                         seen=rows[0].seen,
                         origin=subscriptions.placed(rows[0].checkpoint),
                         intents=intents,  # any of them may be the first to send the next record of a key
@@ -153,7 +154,7 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
     position = shard.checkpoint.position if shard.checkpoint is not None else None
     if position is None or not _has_stopped(shard, at) or "cur" in position:
         return False
-    wanted = position_at(shard.source, at, Place(system="", timeline="", lsn=""))
+    wanted = position_at(shard.source, at, Place(system="", timeline="", lsn="").as_json())
     return all(position.get(name) == value for name, value in wanted.items() if name != "server")
 
 

@@ -16,8 +16,9 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import create_beside
-from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, system_of
+from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard
 from harvest_lib.subscriptions.lag import Lag
+from harvest_lib.subscriptions.starting_points import system_of
 
 
 def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
