@@ -20,11 +20,11 @@ from harvest_lib.checkpoints.topic import (
     topic_id,
 )
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume import Intent
 from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
 from harvest_lib.outbox.identity import has_unique_name, is_same_table
+from harvest_lib.sequencing.publisher import Intent
 from harvest_lib.source.server_identity import timeline
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]

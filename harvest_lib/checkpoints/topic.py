@@ -168,7 +168,8 @@ def _offsets(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
     deadline = Deadline(_READ_SECONDS)
     while True:
         try:
-            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_READ_SECONDS)
+            remaining = max(_POLL_SECONDS, deadline.remaining_seconds)
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=remaining)
         except KafkaException as error:
             if error.args[0].code() not in _NO_LEADER_YET or deadline.passed:
                 raise
