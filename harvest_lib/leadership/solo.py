@@ -4,22 +4,19 @@ import uuid
 from collections.abc import Collection
 
 from harvest_lib.leadership.protocol import Term, TermEnd
-from harvest_lib.leadership.term_registry import TermRegistry
+from harvest_lib.leadership.term_registry import ElectedLeadership
 
 
-class Solo:
+class Solo(ElectedLeadership):
     """`Leadership` that leads all shards from start to stop. A term that was ended otherwise is followed by another:
     nobody else would lead."""
 
     def __init__(self, shards: int = 1) -> None:
+        super().__init__()
         self._shards = shards
-        self._registry = TermRegistry()
 
     def start(self) -> None:
         self._registry.take(*(Term(uuid.uuid4(), shard=shard) for shard in range(self._shards)))
-
-    def term(self, timeout_seconds: float) -> Term | None:
-        return next(iter(self.terms(timeout_seconds)), None)
 
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
         over = [term.shard for term in self._registry.terms.values() if not term.is_live()]
