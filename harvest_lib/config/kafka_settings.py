@@ -25,10 +25,7 @@ TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
 _SECRET_WORDS = re.compile(r"password|passphrase|secret|token|private|credential|key\.pem|ssl_key", re.IGNORECASE)
 _SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.kerberos.kinit.cmd"})
 _SECRET_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-_ALIASES = {
-    "metadata.broker.list": "bootstrap.servers",
-    "max.in.flight": IN_FLIGHT,
-}
+_ALIASES = {"metadata.broker.list": "bootstrap.servers", "max.in.flight": IN_FLIGHT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +44,7 @@ _KEPT = (
         promise="all processes of a pool stand in one election, by the name `leaderGroupID`",
         remedy="set `leaderGroupID` instead",
     ),
-    _Kept(
-        names=("enable.auto.commit",),
-        promise="the leader topic's offsets belong to the election",
-    ),
+    _Kept(names=("enable.auto.commit",), promise="the leader topic's offsets belong to the election"),
     _Kept(
         names=("auto.offset.reset",),
         promise="a leader hears only heartbeats of its own term, so the leader topic is read from its end",

@@ -124,18 +124,9 @@ def _await_noticed(log: Path, seen: int) -> None:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "disk-full-postgres": Fault(
-        promise="writers are refused, what was committed is there, and it goes on",
-        inject=_postgres_full,
-        seconds=(1, 5),
-        needs=mounts_lacking,
-        prepare=_on_disks,
-    ),
-    "disk-full-kafka": Fault(
-        promise="the others go on, or all wait for it",
-        inject=_broker_full,
-        seconds=(1, 5),
-        needs=mounts_lacking,
-        prepare=_on_disks,
-    ),
+    name: Fault(promise=promise, inject=inject, seconds=(1, 5), needs=mounts_lacking, prepare=_on_disks)
+    for name, promise, inject in (
+        ("disk-full-postgres", "writers are refused, what was committed is there, and it goes on", _postgres_full),
+        ("disk-full-kafka", "the others go on, or all wait for it", _broker_full),
+    )
 }
