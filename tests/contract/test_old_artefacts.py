@@ -12,7 +12,6 @@ import re
 import shutil
 from pathlib import Path
 
-import psycopg
 import pytest
 from confluent_kafka import Producer, TopicCollection
 from support.from_outside import BAD_TOPIC, FILL, read_all, run
@@ -76,27 +75,6 @@ def restore(connection, table, found):
         connection.execute(RESTORE.format(table), (json.dumps(row),))
 
 
-@pytest.fixture
-def connection(dsn):
-    with psycopg.connect(dsn, autocommit=True) as made:
-        yield made
-
-
-@pytest.fixture
-def file(dsn, bootstrap_servers, group_id, tmp_path):
-    """Write a configuration, and return its path."""
-
-    def write(**settings):
-        path = tmp_path / "reaper.yaml"
-        kafka = {"bootstrap.servers": bootstrap_servers}
-        path.write_text(
-            json.dumps({"leaderGroupID": group_id, "dataSource": dsn, "baseKafkaConfig": kafka, **settings})
-        )
-        return path
-
-    return write
-
-
 # -- checkpoints
 
 
@@ -111,13 +89,13 @@ WAYS = [
 
 @pytest.mark.parametrize(("source", "delivery"), WAYS)
 def test_a_checkpoint_is_gone_on_from(
-    source, delivery, dsn, connection, file, make_topic, bootstrap_servers, group_id, admin
+    source, delivery, dsn, connection, configured, make_topic, bootstrap_servers, group_id, admin
 ):
     """What was delivered before is not delivered again, and what came after is."""
     topic = make_topic(1)
     config = harvest_config(dsn, bootstrap_servers, group_id, source=source, delivery=delivery, subscription="lake")
     checkpoint_topic = f"{group_id}.lake.checkpoint"
-    run("init", "-f", file(), "--native", "--no-checks")
+    run("init", "-f", configured(), "--native", "--no-checks")
     ((first,),) = connection.execute(FILL + " RETURNING pg_current_xact_id()::text", (topic, 1))
 
     def make():
@@ -135,7 +113,7 @@ def test_a_checkpoint_is_gone_on_from(
     for key, value in old["records"]:
         producer.produce(checkpoint_topic, json.dumps(transplanted(json.loads(value), here)).encode(), key)
     assert producer.flush(30) == 0
-    (told,) = json.loads(run("subscriptions", "list", "-f", file(source=source, subscription="lake"), "--json"))
+    (told,) = json.loads(run("subscriptions", "list", "-f", configured(source=source, subscription="lake"), "--json"))
     assert (told["name"], told["source"], told["shard"], told["epoch"]) == ("lake", source, 0, old["rows"][0]["epoch"])
     before = {each.offset() for each in read_all(bootstrap_servers, topic)}
     connection.execute(FILL, (topic, 2))
@@ -216,9 +194,11 @@ def transplanted(value, here):
 
 
 @pytest.mark.parametrize("source", ["mark", "snapshot"])
-def test_parked_records_are_found_and_retried(source, dsn, connection, file, make_topic, bootstrap_servers, group_id):
+def test_parked_records_are_found_and_retried(
+    source, dsn, connection, configured, make_topic, bootstrap_servers, group_id
+):
     topic = make_topic(1)
-    path = file(source=source, leadership="solo")
+    path = configured(source=source, leadership="solo")
     run("init", "-f", path, "--native", "--no-checks")
 
     def make():

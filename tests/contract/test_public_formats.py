@@ -1,6 +1,6 @@
 """What others see on the servers keeps its names: tables, checkpoints, headers, topics, groups, JSON of the commands.
 
-As `test_public_names.py`, for what shows only once the harvester has run. Everything is looked at from outside: the
+As `test_public_names.py`, for what shows only once the harvester has run. Everything is checked from outside: the
 catalogue of Postgres, the records in Kafka, what the commands print. `public_formats.json` is the list.
 """
 
@@ -8,7 +8,6 @@ import json
 import re
 from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg.rows import dict_row
 from support.from_outside import BAD_TOPIC, FILL, read_all, run
@@ -45,27 +44,6 @@ SHOWN = """
 SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 ROWS = "SELECT to_jsonb(t) AS row FROM {} AS t ORDER BY 1"
-
-
-@pytest.fixture
-def connection(dsn):
-    with psycopg.connect(dsn, autocommit=True) as made:
-        yield made
-
-
-@pytest.fixture
-def configured(dsn, bootstrap_servers, group_id, tmp_path):
-    """Write a configuration to a file, and return its path."""
-
-    def write(**settings):
-        file = tmp_path / "reaper.yaml"
-        kafka = {"bootstrap.servers": bootstrap_servers}
-        file.write_text(
-            json.dumps({"leaderGroupID": group_id, "dataSource": dsn, "baseKafkaConfig": kafka, **settings})
-        )
-        return file
-
-    return write
 
 
 def catalogue(connection):

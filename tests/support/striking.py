@@ -180,13 +180,13 @@ def striking(config, strike):
 
     engines.make_batch_source = make_striking_pages
 
-    def shelf(*args, **named):
+    def parking(*args, **named):
         made = make_parking(*args, **named)
         if isinstance(made, BatchParking):
             made._parked_ids = StrikingPlaces(made._parked_ids, strike)
         return made
 
-    engines.make_parking = shelf
+    engines.make_parking = parking
     marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(
