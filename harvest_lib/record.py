@@ -4,10 +4,11 @@ Promises: a record that `OutboxRecord.check` lets through can be stored in the o
 far as that can be known without asking either.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from harvest_lib import record_header
 from harvest_lib.errors import RecordError
@@ -96,17 +97,49 @@ class RecordLimits:
 class OutboxRecord:
     """One message to be: written to the outbox in the caller's transaction, published to Kafka afterwards.
 
-    `value` is text, or bytes where the column is BYTEA; None is a tombstone. Records of one `key` reach Kafka in the
-    order in which they were committed, provided the writer locks the key (the aggregate's row) before it inserts.
+    `value` is text, or bytes where the column is BYTEA; a dict or a list is written as JSON in UTF-8, whichever the
+    column is; None is a tombstone. `headers` are pairs of name and value, in order, or a dict. Records of one `key`
+    reach Kafka in the order in which they were committed, provided the writer locks the key (the aggregate's row)
+    before it inserts.
     """
 
     topic: str
     key: str
-    value: str | bytes | None
-    headers: Sequence[Header] = ()
+    value: str | bytes | dict[str, Any] | list[Any] | None
+    headers: Sequence[Header] | Mapping[str, str | None] = ()
+
+    @property
+    def header_pairs(self) -> list[Header]:
+        """The headers as pairs. Raises RecordError if they are something else."""
+        given = self.headers.items() if isinstance(self.headers, Mapping) else self.headers
+        pairs = [each for each in given if isinstance(each, tuple | list) and len(each) == 2]  # noqa: PLR2004 - a pair
+        if isinstance(given, str | bytes) or len(pairs) != len(given):
+            raise RecordError(
+                f"the headers of a record for topic {str(self.topic)[:80]!r} are not pairs of name and value",
+                next_step='give a dict, {"event": "placed"}, or pairs, [("event", "placed")]',
+            )
+        return [(name, value) for name, value in pairs]
+
+    @property
+    def payload(self) -> str | bytes | None:
+        """The value as text or bytes. Raises RecordError if it is neither, nor a dict or a list that JSON can hold."""
+        if self.value is None or isinstance(self.value, str | bytes):
+            return self.value
+        if not isinstance(self.value, dict | list):
+            raise self._of_another_type("value", self.value, "text, bytes, a dict or a list for JSON, or None")
+        try:
+            return json.dumps(self.value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(
+                f"the value of a record for topic {str(self.topic)[:80]!r} cannot be written as JSON",
+                evidence=str(error),
+                next_step="convert what JSON has no form for, such as dates and decimals, or give the value as text",
+            ) from None
 
     def check(self, limits: RecordLimits) -> None:
         """Raise RecordError if Kafka or the table could never take this record."""
+        if not isinstance(self.topic, str):
+            raise self._of_another_type("topic", self.topic, "text")
         if self.topic in {".", ".."} or not _LEGAL_TOPIC.fullmatch(self.topic):
             raise RecordError(
                 f"the topic name {self.topic[:80]!r} is not legal in Kafka",
@@ -119,19 +152,29 @@ class OutboxRecord:
             )
         self._check_length("topic", self.topic, TOPIC_MAX_CHARS)
         self._check_length("key", self.key, limits.key_chars)
-        if isinstance(self.value, str):
-            self._check_length("value", self.value, limits.value_chars)
-        for name, value in self.headers:
+        if isinstance(payload := self.payload, str):
+            self._check_length("value", payload, limits.value_chars)
+        headers = self.header_pairs
+        for name, value in headers:
             self._check_length("header name", name, None)
             if value is not None:
                 self._check_length("header value", value, None)
-        if misleading := misleading_header(*zip(*self.headers, strict=True)) if self.headers else "":
+        if misleading := misleading_header(*zip(*headers, strict=True)) if headers else "":
             raise RecordError(
                 f"a header {misleading!r} of a record for topic {self.topic[:80]!r} reads as the harvester's own",
                 next_step="give the header another name, or its value another form",
             )
 
+    def _of_another_type(self, what: str, given: object, wanted: str) -> RecordError:
+        return RecordError(
+            f"the {what} of a record for topic {str(self.topic)[:80]!r} is of a type that cannot be written",
+            evidence=f"it is {type(given).__name__}",
+            next_step=f"give {wanted}",
+        )
+
     def _check_length(self, what: str, text: str, limit: int | None) -> None:
+        if not isinstance(text, str):
+            raise self._of_another_type(what, text, "text")
         if limit is not None and len(text) > limit:
             raise RecordError(
                 f"the {what} of a record for topic {self.topic[:80]!r} is too long",

@@ -4,8 +4,11 @@ Nothing about writing needs this module: a plain INSERT will do. What it adds is
 permanently is refused here, while the caller can still do something about it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,10 +19,14 @@ from psycopg.rows import tuple_row
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.outbox.writers import async_driver_of, driver_of, translated_from_asyncpg
 from harvest_lib.record import OutboxRecord, RecordLimits
 
 if TYPE_CHECKING:
+    import asyncpg
     import sqlalchemy
+    import sqlalchemy.ext.asyncio
+    import sqlalchemy.orm
 
 _Values = tuple[str, str, str | bytes | None, list[str], list[str | None]]
 
@@ -33,24 +40,32 @@ VALUES (clock_timestamp(), %s, %s, {value}, %s::text[], %s::text[])
 _TEXT = "%s::text"
 _BYTES = "coalesce((NULL::{table}).kafka_value, %s::bytea)"
 
-_DOCUMENTED = RecordLimits()
-
 # The width of a column of characters stands in its modifier, with four more; without one it has no limit.
 _WIDTHS = """
 SELECT max(CASE attname WHEN 'kafka_key' THEN nullif(atttypmod, -1) END) - 4,
-       max(CASE attname WHEN 'kafka_value' THEN nullif(atttypmod, -1) END) - 4
+       max(CASE attname WHEN 'kafka_value' THEN nullif(atttypmod, -1) END) - 4,
+       bool_or(attname = 'kafka_value' AND atttypid = 'bytea'::regtype)
 FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attname IN ('kafka_key', 'kafka_value') AND NOT attisdropped
   AND atttypid IN ('varchar'::regtype, 'text'::regtype, 'bytea'::regtype)
 HAVING count(*) = 2
 """
 
-_known: "WeakKeyDictionary[object, dict[str, RecordLimits]]" = WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """What the columns of a table take. Defaults are those of the documented table."""
+
+    limits: RecordLimits = field(default_factory=RecordLimits)
+    takes_bytes: bool = False
+
+
+_known: "WeakKeyDictionary[object, dict[str, _Columns]]" = WeakKeyDictionary()
 """By connection and table: another connection may have another search path."""
 
 
 def append(
-    connection: "psycopg.Connection[Any] | sqlalchemy.Connection",
+    connection: "psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | Any",
     records: Iterable[OutboxRecord],
     *,
     table: str = "outbox",
@@ -58,83 +73,109 @@ def append(
 ) -> int:
     """Insert records into the outbox and return how many; commits nothing, the transaction is the caller's.
 
-    `connection` is psycopg's or SQLAlchemy's (over psycopg). Records get their ids in the order given. All records are
-    checked before the first is sent: raises RecordError, and then nothing was written. Raises OutboxTableError if
-    values are str and the column is BYTEA, or the other way round.
+    `connection` is psycopg's, SQLAlchemy's Connection or Session (over psycopg), or Django's (`django.db.connection`,
+    in a block of `transaction.atomic`). A session writes what it still holds first. Records get their ids in the order
+    given. All records are checked before the first is sent: raises RecordError, and then nothing was written. Raises
+    OutboxTableError if values are str and the column is BYTEA, or the other way round; a dict or a list becomes JSON,
+    and fits either.
 
     How long a key and a value may be is what the columns of the table take, unless `limits` say otherwise. They are
     looked up once for each connection, and once more before a record is refused as too long.
     """
-    records, driver = list(records), _psycopg(connection)
+    records, driver = list(records), driver_of(connection)
     if not records:
         return 0
+    columns = _known_columns(driver, table) or (_look_up(driver, table) if _asks(records, limits) else _Columns())
     try:
-        values = _checked(records, limits or _known_limits(driver, table) or _look_up(driver, table))
+        values = _checked(records, limits, columns)
     except RecordError:
         if limits is not None:
             raise
-        values = _checked(records, _look_up(driver, table))  # a column may be wider by now
+        values = _checked(records, limits, _look_up(driver, table))  # a column may be wider by now
     with _sent(table), driver.cursor() as cursor:
         cursor.executemany(_statement(table, values), values)
     return len(values)
 
 
 async def append_async(
-    connection: "psycopg.AsyncConnection[Any]",
+    connection: "psycopg.AsyncConnection[Any] | asyncpg.Connection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | "
+    "sqlalchemy.ext.asyncio.AsyncSession",
     records: Iterable[OutboxRecord],
     *,
     table: str = "outbox",
     limits: RecordLimits | None = None,
 ) -> int:
-    """Do as `append` does, on an async connection."""
-    records = list(records)
+    """Do as `append` does, on an async connection: psycopg's, asyncpg's in a transaction, or a connection or session of
+    SQLAlchemy over one of these."""
+    records, driver = list(records), await async_driver_of(connection)
     if not records:
         return 0
+    columns = _known_columns(driver, table)
+    if columns is None:
+        columns = await _look_up_async(driver, table) if _asks(records, limits) else _Columns()
     try:
-        values = _checked(
-            records, limits or _known_limits(connection, table) or await _look_up_async(connection, table)
-        )
+        values = _checked(records, limits, columns)
     except RecordError:
         if limits is not None:
             raise
-        values = _checked(records, await _look_up_async(connection, table))
+        values = _checked(records, limits, await _look_up_async(driver, table))
     with _sent(table):
-        async with connection.cursor() as cursor:
-            await cursor.executemany(_statement(table, values), values)
+        if isinstance(driver, psycopg.AsyncConnection):
+            async with driver.cursor() as cursor:
+                await cursor.executemany(_statement(table, values), values)
+        else:
+            await driver.executemany(_numbered(_statement(table, values)), values)
     return len(values)
 
 
-def _known_limits(connection: object, table: str) -> RecordLimits | None:
-    return _known.get(connection, {}).get(table)
+def _asks(records: Sequence[OutboxRecord], limits: RecordLimits | None) -> bool:
+    """Tell whether the columns have to be known: how wide they are, or how JSON is written to them."""
+    return limits is None or any(isinstance(record.value, dict | list) for record in records)
 
 
-def _look_up(connection: "psycopg.Connection[Any]", table: str) -> RecordLimits:
+def _known_columns(connection: object, table: str) -> _Columns | None:
+    try:
+        return _known.get(connection, {}).get(table)
+    except TypeError:  # asyncpg's stand-in of a connection in a pool cannot be remembered
+        return None
+
+
+def _look_up(connection: "psycopg.Connection[Any]", table: str) -> _Columns:
     with translated(), connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(_WIDTHS, (str(OutboxTable.parse(table)),)).fetchone()
     return _remembered(connection, table, row)
 
 
-async def _look_up_async(connection: "psycopg.AsyncConnection[Any]", table: str) -> RecordLimits:
+async def _look_up_async(connection: "psycopg.AsyncConnection[Any] | asyncpg.Connection[Any]", table: str) -> _Columns:
+    name = str(OutboxTable.parse(table))
+    if not isinstance(connection, psycopg.AsyncConnection):
+        with translated_from_asyncpg():
+            return _remembered(connection, table, await connection.fetchrow(_WIDTHS.replace("%s", "$1"), name))
     with translated():
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            row = await (await cursor.execute(_WIDTHS, (str(OutboxTable.parse(table)),))).fetchone()
+            row = await (await cursor.execute(_WIDTHS, (name,))).fetchone()
     return _remembered(connection, table, row)
 
 
-def _remembered(connection: object, table: str, row: tuple[Any, ...] | None) -> RecordLimits:
+def _remembered(connection: object, table: str, row: Sequence[Any] | None) -> _Columns:
     """Return the limits of the columns; of a table that the catalogue does not know, those of the documented one."""
-    limits = _DOCUMENTED if row is None else RecordLimits(key_chars=row[0], value_chars=row[1])
-    if row is not None:
-        _known.setdefault(connection, {})[table] = limits
-    return limits
+    if row is None:
+        return _Columns()
+    columns = _Columns(limits=RecordLimits(key_chars=row[0], value_chars=row[1]), takes_bytes=row[2])
+    with suppress(TypeError):
+        _known.setdefault(connection, {})[table] = columns
+    return columns
 
 
-def _checked(records: Iterable[OutboxRecord], limits: RecordLimits) -> Sequence[_Values]:
+def _checked(records: Iterable[OutboxRecord], limits: RecordLimits | None, columns: _Columns) -> Sequence[_Values]:
     values: list[_Values] = []
     for record in records:
-        record.check(limits)
-        names, contents = [name for name, _ in record.headers], [content for _, content in record.headers]
-        values.append((record.topic, record.key, record.value, names, contents))
+        record.check(limits or columns.limits)
+        headers, payload = record.header_pairs, record.payload
+        if columns.takes_bytes and isinstance(record.value, dict | list) and isinstance(payload, str):
+            payload = payload.encode()
+        names, contents = [name for name, _ in headers], [content for _, content in headers]
+        values.append((record.topic, record.key, payload, names, contents))
     if any(isinstance(value[2], bytes) for value in values) and any(isinstance(value[2], str) for value in values):
         raise RecordError(
             "some values are text and some are bytes", next_step="give all of one type: that of the column kafka_value"
@@ -148,11 +189,17 @@ def _statement(table: str, values: Sequence[_Values]) -> sql.Composed:
     return sql.SQL(_INSERT).format(table=name, value=sql.SQL(value).format(table=name))
 
 
+def _numbered(statement: sql.Composed) -> str:
+    """Return a statement as asyncpg takes it: values are $1, $2, and a % is itself."""
+    numbers = count(1)
+    return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", statement.as_string(None))
+
+
 @contextmanager
 def _sent(table: str) -> Iterator[None]:
-    """Turn psycopg's errors into ours, that of values of the other type into one that says so."""
+    """Turn a driver's errors into ours, that of values of the other type into one that says so."""
     try:
-        with translated():
+        with translated(), translated_from_asyncpg():
             yield
     except OutboxTableError as error:
         if not isinstance(error.__cause__, psycopg.errors.DatatypeMismatch):
@@ -162,15 +209,3 @@ def _sent(table: str) -> Iterator[None]:
             evidence=error.evidence,
             next_step="give all values as bytes if the column is BYTEA (`harvest init --value-type`), else as str",
         ) from error
-
-
-def _psycopg(connection: "psycopg.Connection[Any] | sqlalchemy.Connection") -> "psycopg.Connection[Any]":
-    if isinstance(connection, psycopg.Connection):
-        return connection
-    driver = getattr(getattr(connection, "connection", None), "driver_connection", None)
-    if not isinstance(driver, psycopg.Connection):
-        found = type(connection if driver is None else driver).__name__
-        raise TypeError(f"expected a psycopg or SQLAlchemy connection over psycopg, not {found}")
-    if not connection.in_transaction():
-        connection.begin()  # what goes past SQLAlchemy does not begin its transaction, and its commit would do nothing
-    return driver

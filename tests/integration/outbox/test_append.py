@@ -1,13 +1,24 @@
-"""`append` as writers use it: in their own transaction, by any of three connections, refused before it is written."""
+"""`append` as writers use it: in their own transaction, by any of their connections, refused before it is written."""
 
 import asyncio
+import json
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 
+import asyncpg
 import psycopg
+import psycopg2
 import pytest
 import sqlalchemy
+from django.conf import settings as django_settings
+from django.db import connection as django_connection
+from django.db import connections, transaction
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from harvest_lib.errors import DatabaseError, OutboxTableError, RecordError
+from harvest_lib.errors import DatabaseError, LifecycleError, OutboxTableError, RecordError
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
@@ -57,6 +68,126 @@ class SqlalchemyWriter(SyncWriter):
         return counts
 
 
+class SessionWriter(SyncWriter):
+    """Writes through a session of SQLAlchemy's ORM."""
+
+    def write(self, *batches, undo=False, **options):
+        engine = make_engine(self._dsn)
+        try:
+            with Session(engine) as session:
+                counts = [append(session, batch, **options) for batch in batches]
+                session.rollback() if undo else session.commit()
+        finally:
+            engine.dispose()
+        return counts
+
+
+class AsyncpgWriter(SyncWriter):
+    """Writes through asyncpg."""
+
+    def write(self, *batches, undo=False, **options):
+        async def run():
+            counts = []
+            try:
+                async with self._connected() as connection, connection.transaction():
+                    for batch in batches:
+                        counts.append(await append_async(connection, batch, **options))
+                    if undo:
+                        raise Undone  # noqa: TRY301 - out of the block of the transaction
+            except Undone:
+                pass
+            return counts
+
+        return asyncio.run(run())
+
+    @asynccontextmanager
+    async def _connected(self):
+        connection = await asyncpg.connect(**asyncpg_options(self._dsn))
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+class AsyncpgPoolWriter(AsyncpgWriter):
+    """Writes through a connection that a pool of asyncpg lends."""
+
+    @asynccontextmanager
+    async def _connected(self):
+        async with (
+            asyncpg.create_pool(min_size=1, max_size=1, **asyncpg_options(self._dsn)) as pool,
+            pool.acquire() as lent,
+        ):
+            yield lent
+
+
+class AsyncSessionWriter(SyncWriter):
+    """Writes through an async session of SQLAlchemy, over psycopg."""
+
+    def write(self, *batches, undo=False, **options):
+        async def run():
+            engine = self._engine()
+            try:
+                async with AsyncSession(engine) as session:
+                    counts = [await append_async(session, batch, **options) for batch in batches]
+                    await (session.rollback() if undo else session.commit())
+            finally:
+                await engine.dispose()
+            return counts
+
+        return asyncio.run(run())
+
+    def _engine(self):
+        async def connected():
+            return await psycopg.AsyncConnection.connect(self._dsn)
+
+        return create_async_engine("postgresql+psycopg://", async_creator=connected)
+
+
+class AsyncpgSessionWriter(AsyncSessionWriter):
+    """Writes through an async session of SQLAlchemy, over asyncpg."""
+
+    def _engine(self):
+        async def connected():
+            return await asyncpg.connect(**asyncpg_options(self._dsn))
+
+        return create_async_engine("postgresql+asyncpg://", async_creator=connected)
+
+
+class DjangoWriter(SyncWriter):
+    """Writes through Django's connection, in a block of its own."""
+
+    def write(self, *batches, undo=False, **options):
+        with django_connected(self._dsn) as connection, suppress(Undone), transaction.atomic():
+            counts = [append(connection, batch, **options) for batch in batches]
+            if undo:
+                raise Undone
+        return counts
+
+
+@contextmanager
+def django_connected(dsn):
+    """Have Django's `connection` lead to the test's database, for as long as the block lasts."""
+    if not django_settings.configured:
+        django_settings.configure()
+    names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    given = {names[name]: value for name, value in conninfo_to_dict(dsn).items() if name in names}
+    connections.settings = connections.configure_settings(
+        {"default": {"ENGINE": "django.db.backends.postgresql", **given}}
+    )
+    try:
+        yield django_connection
+    finally:
+        django_connection.close()
+        del connections["default"]
+
+
+def asyncpg_options(dsn):
+    given = conninfo_to_dict(dsn)
+    named = {"user": "user", "password": "password", "host": "host", "port": "port", "dbname": "database"}
+    return {theirs: given[ours] for ours, theirs in named.items() if given.get(ours)}
+
+
 def make_engine(dsn):
     return sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
 
@@ -82,7 +213,20 @@ def table(dsn):
     made.connection.close()
 
 
-@pytest.fixture(params=[SyncWriter, AsyncWriter, SqlalchemyWriter], ids=["psycopg", "psycopg_async", "sqlalchemy"])
+WRITERS = {
+    "psycopg": SyncWriter,
+    "psycopg_async": AsyncWriter,
+    "sqlalchemy": SqlalchemyWriter,
+    "sqlalchemy_session": SessionWriter,
+    "sqlalchemy_async": AsyncSessionWriter,
+    "sqlalchemy_asyncpg": AsyncpgSessionWriter,
+    "asyncpg": AsyncpgWriter,
+    "asyncpg_pool": AsyncpgPoolWriter,
+    "django": DjangoWriter,
+}
+
+
+@pytest.fixture(params=WRITERS.values(), ids=WRITERS)
 def writer(request, dsn):
     return request.param(dsn)
 
@@ -241,11 +385,142 @@ def test_it_joins_the_business_rows_of_the_same_transaction(table, dsn):
     assert table.rows() == ["k"]
 
 
-def test_a_connection_of_another_kind_is_refused(dsn):
-    engine = sqlalchemy.create_engine("sqlite://")
-    with engine.connect() as connection, pytest.raises(TypeError, match="psycopg"):
+class Base(DeclarativeBase):
+    """The business rows of a user of SQLAlchemy's ORM."""
+
+
+class Order(Base):
+    """A business row."""
+
+    __tablename__ = "orders"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+
+
+@pytest.mark.parametrize("scoped", [False, True], ids=["session", "scoped_session"])
+def test_a_session_writes_its_rows_before_the_records(table, dsn, scoped):
+    """Else the key would be locked after the record has its id, and two writers could take turns."""
+    engine = make_engine(dsn)
+    Base.metadata.create_all(engine)
+    make = sessionmaker(engine, autoflush=False)
+    session = scoped_session(make) if scoped else make()
+    session.add(Order(id="o-1", state="placed"))
+    append(session, records("o-1"))
+    session.commit()
+    session.get(Order, "o-1").state = "paid"
+    append(session, records("o-1"))
+    with psycopg.connect(dsn) as other, pytest.raises(psycopg.errors.LockNotAvailable):
+        other.execute("SELECT FROM orders WHERE id = 'o-1' FOR UPDATE NOWAIT")
+    session.rollback()
+    session.close()
+    engine.dispose()
+    assert table.rows() == ["o-1"]
+    assert table.connection.execute("SELECT state FROM orders").fetchall() == [("placed",)]
+
+
+def test_an_async_session_writes_its_rows_before_the_records(table, dsn):
+    engine = make_engine(dsn)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+
+    async def run():
+        engine = AsyncpgSessionWriter(dsn)._engine()
+        async with AsyncSession(engine, autoflush=False) as session, session.begin():
+            session.add(Order(id="o-2", state="placed"))
+            await append_async(session, records("o-2"))
+            assert not session.new
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert table.rows() == ["o-2"]
+
+
+def test_records_outside_a_transaction_are_refused_where_that_is_easily_forgotten(table, dsn):
+    with django_connected(dsn) as connection, pytest.raises(LifecycleError, match=r"transaction\.atomic"):
         append(connection, records("k"))
-    for other in (object(), engine):
+
+    async def run():
+        connection = await asyncpg.connect(**asyncpg_options(dsn))
+        try:
+            await append_async(connection, records("k"))
+        finally:
+            await connection.close()
+
+    with pytest.raises(LifecycleError, match=r"connection\.transaction"):
+        asyncio.run(run())
+    assert table.rows() == []
+
+
+@pytest.mark.parametrize("value_type", ["text", "bytea"])
+def test_a_dict_becomes_json_whatever_the_column_is(dsn, writer, value_type):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox"), value_type=value_type).create(connection)
+        writer.write(records("dict", value={"ü": [1, None, "%s"]}), records("list", value=[{}]), limits=RecordLimits())
+        found = [row[0] for row in connection.execute("SELECT kafka_value FROM outbox ORDER BY id")]
+    texts = [each if isinstance(each, str) else each.decode() for each in found]
+    assert texts == ['{"ü":[1,null,"%s"]}', "[{}]"]
+    assert [json.loads(each) for each in texts] == [{"ü": [1, None, "%s"]}, [{}]]
+
+
+def test_headers_may_be_a_dict(table, sync_writer):
+    sync_writer.write(records("k", headers={"event": "placed", "trace": None}))
+    assert table.rows("kafka_header_keys, kafka_header_values") == [(["event", "trace"], ["placed", None])]
+
+
+WRONG = {
+    "a date in JSON": ({"value": {"at": datetime.now(UTC)}}, "datetime is not JSON"),
+    "no number in JSON": ({"value": {"of": float("nan")}}, "cannot be written as JSON"),
+    "a value that is a number": ({"value": 5}, "it is int"),
+    "a key that is a number": ({"key": 5}, "it is int"),
+    "a topic that is missing": ({"topic": None}, "it is NoneType"),
+    "a header that is a number": ({"headers": {"tries": 3}}, "it is int"),
+    "headers that are names": ({"headers": ["event", "type"]}, "not pairs"),
+    "headers that are text": ({"headers": "event"}, "not pairs"),
+    "JSON that is too long": ({"value": {"v": "x" * 10_000}}, "10008 characters"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG.values(), ids=WRONG)
+def test_what_was_given_instead_is_said(table, sync_writer, wrong, said):
+    with pytest.raises(RecordError, match=said):
+        sync_writer.write(records("k", **wrong))
+    assert table.rows() == []
+
+
+def test_an_error_of_asyncpg_reads_as_one_of_psycopg(table, dsn):
+    for writer in (SyncWriter(dsn), AsyncpgWriter(dsn)):
+        with pytest.raises(OutboxTableError, match="of another type"):
+            writer.write(records("k", value=b"bytes"))
+        with pytest.raises(OutboxTableError, match="harvest init"):
+            writer.write(records("k"), table="missing")
+
+
+def test_a_connection_of_another_kind_is_refused(dsn):
+    lite = sqlalchemy.create_engine("sqlite://")
+    old = sqlalchemy.create_engine("postgresql+psycopg2://", creator=lambda: psycopg2.connect(dsn))
+    with (
+        lite.connect() as connection,
+        pytest.raises(TypeError, match=r"append takes a psycopg connection.* over sqlite3"),
+    ):
+        append(connection, records("k"))
+    with old.connect() as connection, pytest.raises(TypeError, match=r"over psycopg2: .*postgresql\+psycopg://"):
+        append(connection, records("k"))
+    with psycopg2.connect(dsn) as connection, pytest.raises(TypeError, match=r"install psycopg \(version 3\)"):
+        append(connection, records("k"))
+    for other in (object(), lite, None):
         with pytest.raises(TypeError, match="psycopg"):
             append(other, records("k"))
-    engine.dispose()
+        with pytest.raises(TypeError, match="asyncpg"):
+            asyncio.run(append_async(other, records("k")))
+    with psycopg.connect(dsn) as connection, pytest.raises(TypeError, match="use append"):
+        asyncio.run(append_async(connection, records("k")))
+    lite.dispose()
+    old.dispose()
+
+
+def test_django_over_another_database_is_refused(dsn):
+    with django_connected(dsn) as connection:
+        connections.settings["default"]["ENGINE"] = "django.db.backends.sqlite3"
+        connections.settings["default"]["NAME"] = ":memory:"
+        with pytest.raises(TypeError, match="connection to sqlite"):
+            append(connection, records("k"))
