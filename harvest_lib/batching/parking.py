@@ -114,8 +114,11 @@ class BatchParking:
         parked = [entry for entry in found if not entry.held]
         if parked:
             reasons = sorted({entry.reason for entry in parked})[:_SHOWN]
+            topics = sorted({entry.topic for entry in parked})[:_SHOWN]
             ids = [entry.id for entry in parked[:_SHOWN]]
-            _log.warning("records_parked", extra={"ids": ids, "count": len(parked), "reasons": reasons})
+            _log.warning(
+                "records_parked", extra={"ids": ids, "topics": topics, "count": len(parked), "reasons": reasons}
+            )
         if held := len(found) - len(parked):
             _log.info("records_held", extra={"count": held})
         return True

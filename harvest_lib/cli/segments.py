@@ -1,4 +1,4 @@
-"""`harvest segments list | ensure | drop`: the partitions of a native outbox."""
+"""`harvest segments list | ensure | rotate | drop`: the partitions of a native outbox."""
 
 import json
 from typing import Annotated
@@ -57,6 +57,36 @@ def ensure(
 
 
 @app.command()
+def rotate(
+    config: ConfigFile = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only if the first record of the segment is older, e.g. 24h.")
+    ] = None,
+) -> None:
+    """Have the next record written into the next segment. Run it as the owner of the table. Writers wait milliseconds.
+
+    The ids that are left in the segment are skipped. Retention works by whole
+    segments, so a table with few records needs this to be emptied in time. The
+    harvester does it after `maxSegmentAge` if it owns the table.
+
+    Examples:
+
+      harvest segments rotate -f reaper.yaml
+
+      harvest segments rotate -f reaper.yaml --older-than 24h
+    """
+    from harvest_lib.outbox import rotate_segment
+
+    age_seconds = None if older_than is None else actions.segments.seconds(older_than, "--older-than")
+    with actions.segments.open_native(config) as (outbox, connection):
+        done = rotate_segment(connection, outbox, older_than_seconds=age_seconds)
+    if done is None:
+        typer.echo("nothing to rotate: the segment has no record" + (f" older than {older_than}" if older_than else ""))
+    else:
+        typer.echo(f"rotated: {printable(done.segment)}; the next id is {done.next_id}")
+
+
+@app.command()
 def drop(
     config: ConfigFile = None,
     keep: Annotated[str, typer.Option(help="How long to keep segments after they were closed, e.g. 24h.")] = "24h",
@@ -70,16 +100,14 @@ def drop(
 
       harvest segments drop -f reaper.yaml
     """
-    from harvest_lib.config.durations import SPELLING, parse_duration
     from harvest_lib.outbox import drop_passed
 
-    try:
-        keep_seconds = parse_duration(keep)
-    except ValueError as error:
-        raise typer.BadParameter(f"{keep!r}: {error}; {SPELLING}", param_hint="--keep") from error
+    keep_seconds = actions.segments.seconds(keep, "--keep")
     with actions.segments.open_native(config) as (outbox, connection):
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
     if done.kept:
         typer.echo(f"kept: {printable(done.kept)} and what follows: {printable(done.because)}")
+    if done.held_segments:
+        typer.echo(f"held back by that: {done.held_segments} closed segments, {done.held_bytes / 1e6:,.1f} MB")

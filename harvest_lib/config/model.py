@@ -117,6 +117,9 @@ class HarvestConfig(BaseSettings):
     keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
     """`keepSegments`: how long a segment of the native table stays after nobody can write into it any more and every
     subscription has passed it; until then a subscription may be rewound to it. Default 24h."""
+    max_segment_age_seconds: Seconds = Field(default=86_400.0, ge=0)
+    """`maxSegmentAge`: how old the first record of the segment that is written may get before the next segment begins,
+    so that `keepSegments` reaches tables with few records too. 0: a segment ends with its ids only. Default 24h."""
     columns: ColumnMapping | None = None
     """Where the parts of a record stand in a table of another layout: see `ColumnMapping`. Default: as in ours."""
     shards: Count = Field(default=1, ge=1, le=1000)
@@ -214,6 +217,7 @@ class HarvestConfig(BaseSettings):
         }
         shown["sessionTimeout"] = format_duration(self.session_timeout_seconds)
         shown["keepSegments"] = format_duration(self.keep_segments_seconds)
+        shown["maxSegmentAge"] = format_duration(self.max_segment_age_seconds)
         return shown
 
     @field_validator("base_kafka_config")

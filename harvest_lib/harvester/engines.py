@@ -49,6 +49,7 @@ from harvest_lib.harvester.factory import (
     subscription_of,
 )
 from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
@@ -130,6 +131,10 @@ class Engine(Protocol):
         """Return the loop of a term."""
         ...
 
+    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        """Return the age of the oldest record that waits, 0 if none does. Reads few rows. Raises HarvestError."""
+        ...
+
     def close(self, deadline: Deadline) -> None:  # noqa: ARG002 - for those who need it
         """Let go of everything; nothing leaves after that. Safe to repeat."""
         return
@@ -183,6 +188,9 @@ class MarkEngine(Engine):
         self._watch.begin(term, stopping)
         return MarkLoop(term, ports, stopping)
 
+    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        return self._table.oldest_age_seconds(connection)
+
     def close(self, deadline: Deadline) -> None:
         try:
             self._delivery.close()
@@ -225,7 +233,7 @@ class BatchEngine(Engine):
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
         # One for all terms: it knows what it has complained of.
-        self._maintenance = Maintenance(config.data_source.conninfo(), table, config.keep_segments_seconds)
+        self._maintenance = Maintenance(config, table)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":
@@ -336,3 +344,8 @@ class BatchEngine(Engine):
         if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
             self._maintenance.begin(term, stopping)
         return BatchLoop(term, ports, stopping)
+
+    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        if self._kind == "mark":
+            return self._table.oldest_age_seconds(connection)
+        return StatusReader(connection, self._config).waiting().age_seconds

@@ -4,7 +4,7 @@
                           └───────── an error that will not pass ─────────►
 
 Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of one; the only one that touches its delivery), those
-that wait for the database (`harvest-source`, `harvest-read`) and the leadership's own.
+that wait for the database (`harvest-source`, `harvest-read`, `harvest-progress`) and the leadership's own.
 """
 
 import enum
@@ -39,6 +39,7 @@ from harvest_lib.events import (
 )
 from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine
 from harvest_lib.harvester.factory import make_leadership, read_pool, refuse_bad_settings
+from harvest_lib.harvester.progress import Progress
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.outbox import OutboxTable
@@ -142,6 +143,12 @@ class Harvest:
             self._stopped.set()
             raise
         self._engine.start()
+        Progress(
+            conninfo,
+            delivered=lambda: self.delivered_records,
+            leads=lambda: self.is_leader,
+            backlog_age_seconds=self._engine.backlog_age_seconds,
+        ).begin(self._stopped)
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
         _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})

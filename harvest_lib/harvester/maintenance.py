@@ -1,4 +1,5 @@
-"""Maintenance beside harvesting: segments are created ahead of need, and dropped once nobody needs them.
+"""Maintenance beside harvesting: segments are created ahead of need, left when they are old, and dropped once nobody
+needs them.
 
 Whoever leads shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and what
 goes wrong with it is logged and tried again. It takes the table's owner; where the harvester is not that, run
@@ -10,10 +11,11 @@ import threading
 
 import psycopg
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, detached_segments, drop_passed, ensure_segments
+from harvest_lib.outbox import Dropping, OutboxTable, detached_segments, drop_passed, ensure_segments, rotate_segment
 
 _log = logging.getLogger(__name__)
 
@@ -21,14 +23,16 @@ _EVERY_SECONDS = 60.0
 
 
 class Maintenance:
-    """Look after the segments of one outbox, for as long as a term lasts, term after term. `keep_seconds` is how long a
-    segment stays after it was closed. What keeps it from that is logged once, until it works again."""
+    """Look after the segments of one outbox, for as long as a term lasts, term after term. What keeps it from that is
+    logged once, until it works again; so is who holds segments back, and again when they are more."""
 
-    def __init__(self, conninfo: str, outbox: OutboxTable, keep_seconds: float) -> None:
-        self._conninfo = conninfo
+    def __init__(self, config: HarvestConfig, outbox: OutboxTable) -> None:
+        self._conninfo = config.data_source.conninfo()
         self._outbox = outbox
-        self._keep_seconds = keep_seconds
+        self._keep_seconds = config.keep_segments_seconds
+        self._max_age_seconds = config.max_segment_age_seconds
         self._complaint = ""
+        self._held = ("", 0)
         self._detached: list[str] = []
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
@@ -39,14 +43,31 @@ class Maintenance:
         """Do what there is to do now. Raises DatabaseError, or OutboxTableError."""
         with connect(self._conninfo) as connection:
             made = ensure_segments(connection, self._outbox)
+            rotated = (
+                rotate_segment(connection, self._outbox, older_than_seconds=self._max_age_seconds)
+                if self._max_age_seconds
+                else None
+            )
             dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
             detached = [str(each) for each in detached_segments(connection, self._outbox)]
+        if rotated is not None:
+            _log.info("segment_rotated", extra={"segment": rotated.segment, "next_id": rotated.next_id})
+        self._say_held(dropped)
         for each in detached:
             if each not in self._detached:  # once for each state that it is found in
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
         if made.made or dropped.dropped:
             _log.info("segments_changed", extra={"made": made.made, "dropped": list(dropped.dropped)})
+
+    def _say_held(self, dropped: Dropping) -> None:
+        held = (dropped.kept, dropped.held_segments)
+        if dropped.held_segments and held != self._held:
+            _log.warning(
+                "segments_held",
+                extra={"segments": dropped.held_segments, "bytes": dropped.held_bytes, "reason": dropped.because},
+            )
+        self._held = held
 
     def _run(self, term: Term, stopping: threading.Event) -> None:
         while term.is_live() and not stopping.is_set():

@@ -15,6 +15,7 @@ from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord
 from harvest_lib.outbox.restamp import Restamping
 from harvest_lib.outbox.segment_creation import Ensured, ensure_segments
 from harvest_lib.outbox.segment_retention import Dropping, drop_passed
+from harvest_lib.outbox.segment_rotation import Rotated, rotate_segment
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.subscriber_sql import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
@@ -39,6 +40,7 @@ __all__ = [
     "ParkedSelection",
     "Restamping",
     "Retried",
+    "Rotated",
     "Segment",
     "Segments",
     "add_checks",
@@ -50,6 +52,7 @@ __all__ = [
     "drop_passed",
     "ensure_segments",
     "pump",
+    "rotate_segment",
     "subscribers_sql",
     "translate_missing_table",
 ]

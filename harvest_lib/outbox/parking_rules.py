@@ -35,12 +35,14 @@ class ParkingRules:
         self._refusals = refusals
         self._refused_keys: dict[HeldKey, int] = {}  # of what is refused: the lowest id of each key in its topic
         self._refused: dict[int, str] = {}
+        self._topics: dict[int, str] = {}  # of what is refused
         self._behind: set[int] = set()
 
     def begin(self) -> None:
         """Start over: what was found before comes again."""
         self._refused_keys.clear()
         self._refused.clear()
+        self._topics.clear()
         self._behind.clear()
 
     def filter(self, rows: Sequence[Row], parked: Mapping[HeldKey, int]) -> Sequence[Row]:
@@ -68,6 +70,7 @@ class ParkingRules:
                 next_step="correct it in the outbox or delete it there; `parking: hold_key` would park it",
             )
         self._refused[row[0]] = reason
+        self._topics[row[0]] = row[1]
         if self._policy == "hold_key":
             self._refused_keys[row[1:3]] = min(row[0], self._refused_keys.get(row[1:3], row[0]))
         return self._policy == "hold_key"
@@ -105,8 +108,10 @@ class ParkingRules:
             self._behind.discard(record_id)
         if refused:
             reasons = sorted(set(refused.values()))[:_SHOWN]
+            topics = sorted({self._topics.pop(each) for each in refused if each in self._topics})[:_SHOWN]
+            ids = list(refused)[:_SHOWN]
             _log.warning(
-                "records_parked", extra={"ids": list(refused)[:_SHOWN], "count": len(refused), "reasons": reasons}
+                "records_parked", extra={"ids": ids, "topics": topics, "count": len(refused), "reasons": reasons}
             )
         if held := len(behind) - len(released):
             _log.info("records_held", extra={"count": held})

@@ -133,4 +133,13 @@ RENAME = "ALTER TABLE {segment} RENAME TO {name}"
 
 ATTACH = "ALTER TABLE {outbox} ATTACH PARTITION {segment} FOR VALUES FROM ({lower}) TO ({upper})"
 
+LOCK_SEQUENCE = "ALTER SEQUENCE {sequence} AS bigint"
+"""Changes nothing: a sequence cannot be locked otherwise. nextval waits until the transaction has ended."""
+
+# Whatever writers put into create_time: no segment is older than the end of the one before, while that is known.
+AGE = """
+SELECT extract(epoch FROM clock_timestamp() - greatest(create_time, (SELECT max(passed_at) FROM {segments})))::float8
+FROM {segment} ORDER BY id LIMIT 1
+"""
+
 MOVE_SEQUENCE = "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value), true) FROM {sequence}"

@@ -38,6 +38,10 @@ class Dropping:
     dropped: Sequence[str]
     kept: str = ""
     because: str = ""
+    held_segments: int = 0
+    held_bytes: int = 0
+    """Closed segments, and their size on disk, that stay only because a subscription or a parked record holds the first
+    of them."""
 
 
 def drop_passed(
@@ -73,17 +77,26 @@ class _Retention:
     def run(self, *, dry_run: bool) -> Dropping:
         segments = Segments(self.outbox)
         dropped = [] if dry_run else self._finish(segments)
-        for segment in segments.close_passed(self.connection):
-            because = self._still_needed(segments, segment)
-            if because:
+        closed = segments.close_passed(self.connection)
+        for segment in closed:
+            if because := self._still_open_or_kept(segments, segment):
                 return Dropping(dropped=dropped, kept=segment.name, because=because)
+            if because := self._held_by(segments, segment):
+                held = [each for each in closed if each.closed_at is not None and each.name not in dropped]
+                return Dropping(
+                    dropped=dropped,
+                    kept=segment.name,
+                    because=because,
+                    held_segments=len(held),
+                    held_bytes=sum(segments.size_bytes(self.connection, each) for each in held),
+                )
             if not dry_run:
                 self._drop(segment)
             dropped.append(segment.name)
         return Dropping(dropped=dropped)
 
-    def _still_needed(self, segments: Segments, segment: Segment) -> str:
-        """Say why a segment, the first there is, may not go; nothing if it may."""
+    def _still_open_or_kept(self, segments: Segments, segment: Segment) -> str:
+        """Say why it is too early to drop a segment, the first there is; nothing if it is not."""
         if segment.upper is None or segment.passed_at is None:
             return "it is open: the sequence is not past its end"
         if segment.closed_at is None:
@@ -91,9 +104,15 @@ class _Retention:
             return f"it is open: {', '.join(writers) or 'a transaction that has just ended'} could still write into it"
         with translated():
             kept = self._value(queries.KEPT, name=segment.name, keep=self.keep_seconds)
-            subscriptions = self._rows(queries.SUBSCRIPTIONS)
         if not kept:
             return f"it was closed at {segment.closed_at:%Y-%m-%d %H:%M:%S%z} and is kept for {self.keep_seconds:g} s"
+        return ""
+
+    def _held_by(self, segments: Segments, segment: Segment) -> str:
+        """Say who still needs a closed segment; nothing if nobody does."""
+        assert segment.upper is not None  # noqa: S101 - it is closed
+        with translated():
+            subscriptions = self._rows(queries.SUBSCRIPTIONS)
         if not subscriptions:
             return "there is no subscription, so that nobody is known to have read it"
         for subscription, shard, low_watermark, hold in subscriptions:

@@ -47,6 +47,8 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time
 FROM {table}
 """
 
+_OLDEST = "SELECT extract(epoch FROM clock_timestamp() - create_time)::float8 FROM {table} ORDER BY id LIMIT 1"
+
 # What the search path finds in a schema that we may not use is passed over, as if it were not there.
 _HIDDEN = """
 SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -254,6 +256,12 @@ class OutboxTable:
             row = connection.execute(sql.SQL(_BACKLOG).format(table=self.identifier)).fetchone()
         records, age, marked = row if row is not None else (0, 0.0, 0)
         return Backlog(records=records, age_seconds=max(0.0, age), marked=marked)
+
+    def oldest_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        """Return the age of the record with the lowest id, 0 if the table is empty. Reads one row."""
+        with translated():
+            row = connection.execute(sql.SQL(_OLDEST).format(table=self.identifier)).fetchone()
+        return max(0.0, row[0]) if row is not None else 0.0
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
         return dict(connection.execute(_COLUMNS, (str(self),)).fetchall())

@@ -6,13 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.actions.outbox import open_outbox
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import printable
+from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments
+
+
+def seconds(duration: str, option: str) -> float:
+    """Return a duration of the command line in seconds. Raises BadParameter for one that is spelled wrong."""
+    try:
+        return parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(f"{duration!r}: {error}; {SPELLING}", param_hint=option) from error
 
 
 def segment_rows(outbox: OutboxTable, connection: psycopg.Connection[Any]) -> tuple[list[dict[str, Any]], int]:

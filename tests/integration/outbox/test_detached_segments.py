@@ -7,6 +7,7 @@ import pytest
 from psycopg import sql
 from support.native import Native
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.outbox import detached_segments
 
@@ -102,7 +103,7 @@ def test_status_segments_list_and_the_log_say_so(native, harvest, reaper, dsn, c
     shown = harvest("segments", "list", "-f", reaper).stdout
     assert "9 not delivered to 'default'" in shown
     assert "ATTACH PARTITION" in shown
-    house = Maintenance(dsn, native.table, 86_400.0)
+    house = Maintenance(HarvestConfig(leadership="solo", data_source=dsn), native.table)
     house.look()
     house.look()
     (said,) = [each for each in caplog.records if each.getMessage() == "segment_detached"]

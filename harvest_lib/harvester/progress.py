@@ -1,0 +1,62 @@
+"""The line a minute that says in the log how it goes: delivered, rate, age of the backlog. Only who leads writes it.
+
+It has a thread and a connection of its own, so that no record waits for it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.database import connect
+from harvest_lib.errors import HarvestError
+
+_log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 60.0
+
+
+class Progress:
+    """`delivered` is a count that grows; `backlog_age_seconds` asks Postgres for the age of the oldest record that
+    waits."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        delivered: Callable[[], int],
+        leads: Callable[[], bool],
+        backlog_age_seconds: Callable[[psycopg.Connection[Any]], float],
+    ) -> None:
+        self._conninfo = conninfo
+        self._delivered = delivered
+        self._leads = leads
+        self._backlog_age_seconds = backlog_age_seconds
+
+    def begin(self, stopping: threading.Event) -> None:
+        """Write lines until `stopping` is set; returns at once."""
+        threading.Thread(target=self._run, args=(stopping,), name="harvest-progress", daemon=True).start()
+
+    def _run(self, stopping: threading.Event) -> None:
+        before, then = self._delivered(), boot_seconds()
+        while not stopping.wait(EVERY_SECONDS):
+            delivered, now = self._delivered(), boot_seconds()
+            if self._leads():
+                rate = round((delivered - before) / (now - then), 1)
+                age = self._age()
+                _log.info(
+                    "harvest_progress",
+                    extra={"delivered": delivered, "records_per_second": rate, "backlog_age_seconds": age},
+                )
+            before, then = delivered, now
+
+    def _age(self) -> float | None:
+        """Return the age, None if Postgres cannot say it now: that is logged by whoever needs Postgres."""
+        try:
+            with connect(self._conninfo) as connection:
+                return round(self._backlog_age_seconds(connection), 1)
+        except (HarvestError, psycopg.Error):
+            return None

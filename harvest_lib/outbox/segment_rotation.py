@@ -1,0 +1,83 @@
+"""Rotation: the segment that is being written is left for the next one, before its ids are used up.
+
+Retention works by whole segments, so without rotation a table with few records would keep them for years. What is left
+of the segment's ids is skipped.
+
+The sequence is moved under a lock that no writer can share. Without it, ids that are drawn between reading the sequence
+and setting it could be given out twice. The lock is asked for as `short_locks` does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox import segment_queries as queries
+from harvest_lib.outbox.native_table import DEFAULT_AHEAD
+from harvest_lib.outbox.segment_creation import ensure_segments
+from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
+from harvest_lib.outbox.table import OutboxTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotated:
+    """The segment that is not written any more, and the id that comes next."""
+
+    segment: str
+    next_id: int
+
+
+def rotate_segment(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    *,
+    older_than_seconds: float | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Rotated | None:
+    """Have the next record written into the next segment; None if there is nothing to rotate.
+
+    There is nothing if the present segment has no record, or, with `older_than_seconds`, if its first record is not as
+    old by the database's clock. Missing segments are created. Needs the owner's rights and a connection in autocommit.
+    Raises DatabaseError if writers leave no gap for the lock.
+    """
+    placed = outbox.placed(connection)
+    segments = Segments(placed)
+    with exclusively(connection, placed, patience_seconds):
+        present = _present(segments.read(connection), segments.next_id(connection))
+        if not _is_due(connection, segments, present, older_than_seconds):
+            return None
+        ensure_segments(connection, placed, ahead=DEFAULT_AHEAD, patience_seconds=patience_seconds)
+        sequence = segments.sequence(connection)
+        names = {"sequence": in_statement(sequence.identifier)}
+
+        def change() -> Rotated:
+            connection.execute(sql.SQL(queries.LOCK_SEQUENCE).format(sequence=sequence.identifier))
+            next_id = segments.next_id(connection)
+            now = _present(segments.read(connection), next_id)
+            if now.upper is None or now.lower != present.lower:  # left meanwhile, by writers or as a tail that was cut
+                return Rotated(segment=present.name, next_id=next_id)
+            values = {"sequence": str(sequence), "id": now.upper - 1}
+            connection.execute(sql.SQL(queries.MOVE_SEQUENCE).format(**names), values)
+            return Rotated(segment=now.name, next_id=now.upper)
+
+        return with_short_locks(connection, sequence, change, patience_seconds=patience_seconds)
+
+
+def _present(segments: Sequence[Segment], next_id: int) -> Segment:
+    """Return the segment that the next id belongs to."""
+    return next(each for each in segments if each.upper is None or next_id < each.upper)
+
+
+def _is_due(
+    connection: psycopg.Connection[Any], segments: Segments, present: Segment, older_than_seconds: float | None
+) -> bool:
+    statement = sql.SQL(queries.AGE).format(
+        segment=in_statement(present.table.identifier), segments=in_statement(segments.outbox.segments.identifier)
+    )
+    with translated():
+        row = connection.execute(statement, {}).fetchone()
+    return row is not None and (older_than_seconds is None or row[0] >= older_than_seconds)

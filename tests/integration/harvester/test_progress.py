@@ -1,0 +1,100 @@
+"""What the log of a harvester says while nothing is wrong: a line a minute; and where parked records belong."""
+
+import logging
+import threading
+
+import psycopg
+import pytest
+from support.native import Native
+from support.outbox import Outbox, harvest_config
+from support.waiting import eventually
+
+from harvest_lib.harvester import progress
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox import append
+from harvest_lib.record import OutboxRecord
+
+SOURCES = {"mark": {}, "snapshot": {}, "mark, exactly once": {"source": "mark", "delivery": "transactional"}}
+
+
+@pytest.fixture(params=SOURCES.values(), ids=SOURCES)
+def started(request, dsn, bootstrap_servers, group_id, make_topic, caplog, monkeypatch):
+    """A harvester by each source, with a topic; the line comes every half second."""
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.5)
+    caplog.set_level(logging.INFO)
+    topic = make_topic()
+    if "snapshot" in request.node.callspec.id:
+        Native(dsn, size=1_000_000).connection.close()
+    else:
+        Outbox(dsn, topic).connection.close()
+    with Harvest(harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", **request.param)) as harvest:
+        yield harvest, topic, caplog
+
+
+def events(caplog, name):
+    return [each for each in caplog.records if each.getMessage() == name]
+
+
+def write(dsn, *records):
+    with psycopg.connect(dsn) as connection:
+        append(connection, [OutboxRecord(topic=topic, key=key, value="v") for topic, key in records])
+
+
+def test_the_leader_says_once_in_a_while_how_it_goes(started, dsn):
+    harvest, topic, caplog = started
+    write(dsn, *[(topic, f"k{number}") for number in range(30)])
+    eventually(lambda: harvest.delivered_records == 30, 20, "delivered")
+    eventually(lambda: any(each.delivered == 30 for each in events(caplog, "harvest_progress")), 10, "said")
+    said = events(caplog, "harvest_progress")
+    assert {each.levelname for each in said} == {"INFO"}
+    assert any(each.records_per_second > 0 for each in said)
+    assert said[-1].backlog_age_seconds == 0.0
+
+
+def test_the_age_is_that_of_the_oldest_record_that_waits(started, dsn):
+    harvest, topic, _ = started
+    write(dsn, (topic, "k"))
+    eventually(lambda: harvest.delivered_records == 1, 20, "delivered")
+    harvest.stop()
+    assert harvest.await_stopped(20)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        assert harvest._engine.backlog_age_seconds(connection) == 0.0
+        for hours in (2, 1):
+            connection.execute(
+                "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
+                "VALUES (now() - make_interval(hours => %s), %s, 'k', '{}', '{}')",
+                (hours, topic),
+            )
+        assert 7_200 <= harvest._engine.backlog_age_seconds(connection) < 7_300
+
+
+def test_a_standby_and_a_postgres_that_is_away_are_no_trouble(dsn, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    leads = []
+    line = progress.Progress(
+        "host=127.0.0.1 port=1 dbname=x connect_timeout=1",
+        delivered=lambda: 5,
+        leads=lambda: bool(leads),
+        backlog_age_seconds=lambda _: 1.0,
+    )
+    assert line._age() is None
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.05)
+    over = threading.Event()
+    line.begin(over)
+    over.wait(0.3)
+    assert events(caplog, "harvest_progress") == []
+    leads.append(True)
+    eventually(lambda: events(caplog, "harvest_progress"), 10, "said")
+    over.set()
+    assert events(caplog, "harvest_progress")[0].backlog_age_seconds is None
+
+
+def test_the_topics_of_parked_records_are_said(started, dsn):
+    harvest, topic, caplog = started
+    write(dsn, (f"{topic}-none", "a"), (topic, "b"), (f"{topic}-nowhere", "c"))
+    eventually(lambda: harvest.delivered_records == 1, 20, "delivered")
+
+    def named():
+        return {name for each in events(caplog, "records_parked") for name in each.topics}
+
+    eventually(lambda: named() == {f"{topic}-none", f"{topic}-nowhere"}, 30, "both are named")
