@@ -128,6 +128,12 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step="create it with `harvest init`, or name another with `outboxTable`",
         )
+    if isinstance(error, pg.InvalidSchemaName):
+        return OutboxTableError(
+            "the schema of the outbox does not exist",
+            evidence=evidence,
+            next_step="as the owner of the database: CREATE SCHEMA … AUTHORIZATION …; or correct `outboxTable`",
+        )
     if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
         return DatabaseError(
             "the database does not exist", evidence=evidence, next_step="create it, or correct `dbname` in `dataSource`"

@@ -36,7 +36,7 @@ Every message has three parts: the cause, the evidence for it, and the next step
 delivery that failed, a term that ended) are values, not exceptions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -70,6 +70,8 @@ class ConfigError(HarvestError):
         self.field = field
         self.source = source
         self.line = line
+        self.problems: Sequence[ConfigError] = (self,)
+        """Each of several problems that were found together, as an error of its own."""
         place = f"{source}, line {line}" if source and line else source
         evidence = ", ".join(part for part in (place, f"field `{field}`" if field else "") if part)
         super().__init__(cause, evidence=evidence, next_step=next_step)

@@ -19,6 +19,7 @@ import typer
 
 from harvest_lib.cli import actions
 from harvest_lib.cli.audit import app as audit
+from harvest_lib.cli.check import check
 from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
@@ -66,7 +67,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, run, status, pump, *_checkout_commands()):
+for _command in (init, migrate, check, run, status, pump, *_checkout_commands()):
     app.command()(_command)
 for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
     app.add_typer(_group)

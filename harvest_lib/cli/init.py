@@ -69,7 +69,7 @@ def init(
         goharvest = [outbox.create_statement(), *(check_statements(outbox) if checks else [])]
         actions.init.print_statements(outbox, goharvest if native is False else definition.create_statements())
         return
-    with connect(harvest.data_source.conninfo()) as connection:
+    with connect(harvest.data_source.conninfo()) as connection, actions.init.creating(connection, outbox):
         for name, new in actions.init.create_tables(connection, definition, native=native):
             typer.echo(f"{'created' if new else 'already exists and is valid'}: {name}")
         if checks or (checks is None and outbox.kind(connection) == "native"):

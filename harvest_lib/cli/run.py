@@ -25,6 +25,8 @@ def run(
     You can start any number of processes, on any number of machines. One of them
     harvests, the others are on standby.
 
+    If it cannot start, it prints all that is wrong, as `harvest check` does.
+
     Examples:
 
       harvest run -f reaper.yaml
@@ -33,6 +35,7 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
+    from harvest_lib.errors import HarvestError
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.interpreter import tune_interpreter
 
@@ -42,13 +45,18 @@ def run(
     harvest = Harvest(settings.harvest)
     stop_on_signals(harvest.stop)
     shown = watched() and log_format == "console" and not no_status
-    with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
-        if drain:
-            done = harvest.drain()
-        else:
-            with harvest:
-                # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
-                while harvest.state is State.RUNNING:
-                    harvest.await_stopped(0.2)
+    try:
+        with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
+            if drain:
+                done = harvest.drain()
+            else:
+                with harvest:
+                    # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
+                    while harvest.state is State.RUNNING:
+                        harvest.await_stopped(0.2)
+    except HarvestError as error:
+        if harvest.has_started:
+            raise
+        actions.check.refuse_to_start(settings.harvest, error)
     if drain:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")

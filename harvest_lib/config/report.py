@@ -12,13 +12,18 @@ def config_error(problems: Sequence[Problem], origins: Origins) -> ConfigError:
     placed = [(each, *_place(each, origins)) for each in problems]
     placed.sort(key=lambda entry: (entry[2] is None, entry[2] or 0))
     first, source, line = placed[0]
+    each_alone = [
+        ConfigError(_sentence(each, origins), field=_field(each, origins), source=where, line=at, next_step=each.remedy)
+        for each, where, at in placed
+    ]
     if len(placed) == 1:
-        cause, next_step = _sentence(first, origins), first.remedy
-    else:
-        listed = [f"{_prefix(where, at)}{_sentence(each, origins)}; {each.remedy}" for each, where, at in placed]
-        cause = "\n    ".join([f"{len(placed)} settings are wrong:", *listed])
-        next_step = "correct all of them; they were checked together"
-    return ConfigError(cause, field=_field(first, origins), source=source, line=line, next_step=next_step)
+        return each_alone[0]
+    listed = [f"{_prefix(where, at)}{_sentence(each, origins)}; {each.remedy}" for each, where, at in placed]
+    cause = "\n    ".join([f"{len(placed)} settings are wrong:", *listed])
+    next_step = "correct all of them; they were checked together"
+    error = ConfigError(cause, field=_field(first, origins), source=source, line=line, next_step=next_step)
+    error.problems = each_alone
+    return error
 
 
 def _place(problem: Problem, origins: Origins) -> tuple[str, int | None]:

@@ -1,5 +1,5 @@
 """What each role and principal needs, and nothing more: grants in Postgres, ACLs in Kafka."""
 
-from harvest_lib.grants.postgres import Grants, ReadingMode
+from harvest_lib.grants.postgres import Grants, Need, ReadingMode, harvester_needs, missing_grants
 
-__all__ = ["Grants", "ReadingMode"]
+__all__ = ["Grants", "Need", "ReadingMode", "harvester_needs", "missing_grants"]

@@ -36,6 +36,14 @@ _SEQUENCE = """EXECUTE format(
   'GRANT USAGE ON SEQUENCE %s TO %I', pg_get_serial_sequence({table}, 'id'), {role}
 )"""
 
+_LACKS = """
+SELECT CASE WHEN %(columns)s::text[] IS NULL THEN NOT has_table_privilege(to_regclass(%(table)s), %(privilege)s)
+ELSE (
+  SELECT NOT bool_and(has_column_privilege(attrelid, attnum, %(privilege)s)) FROM pg_attribute
+  WHERE attrelid = to_regclass(%(table)s) AND attname = ANY (%(columns)s) AND NOT attisdropped
+) END
+"""
+
 _THERE = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY (%s)"
 
 _ROLE = """BEGIN
@@ -64,6 +72,49 @@ END IF"""
 _OWNER_WRITES = """IF {owns} THEN
   RAISE WARNING '% owns %: no rule by topic holds it back', {quoted}, {regclass};
 END IF"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Privileges on a table, or on some of its columns."""
+
+    privileges: tuple[LiteralString, ...]
+    table: OutboxTable
+    columns: tuple[str, ...] = ()
+
+
+def harvester_needs(outbox: OutboxTable, mode: ReadingMode, *, parks: bool) -> list[Need]:
+    """Return what a harvester's role needs on the tables of an outbox."""
+    needs = [Need(privileges=("SELECT",) if mode == "batches" else ("SELECT", "DELETE"), table=outbox)]
+    if mode != "batches":
+        needs.append(Need(privileges=("UPDATE",), table=outbox, columns=("leader_id",)))
+        needs += [Need(privileges=("SELECT", "INSERT", "DELETE"), table=outbox.parked)] if parks else []
+    if mode != "mark":
+        needs += [
+            Need(privileges=("SELECT",), table=outbox.subscriptions),
+            Need(privileges=("INSERT",), table=outbox.subscriptions, columns=_LED),
+            Need(privileges=("UPDATE",), table=outbox.subscriptions, columns=_SAVED),
+            Need(privileges=("SELECT", "DELETE"), table=outbox.parked_ids),
+            Need(privileges=("INSERT",), table=outbox.parked_ids, columns=_LISTED),
+            Need(privileges=("UPDATE",), table=outbox.parked_ids, columns=_RELISTED),
+        ]
+    return needs
+
+
+def missing_grants(connection: psycopg.Connection[Any], needs: Collection[Need]) -> list[str]:
+    """Return the GRANT statements that our own role lacks. Tables and columns that are not there are passed over."""
+    lacking = []
+    with translated():
+        for need in needs:
+            values = {"table": str(need.table), "columns": list(need.columns) or None}
+            absent = [
+                privilege
+                for privilege in need.privileges
+                if connection.execute(_LACKS, {**values, "privilege": privilege}).fetchone() == (True,)
+            ]
+            if absent:
+                lacking.append(_grant(", ".join(absent), need.table, connection.info.user, need.columns))
+    return [each.as_string(None) for each in lacking]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,25 +203,16 @@ class Grants:
 
     def _harvester(self) -> Iterator[sql.Composed]:
         outbox, role = self.outbox, self.harvester
-        if self.mode == "batches":
-            yield _grant("SELECT", outbox, role)
-        else:
-            yield _grant("SELECT, DELETE", outbox, role)
-            yield _grant("UPDATE", outbox, role, ("leader_id",))
-            if self.parks:
-                yield _grant("SELECT, INSERT, DELETE", outbox.parked, role)
-                yield _sees_all(outbox.parked, role, "FOR ALL")
+        if self.mode != "mark":  # columns that tables of before lack
+            yield who_leads_statement(outbox)
+            yield whose_entry_statement(outbox)
+        for need in harvester_needs(outbox, self.mode, parks=self.parks):
+            yield _grant(", ".join(need.privileges), need.table, role, need.columns)
         yield _sees_all(outbox, role, "FOR ALL")
+        if self.mode != "batches" and self.parks:
+            yield _sees_all(outbox.parked, role, "FOR ALL")
         if self.mode == "mark":
             return
-        yield _grant("SELECT", outbox.subscriptions, role)
-        yield _grant("INSERT", outbox.subscriptions, role, _LED)
-        yield who_leads_statement(outbox)
-        yield _grant("UPDATE", outbox.subscriptions, role, _SAVED)
-        yield _grant("SELECT, DELETE", outbox.parked_ids, role)
-        yield whose_entry_statement(outbox)
-        yield _grant("INSERT", outbox.parked_ids, role, _LISTED)
-        yield _grant("UPDATE", outbox.parked_ids, role, _RELISTED)
         if self._has_segments:  # to tell, in `harvest status`, those that were detached by hand
             yield _grant("SELECT", outbox.segments, role)
             yield _sees_all(outbox.segments, role, "FOR SELECT")

@@ -246,23 +246,38 @@ class BatchEngine(Engine):
         else:
             self._table.check_native(connection)
             self._table.check_sequence(connection)
-            Restamping(outbox=self._table).check_not_needed(connection)  # one that was begun has to be finished
         check_all_rows(connection, [self._table.identifier])
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
-        subscription = subscription_of(self._config, self._kind)
-        check_subscription(connection, self._table.subscriptions.identifier, subscription)
-        self._check_grants(connection)
-        check_identities(connection, self._table.subscriptions.identifier, self._table.identifier, subscription.name)
+        for _, check in self.checks(connection):
+            check()
         if self._pool is not None:
             rivals = make_rivals(self._config, self._pool())
-            rivals.refuse(connection, self._table.subscriptions.identifier, subscription.name)
+            rivals.refuse(connection, self._table.subscriptions.identifier, self._config.subscription)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
             self._refuse_another()
         if self._config.delivery == "sequenced":
-            refuse_compacted(connection, self._table, subscription.name, make_topics(self._config))
+            refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
+
+    def checks(self, connection: psycopg.Connection[Any]) -> list[tuple[str, Callable[[], object]]]:
+        """Return what has to hold once the tables are there, by name; each raises HarvestError and changes nothing."""
+        table, subscription = self._table, subscription_of(self._config, self._kind)
+        places = table.subscriptions.identifier
+        checks: list[tuple[str, Callable[[], object]]] = [
+            ("the subscription", lambda: check_subscription(connection, places, subscription)),
+            ("rights, tried out and undone", lambda: self._check_grants(connection)),
+            (
+                "the server is that of the checkpoints",
+                lambda: check_identities(connection, places, table.identifier, subscription.name),
+            ),
+        ]
+        if self._kind != "mark" and self._config.columns is None:  # one that was begun has to be finished
+            checks.insert(
+                0, ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection))
+            )
+        return checks
 
     def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
         """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,

@@ -215,6 +215,11 @@ class Harvest:
         return self._state
 
     @property
+    def has_started(self) -> bool:
+        """Tell whether `start` was called, and found nothing wrong."""
+        return self._thread is not None
+
+    @property
     def is_leader(self) -> bool:
         """Tell whether this process leads, one shard at least."""
         return bool(self._loops)

@@ -114,14 +114,18 @@ class Secured:
             future.result(10)
         self._bindings += [each for each in made if each not in self._bindings]
 
-    def prepare(self, way, *arguments):
-        """Make the tables and a topic, and grant what is printed for a way of harvesting."""
+    def make(self, way):
+        """Make the tables and a topic."""
         if way["source"] == "mark":
             OUTBOX.create(self.owner)
             ParkedRecords(OUTBOX).create(self.owner)
         else:
             NativeTable(outbox=OUTBOX).create(self.owner)
         self.make_topic()
+
+    def prepare(self, way, *arguments):
+        """Make the tables and a topic, and grant what is printed for a way of harvesting."""
+        self.make(way)
         self.grant(*arguments, **way)
         self.permit(**way)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harvest_lib.cli.actions import audit, grants, history, init, log_output, outbox, park, pipeline, pump
+    from harvest_lib.cli.actions import audit, check, grants, history, init, log_output, outbox, park, pipeline, pump
     from harvest_lib.cli.actions import segments, stack, status, status_line, subscriptions, version
 else:
 

@@ -1,6 +1,7 @@
 """How `harvest init` creates tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import psycopg
 import typer
@@ -8,7 +9,7 @@ from psycopg import sql
 
 from harvest_lib.config import ColumnMapping, HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.errors import OutboxTableError
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, add_checks, check_column_mapping
 from harvest_lib.outbox.native_table import beside_statements, create_beside
 
@@ -32,6 +33,22 @@ def create_beside_mapped(harvest: HarvestConfig, columns: ColumnMapping, outbox:
         typer.echo(f"already exists and is valid: {outbox}")
         for each in (outbox.subscriptions, outbox.parked_ids):
             typer.echo(f"{'created' if new else 'already exists and is valid'}: {each}")
+
+
+@contextmanager
+def creating(connection: psycopg.Connection[tuple[object, ...]], outbox: OutboxTable) -> Iterator[None]:
+    """Say who may create tables, where our role may not."""
+    try:
+        yield
+    except DatabaseAccessDenied as error:
+        schema = sql.Identifier(outbox.parts[0] if len(outbox.parts) > 1 else "public").as_string(None)
+        role = sql.Identifier(connection.info.user).as_string(None)
+        raise DatabaseAccessDenied(
+            f"the user {connection.info.user!r} may not create {outbox} and the tables beside it",
+            evidence=error.evidence,
+            next_step=f"run this as the owner of the schema (HARVEST_DSN names another user), or let it create tables: "
+            f"GRANT CREATE ON SCHEMA {schema} TO {role}",
+        ) from error
 
 
 def create_tables(

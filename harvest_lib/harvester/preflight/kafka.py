@@ -1,0 +1,273 @@
+"""What is checked in Kafka: the brokers, the group of the election, our own topics, and those that records go to."""
+
+import shlex
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from harvest_lib.clock import Deadline
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import KafkaAccessDenied, KafkaError, TopicCompacted, TopicMissing
+from harvest_lib.grants.kafka import Acl, Resource, commands
+from harvest_lib.harvester.factory import refuse_bad_settings
+from harvest_lib.harvester.preflight.report import Report
+from harvest_lib.kafka_client import (
+    client_settings,
+    is_refusal,
+    topic_missing,
+    topic_partitions,
+    topic_too_small,
+    translate,
+)
+
+_SECONDS = 5.0
+_PAUSE_SECONDS = 0.5
+_NO_COORDINATOR = (
+    ClientError.COORDINATOR_NOT_AVAILABLE,
+    ClientError.NOT_COORDINATOR,
+    ClientError.COORDINATOR_LOAD_IN_PROGRESS,
+    ClientError.GROUP_ID_NOT_FOUND,
+)
+
+
+def check_kafka(config: HarvestConfig, topics: Collection[str], report: Report) -> None:
+    """Report what is wrong with Kafka for a harvester that delivers to `topics`."""
+    if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
+        return
+    settings = config.kafka_settings(for_producer=False)
+    present: dict[str, int] = {}
+    if report.run("kafka", "the brokers answer", lambda: present.update(topic_partitions(settings))):
+        _Cluster(config, present, report).check(topics)
+
+
+class _Cluster:
+    """The checks of a cluster that answers. `present` are the topics that may be seen, with their partitions."""
+
+    def __init__(self, config: HarvestConfig, present: Mapping[str, int], report: Report) -> None:
+        self._config = config
+        self._present = present
+        self._report = report
+        self._settings = config.kafka_settings(for_producer=False)
+        self._servers = str(self._settings["bootstrap.servers"])
+        self._admin = AdminClient(client_settings(self._settings))
+
+    def check(self, topics: Collection[str]) -> None:
+        config, run = self._config, self._report.run
+        if config.leadership == "neli":
+            run("kafka", f"the group {config.leader_group_id}", self._group)
+            self._own_topic(config.leader_topic, creates=config.create_leader_topic, config={})
+        if config.delivery == "transactional":
+            self._own_topic(config.checkpoint_topic, creates=True, config={"cleanup.policy": "compact"})
+            run("kafka", "transactions", self._transactions)
+        for topic in sorted(topics):
+            run("kafka", f"the topic {topic}", partial(self._topic, topic))
+        self._replication(topics)
+        if not topics:
+            self._report.warn(
+                "kafka",
+                "no topic that records go to was checked",
+                evidence="the outbox has no record, and the subscription names no topic",
+                next_step="name them: `harvest check --topic orders`",
+            )
+
+    def _group(self) -> None:
+        name, deadline = self._config.leader_group_id, Deadline(_SECONDS)
+        while True:
+            answer = self._admin.describe_consumer_groups(
+                [name], include_authorized_operations=True, request_timeout=_SECONDS
+            )
+            try:
+                described = answer[name].result(2 * _SECONDS)
+            except KafkaException as error:
+                if is_refusal(error.args[0]):
+                    raise self._denied("group", name, ["Read"], error.args[0].str()) from error
+                if error.args[0].code() not in _NO_COORDINATOR:
+                    raise translate(error.args[0], settings=self._settings) from error
+                if deadline.passed:
+                    return  # a cluster that no group has ever used has no coordinator: nothing is known, nor wrong
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                self._require("group", name, described.authorized_operations, {"Read": AclOperation.READ})
+                return
+
+    def _own_topic(self, topic: str, *, creates: bool, config: Mapping[str, str]) -> None:
+        """Check a topic of the harvester's own, with a partition for each shard."""
+        self._report.run("kafka", f"the topic {topic}", lambda: self._check_own(topic, creates=creates, config=config))
+
+    def _check_own(self, topic: str, *, creates: bool, config: Mapping[str, str]) -> None:
+        needed = self._config.shards
+        if topic not in self._present:
+            if not creates:
+                raise topic_missing(topic, partitions=needed, evidence="`createLeaderTopic` is false")
+            new = NewTopic(topic, num_partitions=needed, config=dict(config))
+            future = self._admin.create_topics([new], validate_only=True, request_timeout=_SECONDS)[topic]
+            try:
+                future.result(2 * _SECONDS)
+            except KafkaException as error:
+                if is_refusal(error.args[0]):
+                    raise self._denied("topic", topic, ["Create"], error.args[0].str()) from error
+                raise topic_missing(topic, partitions=needed, evidence=error.args[0].str()) from error
+            return
+        operations = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
+        self._require("topic", topic, self._describe(topic, "Read").authorized_operations, operations)
+        if self._present[topic] < needed:
+            raise topic_too_small(topic, partitions=self._present[topic], needed=needed, why="one for each shard")
+
+    def _topic(self, topic: str) -> None:
+        """Check a topic that records go to."""
+        if topic not in self._present:
+            command = ["kafka-topics.sh", "--bootstrap-server", self._servers, "--create", "--topic", topic]
+            raise TopicMissing(
+                f"the topic {topic!r} does not exist, or is not ours to see: its records would be parked",
+                evidence=f"it is not among the {len(self._present)} topics that Kafka lists to us",
+                next_step=f"{shlex.join([*command, '--partitions', '6'])}; or grant `Describe` and `Write` on it",
+            )
+        described = self._describe(topic, "Write")
+        self._require("topic", topic, described.authorized_operations, {"Write": AclOperation.WRITE})
+        if leaderless := [each.id for each in described.partitions if each.leader is None or each.leader.id < 0]:
+            raise KafkaError(
+                f"the topic {topic!r} takes no records now",
+                evidence=f"partitions without a leader: {', '.join(map(str, leaderless))}",
+                next_step="bring back the brokers that have their replicas",
+            )
+        if self._config.delivery == "sequenced" and "compact" in self._configured(topic).get("cleanup.policy", ""):
+            raise TopicCompacted(
+                f"the topic {topic!r} is compacted, and `delivery: sequenced` cannot use it",
+                evidence="`cleanup.policy` has `compact`",
+                next_step=f"{self._alter(topic, 'cleanup.policy=delete')}; or use `delivery: transactional`",
+            )
+
+    def _replication(self, topics: Collection[str]) -> None:
+        """Report topics whose acknowledged records could be lost with one broker, or that take none without all."""
+        single, unsafe, strict = [], [], []
+        for topic in sorted(topics):
+            if topic not in self._present:
+                continue
+            try:
+                replicas = min((len(each.replicas) for each in self._describe(topic, "Describe").partitions), default=0)
+            except KafkaError:
+                continue  # it was found above
+            known = self._configured(topic).get("min.insync.replicas")
+            least = int(known) if known else None
+            if least is not None and least > replicas:
+                self._report.run(
+                    "kafka",
+                    f"replicas of {topic}",
+                    partial(self._refuse_replicas, topic, least, replicas),
+                )
+            elif replicas == 1:
+                single.append(topic)
+            elif least == 1:
+                unsafe.append(topic)
+            elif least == replicas:
+                strict.append(topic)
+        names = ", ".join
+        if single:
+            self._report.warn(
+                "kafka",
+                f"one broker's disk is all that has the records of {names(single)}",
+                evidence="replication factor 1",
+                next_step="recreate them with --replication-factor 3 where there are three brokers",
+            )
+        if unsafe:
+            self._report.warn(
+                "kafka",
+                f"Kafka acknowledges records of {names(unsafe)} that only one broker has: they are lost with it",
+                evidence="min.insync.replicas is 1",
+                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in unsafe),
+            )
+        if strict:
+            self._report.warn(
+                "kafka",
+                f"while one broker is away, {names(strict)} take no records",
+                evidence="min.insync.replicas is as high as the replication factor",
+                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in strict)
+                + ", or add replicas",
+            )
+
+    def _refuse_replicas(self, topic: str, least: int, replicas: int) -> None:
+        raise KafkaError(
+            f"the topic {topic!r} can take no records: it asks for more copies than there are",
+            evidence=f"min.insync.replicas is {least}, the replication factor {replicas}",
+            next_step=self._alter(topic, f"min.insync.replicas={max(1, replicas - 1)}"),
+        )
+
+    def _transactions(self) -> None:
+        """Try out a transactional id beside those of the shards: nobody is fenced by it."""
+        name = f"{self._config.checkpoint_topic}.check"
+        settings = self._config.kafka_settings(for_producer=True)
+        producer = Producer(client_settings(settings, **{"transactional.id": name}))
+        try:
+            producer.init_transactions(2 * _SECONDS)
+        except KafkaException as error:
+            if is_refusal(error.args[0]):
+                prefix = f"{self._config.checkpoint_topic}."
+                raise self._denied("transactional-id", prefix, ["Write"], error.args[0].str(), prefixed=True) from error
+            raise translate(error.args[0], settings=settings) from error
+
+    def _describe(self, topic: str, operation: str) -> Any:
+        answer = self._admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=_SECONDS
+        )
+        return self._result(answer[topic], "topic", topic, operation)
+
+    def _configured(self, topic: str) -> dict[str, str]:
+        """Return the topic's settings; none if we may not see them."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            entries: Any = self._admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result(_SECONDS)
+        except (KafkaException, TimeoutError):
+            return {}
+        return {name: entry.value for name, entry in entries.items()}
+
+    def _result(self, future: "Future[Any]", resource: Resource, name: str, operation: str) -> Any:
+        try:
+            return future.result(2 * _SECONDS)
+        except KafkaException as error:
+            if is_refusal(error.args[0]):
+                raise self._denied(resource, name, [operation], error.args[0].str()) from error
+            raise translate(error.args[0], settings=self._settings) from error
+
+    def _require(self, resource: Resource, name: str, allowed: Any, needed: Mapping[str, AclOperation]) -> None:
+        """Raise KafkaAccessDenied for operations that we may not do. Brokers without ACLs allow all of them."""
+        if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
+            raise self._denied(
+                resource, name, missing, f"allowed: {', '.join(each.name for each in allowed) or 'none'}"
+            )
+
+    def _denied(
+        self, resource: Resource, name: str, operations: list[str], evidence: str, *, prefixed: bool = False
+    ) -> KafkaAccessDenied:
+        user = self._settings.get("sasl.username", "…")
+        acls = [
+            Acl(principal=f"User:{user}", resource=resource, name=name, operation=each, prefixed=prefixed)
+            for each in operations
+        ]
+        return KafkaAccessDenied(
+            f"we lack {', '.join(operations)} on the {resource} {name!r}",
+            evidence=evidence,
+            next_step=f"{'; '.join(commands(acls, servers=self._servers))}; or all that `harvest grants kafka` prints",
+        )
+
+    def _alter(self, topic: str, setting: str) -> str:
+        return shlex.join(
+            [
+                "kafka-configs.sh",
+                "--bootstrap-server",
+                self._servers,
+                "--alter",
+                "--topic",
+                topic,
+                "--add-config",
+                setting,
+            ]
+        )

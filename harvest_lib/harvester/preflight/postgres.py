@@ -1,0 +1,207 @@
+"""What is checked in Postgres: the way there, the clock, the table, its index and sequence, side tables, grants."""
+
+import time
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, in_statement, require_session, translated
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
+from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
+from harvest_lib.harvester.engines import BatchEngine
+from harvest_lib.harvester.factory import make_selection
+from harvest_lib.harvester.preflight.report import Report
+from harvest_lib.outbox import OutboxTable, check_column_mapping
+from harvest_lib.outbox.native_table import index_statement
+from harvest_lib.outbox.row_security import check_all_rows
+
+_MOST_TOPICS = 100
+_CLOCK_SECONDS = 1.0
+"""Clocks that differ by less are fine: ages of the backlog are read from both."""
+
+_RECOVERS = "SELECT pg_is_in_recovery()"
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+_INDEXES = """
+SELECT array(SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS k (number, place)
+  JOIN pg_attribute ON attrelid = indrelid AND attnum = number ORDER BY place), indisvalid
+FROM pg_index WHERE indrelid = to_regclass(%s)
+"""
+
+_MAY_CREATE = """
+SELECT has_schema_privilege(n.oid, 'CREATE') AND pg_has_role(c.relowner, 'USAGE')
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+
+# The first records and the last, by the index: the topics of a table of any size are not worth reading it.
+_TOPICS = """
+SELECT DISTINCT topic FROM (
+  (SELECT {topic} AS topic FROM {table} ORDER BY {id} LIMIT 10000)
+  UNION ALL
+  (SELECT {topic} FROM {table} ORDER BY {id} DESC LIMIT 10000)
+) AS named LIMIT %(most)s
+"""
+
+_FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
+
+
+def check_postgres(config: HarvestConfig, report: Report) -> Collection[str]:
+    """Report what is wrong, and return the topics that records or the subscription name."""
+    conninfo = config.data_source.conninfo()
+    with ExitStack() as opened:
+        connections: list[psycopg.Connection[Any]] = []
+        if not report.run("postgres", "Postgres answers", lambda: connections.append(connect(conninfo))):
+            return ()
+        connection = opened.enter_context(connections[0])
+        report.passed.append(("postgres", f"connection to {connection.info.dbname} as {connection.info.user}"))
+        report.run("postgres", "a session of its own", lambda: require_session(conninfo))
+        _check_clock(connection, report)
+        return _Table(config, connection, report).check()
+
+
+def _check_clock(connection: psycopg.Connection[Any], report: Report) -> None:
+    with report.step("clock", "this machine's clock is that of Postgres"), translated():
+        before = time.time()
+        row = connection.execute(_CLOCK).fetchone()
+        after = time.time()
+        assert row is not None  # noqa: S101 - it is a SELECT without FROM
+        ahead = (before + after) / 2 - row[0]
+        if abs(ahead) > _CLOCK_SECONDS + (after - before) / 2:
+            report.warn(
+                "clock",
+                f"the clock of this machine is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} Postgres'",
+                evidence="timestamps of messages and ages of the backlog will be wrong by as much",
+                next_step="synchronize both machines by NTP (`timedatectl status`, `chronyc tracking`)",
+            )
+
+
+class _Table:
+    """The checks of one outbox, in an order in which each may rely on those before."""
+
+    def __init__(self, config: HarvestConfig, connection: psycopg.Connection[Any], report: Report) -> None:
+        self._config = config
+        self._connection = connection
+        self._report = report
+        self._table = OutboxTable.parse(config.outbox_table)
+        self._native = False
+        self._mode: ReadingMode = "mark"
+
+    def check(self) -> Collection[str]:
+        run, connection, table = self._report.run, self._connection, self._table
+        if not run("postgres", "a server that takes changes", self._require_primary):
+            return ()
+        if not run("postgres", f"the table {table}", self._find):
+            return ()
+        sound = run("postgres", "columns", self._columns)
+        if self._config.columns is None:
+            sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
+            run("postgres", "index", self._index)
+        sound &= run("postgres", "tables beside it", self._beside)
+        sound &= run("postgres", "grants", self._grants)
+        sound &= run("postgres", "row-level security", self._all_rows)
+        if sound and self._mode != "mark" and not self._missing():  # else they would fail for what was found above
+            kind = "mark" if self._mode == "mark_batches" else self._kind()
+            engine = BatchEngine(self._config, table, kind)
+            for what, step in engine.checks(connection):
+                run("postgres", what, step)
+        return self._topics()
+
+    def _require_primary(self) -> None:
+        with translated():
+            row = self._connection.execute(_RECOVERS).fetchone()
+        if row == (True,):
+            raise DatabaseError(
+                "this server is a standby, which takes no changes",
+                evidence=f"{self._connection.info.host} is in recovery",
+                next_step="name the primary in `dataSource`, or all servers with target_session_attrs=read-write",
+            )
+
+    def _find(self) -> None:
+        config = self._config
+        self._native = self._table.kind(self._connection) == "native"
+        reads = config.source in {"snapshot", "transaction_id"} or (
+            config.source == "auto" and (self._native or config.columns is not None)
+        )
+        self._mode = "batches" if reads else "mark_batches" if config.exactly_once else "mark"
+
+    def _kind(self) -> str:
+        return "snapshot" if self._config.source == "auto" else self._config.source
+
+    def _columns(self) -> None:
+        if self._config.columns is not None:
+            check_column_mapping(self._connection, self._table, self._config.columns)
+        elif self._mode == "batches":
+            self._table.check_native(self._connection)
+        else:
+            self._table.check_columns(self._connection)
+
+    def _index(self) -> None:
+        """Warn if records would be found by reading the whole table."""
+        wanted = ["transaction_id", "id"] if self._mode == "batches" else ["id"]
+        with translated():
+            rows = self._connection.execute(_INDEXES, (str(self._table),)).fetchall()
+        fit = [is_valid for columns, is_valid in rows if columns[: len(wanted)] == wanted]
+        if any(fit):
+            return
+        by = ", ".join(wanted)
+        statement = (
+            f"{index_statement(self._table).as_string(None)} (as the owner; it reads the whole table, and writers wait)"
+            if self._mode == "batches"
+            else f"CREATE UNIQUE INDEX CONCURRENTLY ON {self._table} (id)"
+        )
+        self._report.warn(
+            "postgres",
+            f"the table {self._table} has no index by ({by}), so that each poll reads all of it",
+            evidence="there is one, and it is not valid: not all segments have it" if fit else "no index begins so",
+            next_step=statement,
+        )
+
+    def _beside(self) -> None:
+        """Raise OutboxTableError if tables are missing that a start could not create."""
+        table, missing = self._table, self._missing()
+        with translated():
+            row = self._connection.execute(_MAY_CREATE, (str(table),)).fetchone()
+        if missing and row != (True,):
+            raise OutboxTableError(
+                f"{', '.join(map(str, missing))}: missing beside {table}",
+                evidence=f"{self._connection.info.user!r} does not own {table}, and may not create them",
+                next_step="run `harvest init` as the owner, then what `harvest grants postgres` prints",
+            )
+
+    def _missing(self) -> list[OutboxTable]:
+        table = self._table
+        needed = [] if self._mode == "mark" else [table.subscriptions, table.parked_ids]
+        needed += [table.parked] if self._mode == "mark" and self._config.parking != "stop" else []
+        return [each for each in needed if not each.exists(self._connection)]
+
+    def _grants(self) -> None:
+        # Without a place for parked records a harvester in batches starts, and says so.
+        parks = self._mode == "mark" and self._config.parking != "stop"
+        needs = harvester_needs(self._table, self._mode, parks=parks)
+        if missing := missing_grants(self._connection, needs):
+            raise DatabaseAccessDenied(
+                f"{self._connection.info.user!r} lacks privileges",
+                evidence=f"{len(missing)} grants are missing",
+                next_step=f"as the owner: {'; '.join(missing)}; or run all that `harvest grants postgres` prints",
+            )
+
+    def _all_rows(self) -> None:
+        check_all_rows(self._connection, [self._table.identifier])
+
+    def _topics(self) -> Collection[str]:
+        """Return topics that are named; none if they cannot be read, which was found above."""
+        found: set[str] = set()
+        selection = make_selection(self._config, self._table)
+        names = {"topic": selection.columns["kafka_topic"], "id": selection.columns["id"], "table": selection.table}
+        statement = sql.SQL(_TOPICS).format(**{name: in_statement(each) for name, each in names.items()})
+        with suppress(DatabaseAccessDenied, OutboxTableError), translated():
+            rows = self._connection.execute(statement, {"most": _MOST_TOPICS}).fetchall()
+            found.update(row[0] for row in rows)
+            if self._mode != "mark" and self._table.subscriptions.exists(self._connection):
+                named = sql.SQL(_FILTERED).format(self._table.subscriptions.identifier)
+                found.update(row[0] for row in self._connection.execute(named, (self._config.subscription,)))
+        return found

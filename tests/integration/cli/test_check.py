@@ -1,0 +1,308 @@
+"""`harvest check` on real servers: every problem at once, each with what mends it, and nothing changed."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.grants import harvester_needs, missing_grants
+from harvest_lib.harvester import preflight
+from harvest_lib.harvester.preflight import postgres as postgres_checks
+from harvest_lib.outbox import NativeTable, OutboxTable
+
+CANARY = "canary-77b1"
+
+
+@pytest.fixture
+def native(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+        yield connection
+
+
+@pytest.fixture
+def inspected(dsn, bootstrap_servers, group_id):
+    def inspect(*topics, **settings):
+        known = {"base_kafka_config": {"bootstrap.servers": bootstrap_servers}, "data_source": dsn}
+        return preflight.inspect(HarvestConfig(leader_group_id=group_id, **{**known, **settings}), topics)
+
+    return inspect
+
+
+@pytest.fixture
+def checked(harvest, dsn, bootstrap_servers, group_id):
+    """Run the command; return its exit code and what it found, by JSON."""
+
+    def check(*arguments, **variables):
+        servers = {
+            "HARVEST_DSN": dsn,
+            "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "HARVEST_LEADER_GROUP_ID": group_id,
+        }
+        done = harvest("check", *arguments, "--json", **{**servers, **variables})
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    return check
+
+
+def causes(report, severity="error"):
+    return [each.cause for each in report.findings if each.severity == severity]
+
+
+@contextmanager
+def role_of(native, unique):
+    name = unique("role")[:60]
+    native.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), sql.Literal(CANARY)))
+    try:
+        yield name
+    finally:
+        native.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+def test_all_is_well(native, checked, make_topic, group_id, admin):
+    topic = make_topic()
+    code, found = checked("--topic", topic, HARVEST_DELIVERY="transactional", HARVEST_SHARDS="2")
+    assert (code, found["ok"]) == (0, True)
+    assert [each["severity"] for each in found["problems"]] == ["warning"], "the only broker"
+    checks = {each["check"] for each in found["passed"]}
+    assert {
+        "columns",
+        "sequence",
+        "index",
+        "grants",
+        "row-level security",
+        "transactions",
+        f"the topic {topic}",
+    } <= checks
+    assert [name for name in admin.list_topics(timeout=10).topics if name.startswith(group_id)] == [], "made nothing"
+
+
+def test_everything_that_is_wrong_is_said_at_once(native, checked, dsn, unique, make_topic):
+    """A role without rights, a sequence that hands out lots, no index, two topics of three missing."""
+    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10; DROP INDEX outbox_transaction_id_idx")
+    topic = make_topic()
+    native.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('in-the-outbox', 'k')")
+    with role_of(native, unique) as role:
+        native.execute(sql.SQL("GRANT SELECT ON outbox TO {}").format(sql.Identifier(role)))
+        limited = make_conninfo(dsn, user=role, password=CANARY)
+        code, found = checked("--topic", "missing", "--topic", topic, HARVEST_DSN=limited)
+        assert (code, found["ok"]) == (4, False)
+        said = [(each["severity"], each["cause"]) for each in found["problems"] if topic not in each["cause"]]
+        assert [severity for severity, _ in said] == ["error", "warning", "error", "error", "error"]
+        for (_, cause), part in zip(
+            said, ("in lots", "no index", "lacks", "'in-the-outbox'", "'missing'"), strict=True
+        ):
+            assert part in cause
+        assert CANARY not in json.dumps(found)
+        mends = {each["cause"]: each["next_step"] for each in found["problems"]}
+        (grants,) = [step for cause, step in mends.items() if "lacks" in cause]
+        native.execute(grants.removeprefix("as the owner: ").partition("; or run")[0].encode())
+        (lots,) = [step for cause, step in mends.items() if "in lots" in cause]
+        native.execute(lots.encode())
+        (index,) = [step for cause, step in mends.items() if "no index" in cause]
+        native.execute(index.partition(" (as the owner")[0].encode())
+        _, found = checked("--topic", topic, HARVEST_DSN=limited)
+        assert [each["cause"] for each in found["problems"] if "'in-the-outbox'" in each["cause"]]
+        assert len(found["problems"]) == 2, "what was said is what mended it"
+
+
+def test_two_servers_that_are_away_are_two_problems(checked):
+    code, found = checked(
+        HARVEST_DSN="host=127.0.0.1 port=1 dbname=shop user=bob password=" + CANARY,
+        HARVEST_BOOTSTRAP_SERVERS="127.0.0.1:2",
+    )
+    assert code == 5
+    assert [each["area"] for each in found["problems"]] == ["postgres", "kafka"]
+    assert CANARY not in json.dumps(found)
+
+
+def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
+    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
+    variables = {
+        "HARVEST_DSN": dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2",
+        "HARVEST_LEADER_GROUP_ID": group_id,
+    }
+    for arguments in (("run",), ("run", "--drain")):
+        done = harvest(*arguments, **variables)
+        assert done.returncode == 4
+        assert "hands out ids in lots" in done.stderr
+        assert "Kafka at 127.0.0.1:2 does not answer" in done.stderr
+        assert "2 errors, 0 warnings" in done.stderr
+        assert "Traceback" not in done.stderr
+    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
+    done = harvest("run", **variables)
+    assert done.returncode == 6
+    assert done.stderr.count("does not answer") == 1
+
+
+FIVE = """\
+harvest:
+  baseKafkaConfg:
+    bootstrap.servers: 127.0.0.1:1
+  leaderGroupId: shop
+  delivery: exactly
+  shards: many
+  password: {canary}
+"""
+
+
+def test_five_mistakes_of_a_file_are_five_problems(harvest, tmp_path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(FIVE.format(canary=CANARY))
+    done = harvest("check", "-f", str(file), "--json")
+    found = json.loads(done.stdout)["problems"]
+    assert done.returncode == 3
+    assert [re.search(r"line (\d)", each["evidence"])[1] for each in found] == ["2", "4", "5", "6", "7"]
+    shown = harvest("check", "-f", str(file))
+    assert "5 errors, 0 warnings" in shown.stdout
+    assert "Postgres and Kafka were not checked" in shown.stdout
+    assert CANARY not in shown.stdout + done.stdout + shown.stderr + done.stderr
+
+
+def test_a_missing_table_and_tables_beside_it(native, inspected, dsn, unique):
+    assert any("there is no table" in each for each in causes(inspected(outbox_table="absent")))
+    with role_of(native, unique) as role:
+        native.execute("DROP TABLE outbox_set_aside, outbox_subscriptions")
+        (missing,) = [
+            each
+            for each in inspected(data_source=make_conninfo(dsn, user=role, password=CANARY)).errors
+            if "beside" in each.cause
+        ]
+        assert '"outbox_subscriptions", "outbox_set_aside"' in missing.cause
+        assert "harvest init" in missing.next_step
+    assert causes(inspected()) == [], "the owner's harvester creates them"
+
+
+@pytest.mark.parametrize("kind", ["goharvest", "native"])
+def test_the_index_that_is_needed_follows_the_source(dsn, inspected, kind):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        if kind == "native":
+            NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+        else:
+            OutboxTable.parse("outbox").create(connection)
+    assert not any("no index" in each for each in causes(inspected(), "warning"))
+
+
+def test_a_clock_that_is_off_is_a_warning(native, inspected, monkeypatch):
+    assert not any("clock" in each for each in causes(inspected(), "warning"))
+    real = postgres_checks.time.time
+    monkeypatch.setattr(postgres_checks.time, "time", lambda: real() + 90)
+    (said,) = [each for each in inspected().findings if each.area == "clock"]
+    assert said.severity == "warning"
+    assert "90" in said.cause
+    assert "ahead of" in said.cause
+
+
+def test_replicas_are_judged(native, inspected, make_topic):
+    impossible = make_topic(**{"min.insync.replicas": 2})
+    plain = make_topic()
+    report = inspected(impossible, plain)
+    (said,) = [each for each in report.errors if impossible in each.cause]
+    assert "min.insync.replicas is 2, the replication factor 1" in said.evidence
+    assert f"--topic {impossible} --add-config min.insync.replicas=1" in said.next_step
+    (warned,) = [each for each in report.findings if plain in each.cause]
+    assert (warned.severity, warned.evidence) == ("warning", "replication factor 1")
+
+
+def test_a_compacted_topic_is_an_error_for_sequenced_delivery_alone(native, inspected, make_topic):
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    assert causes(inspected(topic)) == []
+    assert any("compacted" in each for each in causes(inspected(topic, delivery="sequenced")))
+
+
+def test_own_topics_have_to_have_a_partition_for_each_shard(native, inspected, make_topic, group_id):
+    make_topic(name=f"{group_id}.neli")
+    (said,) = inspected(shards=3).errors
+    assert "fewer partitions" in said.cause
+    assert "--partitions 3" in said.next_step
+    (said,) = inspected(leader_topic="elsewhere", create_leader_topic=False).errors
+    assert "--create --topic elsewhere" in said.next_step
+
+
+def test_without_a_topic_it_says_that_none_was_checked(native, inspected):
+    assert any("no topic" in each for each in causes(inspected(), "warning"))
+
+
+def test_init_says_who_may_create_the_tables(native, harvest, dsn, unique):
+    with role_of(native, unique) as role:
+        limited = make_conninfo(dsn, user=role, password=CANARY)
+        done = harvest("init", "--table", "shop", HARVEST_DSN=limited)
+        assert done.returncode == 5
+        assert f"the user '{role}' may not create \"shop\"" in done.stderr
+        assert f'GRANT CREATE ON SCHEMA "public" TO "{role}"' in done.stderr
+        assert CANARY not in done.stderr
+        done = harvest("init", "--table", "billing.outbox", HARVEST_DSN=dsn)
+        assert done.returncode == 4
+        assert 'schema "billing" does not exist' in done.stderr
+        assert "CREATE SCHEMA" in done.stderr
+
+
+# -- on servers that ask who it is
+
+
+@pytest.mark.parametrize(
+    "way", [MARK, SNAPSHOT, MARK_BATCHES, SEQUENCED], ids=["mark", "snapshot", "mark_batches", "sequenced"]
+)
+def test_what_grants_prints_is_enough_and_each_part_is_missed(secured, way):
+    way = {**way, "leadership": "neli"}
+    secured.make(way)
+    report = preflight.inspect(secured.config(**way), [secured.topic])
+    assert any("lacks privileges" in each or "may not" in each or "beside" in each for each in causes(report))
+    assert any(f"'{secured.topic}'" in each for each in causes(report))
+    assert any("the group" in each for each in causes(report))
+    secured.grant(**way)
+    secured.permit(**way)
+    assert causes(preflight.inspect(secured.config(**way), [secured.topic])) == []
+
+
+def test_each_grant_that_is_taken_away_is_named(secured):
+    secured.prepare(SNAPSHOT)
+    needs = harvester_needs(OUTBOX, "batches", parks=True)
+    with secured.connect("harvester") as connection:
+        assert missing_grants(connection, needs) == []
+        for need in needs:
+            for privilege in need.privileges:
+                part = (
+                    sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Identifier, need.columns)))
+                    if need.columns
+                    else sql.SQL("")
+                )
+                names = (sql.SQL(privilege), part, need.table.identifier)
+                secured.owner.execute(sql.SQL("REVOKE {} {} ON {} FROM harvester").format(*names))
+                (said,) = missing_grants(connection, needs)
+                assert said.startswith(f"GRANT {privilege}")
+                secured.owner.execute(said.encode())
+                assert missing_grants(connection, needs) == []
+
+
+# -- where it is shown
+
+
+def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, dsn, bootstrap_servers, group_id):
+    for more in ({"COLUMNS": "60"}, {"PYTHONIOENCODING": "ascii", "LC_ALL": "POSIX", "PYTHONUTF8": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "harvest_lib.cli", "check", "--topic", "no-such-topic"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={
+                **environment,
+                **more,
+                "HARVEST_DSN": dsn,
+                "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+                "HARVEST_LEADER_GROUP_ID": group_id,
+            },
+            check=False,
+        )
+        assert done.returncode == 6, done.stderr
+        assert f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic no-such-topic" in done.stdout
