@@ -1,0 +1,180 @@
+"""The pages for new users, typed literally and in order, against servers that know nothing else."""
+
+from contextlib import ExitStack, suppress
+
+import psycopg
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.outbox import read_topic
+from support.waiting import eventually
+from support.walkthrough import Walkthrough, blocks, tools
+
+from harvest_lib.local_stack.stack import Stack
+from harvest_lib.local_stack.state import locked
+
+ROLES = ("shop_owner", "shop_harvester", "shop_app", "shop_auditor", "harvester")
+PASSWORD = "typed-nowhere-5e"
+
+
+@pytest.fixture(scope="module")
+def servers(parts):
+    """A Postgres and a Kafka in which nobody has done anything."""
+    state = parts / "test-newcomer"
+    with ExitStack() as held:
+        held.enter_context(locked(state / "session.lock", wait=True))
+        yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts))
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory):
+    return tools(tmp_path_factory.mktemp("tools") / "bin")
+
+
+@pytest.fixture
+def newcomer(servers, bin_folder, tmp_path):
+    """Somebody in an empty folder, whose addresses are those of the servers; afterwards there is no trace."""
+    given = conninfo_to_dict(servers.dsn)
+    addresses = {
+        "host=db.example.com": f"host={given['host']} port={given['port']}",
+        "sslmode=require": "sslmode=disable",
+        "kafka.example.com:9092": servers.kafka.bootstrap_servers,
+    }
+    shop = {"host": given["host"], "port": given["port"], "dbname": "shop", "sslmode": "disable"}
+    typed = Walkthrough(
+        tmp_path,
+        addresses,
+        bin_folder,
+        SHOP_DSN=make_conninfo(**shop, user="shop_app"),
+        SHOP_URL=f"postgresql+psycopg://shop_app@{given['host']}:{given['port']}/shop",
+        OWNER_URL=f"postgresql+psycopg://shop_owner@{given['host']}:{given['port']}/shop",
+    )
+    typed.passwords(postgres=given["password"], **dict.fromkeys(ROLES, PASSWORD))
+    yield typed
+    try:
+        typed.close()
+    finally:
+        admin = AdminClient({"bootstrap.servers": servers.kafka.bootstrap_servers})
+        for future in admin.delete_topics(["orders"]).values():
+            with suppress(KafkaException):  # a page that made none
+                future.result(10)
+        with psycopg.connect(servers.dsn, autocommit=True) as connection:
+            connection.execute("DROP DATABASE IF EXISTS shop WITH (FORCE)")
+            for role in ROLES:
+                connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
+
+
+def give_passwords(servers, *roles):
+    """What the page leaves to psql's prompt."""
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        for role in roles:
+            connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(PASSWORD)))
+
+
+def shop_with_roles(servers, newcomer):
+    """Do the first two steps of the quickstart."""
+    first, second, *_ = blocks("docs/quickstart.md")
+    newcomer.type(first)
+    give_passwords(servers, "shop_owner", "shop_harvester", "shop_app", "shop_auditor")
+    newcomer.type(second)
+
+
+def keys_of(newcomer):
+    with psycopg.connect(
+        newcomer.environment["SHOP_DSN"].replace("shop_app", "shop_owner"), password=PASSWORD
+    ) as found:
+        return [row[0] for row in found.execute("SELECT kafka_key FROM outbox ORDER BY id")]
+
+
+def test_the_quickstart_of_the_readme(servers, newcomer):
+    """One role that is everything, as the README says."""
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE harvester LOGIN")
+        connection.execute("CREATE DATABASE shop OWNER harvester")
+    give_passwords(servers, "harvester")
+    newcomer.environment["SHOP_DSN"] = newcomer.environment["SHOP_DSN"].replace("shop_app", "harvester")
+    typed = blocks("README.md", under="## Quickstart with your own servers")
+    assert [each.language for each in typed] == ["yaml", "sh", "python", "sql", "sh"]
+    for block in typed:
+        if block.language == "sql":
+            with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD, autocommit=True) as connection:
+                connection.execute(block.text.encode())
+        else:
+            newcomer.type(block)
+        if block.language in {"python", "sql"}:
+            count = 1 + (block.language == "sql")
+            eventually(lambda count=count: len(arrived(servers, "orders")) == count, 60, "delivered")
+    assert [record.value for record in arrived(servers, "orders")] == ['{"state":"placed"}', '{"state": "paid"}']
+
+
+def arrived(servers, topic):
+    return read_topic(servers.kafka.bootstrap_servers, topic, isolation="read_committed")
+
+
+def test_the_quickstart_with_separate_roles(servers, newcomer):
+    shop_with_roles(servers, newcomer)
+    for block in blocks("docs/quickstart.md")[2:]:
+        if "harvest audit" in block.text:
+            eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
+        newcomer.type(block)
+    assert "0 errors" in "".join(newcomer.said), "of `harvest check`"
+    assert "lost" in newcomer.said[-1]
+
+
+def test_every_way_to_write(servers, newcomer):
+    """Each program of the page, as a role that may only write."""
+    shop_with_roles(servers, newcomer)
+    for block in blocks("docs/quickstart.md")[2:5]:
+        newcomer.type(block)
+    for block in blocks("docs/writing.md"):
+        newcomer.type(block)
+    keys = ["psycopg", "core", "orm", "django", "asyncpg", "sql"]
+    assert keys_of(newcomer) == keys
+    with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD) as connection:
+        assert {row[0] for row in connection.execute("SELECT id FROM orders")} == set(keys)
+
+
+MANAGE = """\
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+from django.core.management import execute_from_command_line
+execute_from_command_line(sys.argv)
+"""
+
+SETTINGS = """\
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "USER": "shop_owner",
+    "HOST": "{host}", "PORT": "{port}"}}}}
+INSTALLED_APPS = ["shop"]
+"""
+
+
+@pytest.mark.parametrize("tool", ["Alembic", "Django"])
+def test_a_migration_creates_the_outbox(servers, newcomer, tool):
+    shop_with_roles(servers, newcomer)
+    owner = newcomer.environment["SHOP_DSN"].replace("shop_app", "shop_owner")
+    with psycopg.connect(owner, password=PASSWORD, autocommit=True) as connection:
+        init = connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%'").fetchone()
+        connection.execute("DROP TABLE orders")  # a project's own migrations know it
+        connection.execute("DROP TABLE outbox, outbox_subscriptions, outbox_segments, outbox_set_aside, outbox_parked")
+    printed, *_ = blocks("docs/migrations.md")
+    newcomer.type(printed)
+    if tool == "Django":
+        given = conninfo_to_dict(servers.dsn)
+        (newcomer.folder / "manage.py").write_text(MANAGE)
+        (newcomer.folder / "settings.py").write_text(SETTINGS.format(host=given["host"], port=given["port"]))
+        (newcomer.folder / "shop" / "migrations").mkdir(parents=True)
+        for package in ("shop", "shop/migrations"):
+            (newcomer.folder / package / "__init__.py").touch()
+        (newcomer.folder / "outbox.sql").rename(newcomer.folder / "shop" / "migrations" / "outbox.sql")
+    for block in blocks("docs/migrations.md", under=f"## {tool}"):
+        newcomer.type(block)
+    with psycopg.connect(owner, password=PASSWORD, autocommit=True) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%'").fetchone() == init
+    newcomer._run(["bash", "-c", f'HARVEST_DSN="{owner}" harvest init --table outbox'])
+    assert "created" not in newcomer.said[-1]
+    back = "alembic downgrade base" if tool == "Alembic" else "python manage.py migrate shop zero"
+    newcomer._run(["bash", "-c", back])
+    with psycopg.connect(owner, password=PASSWORD, autocommit=True) as connection:
+        assert connection.execute("SELECT to_regclass('outbox')").fetchone() == (None,)
