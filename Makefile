@@ -18,7 +18,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
-EXTRAS := --extra local --extra spark --extra quality --extra parquet --extra dagster --extra airflow --extra dev
+EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra dagster --extra airflow --extra dev
 WORKERS ?= 2
 
 .PHONY: help setup demo demo-consume demo-pipeline test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean

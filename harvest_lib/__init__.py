@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from harvest_lib.config import HarvestConfig, Limits
     from harvest_lib.harvester.harvest import Drained, Harvest, State
     from harvest_lib.outbox.append import append, append_async
+
+    __version__: str
 else:
     _LOADED_AT_FIRST_USE = {
         "harvest_lib.config": ("HarvestConfig", "Limits"),
@@ -22,7 +24,17 @@ else:
         "harvest_lib.outbox.append": ("append", "append_async"),
     }
 
+    def _installed_version() -> str:
+        metadata = import_module("importlib.metadata")
+        try:
+            return metadata.version("outbox-harvester")
+        except metadata.PackageNotFoundError:
+            return "0+unknown"  # code on the path that is not installed
+
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            value = globals()[name] = _installed_version()
+            return value
         for module, names in _LOADED_AT_FIRST_USE.items():
             if name in names:
                 value = globals()[name] = getattr(import_module(module), name)
@@ -45,6 +57,7 @@ __all__ = [
     "OutboxRecord",
     "RecordLimits",
     "State",
+    "__version__",
     "append",
     "append_async",
 ]

@@ -36,6 +36,7 @@ Every message has three parts: the cause, the evidence for it, and the next step
 delivery that failed, a term that ended) are values, not exceptions.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -225,3 +226,31 @@ class StackError(HarvestError):
     """The local stack could not be brought up or down: see the log named in the message."""
 
     exit_code = 7
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that adds an extra to this installation, the way it was made: from a clone, a folder or a
+    wheel, by pip, uv, uv tool or pipx."""
+    # Loaded here because errors are part of the quickest commands.
+    import json  # noqa: PLC0415
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    name = f"outbox-harvester[{extra}]"
+    try:
+        installed = distribution("outbox-harvester")
+    except PackageNotFoundError:
+        return f"pip install '{name}'"
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    place = str(origin.get("url", ""))
+    path = unquote(urlsplit(place).path)
+    is_folder, is_editable = "dir_info" in origin, origin.get("dir_info", {}).get("editable", False)
+    if is_editable and Path(sys.prefix, ".ready").is_file():
+        return f"make setup (in {path})"  # the environment of a clone, which has them all
+    wanted = f"{path}[{extra}]" if is_folder else f"{name} @ {place}" if place else name
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx install --force '{wanted}'"
+    if Path(sys.prefix).parts[-3:-1] == ("uv", "tools"):
+        return f"uv tool install --force '{wanted}'"
+    tool = "uv pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+    return f"{tool} install {'-e ' if is_editable else ''}'{wanted}'"

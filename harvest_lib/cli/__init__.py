@@ -13,10 +13,11 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import harvest_lib
 from harvest_lib.cli import actions
 from harvest_lib.cli.audit import app as audit
 from harvest_lib.cli.check import check
@@ -73,13 +74,31 @@ for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
     app.add_typer(_group)
 
 
+def _print_version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(f"harvest {harvest_lib.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=lambda asked: _print_version(asked=asked), is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command(cls=OptionlessCommand)
 def version() -> None:
     """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 
     Example:  harvest version
     """
-    typer.echo(f"harvest {actions.version.harvester_version()}")
+    typer.echo(f"harvest {harvest_lib.__version__}")
     typer.echo(f"librdkafka {actions.version.librdkafka_version()}, libpq {actions.version.libpq_version()}")
 
 

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
 from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import tail, through_child
@@ -173,7 +173,7 @@ def _own_dags() -> Path:
     if found is None or found.origin is None:
         raise StackError(
             "there are no DAGs for Airflow: the package airflow_dags is not installed",
-            next_step="run it from the project, or pip install 'outbox-harvester[airflow]'",
+            next_step=install_hint("airflow"),
         )
     return Path(found.origin).resolve().parent
 

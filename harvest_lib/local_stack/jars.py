@@ -9,12 +9,13 @@ import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from xml.sax.saxutils import quoteattr
 
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
 from harvest_lib.local_stack.process import through_child
 from harvest_lib.local_stack.state import locked, make_folder
 from harvest_lib.local_stack.truststore import write_truststore
@@ -33,23 +34,26 @@ class JarSet:
     """Coordinates that override the revision of their module everywhere."""
 
 
-def kafka_jars(version: str) -> JarSet:
+def kafka_jars(release: str) -> JarSet:
     """Name the jars of a Kafka broker. Without the last one, which writes its log, a broker would be silent."""
     return JarSet(
-        name=f"kafka-{version}",
-        coordinates=(f"org.apache.kafka:kafka_2.13:{version}", "org.slf4j:slf4j-simple:1.7.36"),
+        name=f"kafka-{release}",
+        coordinates=(f"org.apache.kafka:kafka_2.13:{release}", "org.slf4j:slf4j-simple:1.7.36"),
     )
 
 
 POSTGRES_JDBC = JarSet(name="postgres-jdbc", coordinates=("org.postgresql:postgresql:42.7.11",))
 
-SPARK_KAFKA = JarSet(
-    name="spark-kafka-4.1.3",
-    coordinates=("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",),
-    # Of its own revision this one is not to be had everywhere; what it adds, delegation tokens, has not changed.
-    overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
-)
-"""Spark's Kafka source, for the Spark that is installed."""
+
+def spark_kafka_jars() -> JarSet:
+    """Name the jars of Spark's Kafka source, for the Spark that is installed. Raises PackageNotFoundError."""
+    spark = version("pyspark")
+    return JarSet(
+        name=f"spark-kafka-{spark}",
+        coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),
+        # Of its own revision this one is not to be had everywhere; what it adds, delegation tokens, has not changed.
+        overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
+    )
 
 
 def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
@@ -115,7 +119,7 @@ def _ivy_jar() -> Path:
     if jar is None:
         raise StackError(
             "the jars cannot be brought: they are resolved by a part of pyspark, which is not installed",
-            next_step="pip install 'outbox-harvester[local,spark]'",
+            next_step=install_hint("local"),
         )
     return jar
 

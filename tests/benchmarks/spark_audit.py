@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import psutil
 
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
@@ -38,7 +38,7 @@ def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     drain_batches(own, records, delivery="pipelined")
     state = default_state()
     java_home = find_java(state)
-    jars = [path for each in (POSTGRES_JDBC, SPARK_KAFKA) for path in resolve(each, state, java_home)]
+    jars = [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, java_home)]
     places = {"HARVEST_DSN": own.dsn, "HARVEST_BOOTSTRAP_SERVERS": own.bootstrap_servers}
     environment = {**os.environ, **places, "JAVA_HOME": str(java_home), "HARVEST_SPARK_JARS": ",".join(map(str, jars))}
     environment.pop("HARVEST_CONFIG", None)

@@ -13,7 +13,7 @@ from support.platform_api import AirflowApi, DagsterApi
 from support.waiting import eventually
 
 from harvest_lib.local_stack.description import running
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, kafka_jars, resolve
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 
 HARVEST = Path(sys.executable).parent / "harvest"
@@ -45,7 +45,7 @@ def platform(parts, tmp_path_factory):
     """A platform of this session's own; the jars are shared."""
     home = tmp_path_factory.mktemp("platform")
     java = find_java(parts)
-    for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, SPARK_KAFKA):
+    for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, spark_kafka_jars()):
         resolve(jars, parts, java)
     (home / "jars").symlink_to(parts / "jars")
     if (parts / "java").exists():

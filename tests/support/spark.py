@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from spark_jobs.session import JARS_VARIABLE, spark_session
@@ -16,7 +16,7 @@ from spark_jobs.session import JARS_VARIABLE, spark_session
 def all_jars():
     """Return the jars of the JDBC driver and of the Kafka source."""
     state = default_state()
-    return [path for each in (POSTGRES_JDBC, SPARK_KAFKA) for path in resolve(each, state, find_java(state))]
+    return [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, find_java(state))]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harvest_lib.cli.actions.tables import print_table
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
 
 if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
@@ -115,5 +115,5 @@ def local_stack(name: str) -> Any:
         raise StackError(
             "the local stack is not installed",
             evidence=f"there is no module {error.name}",
-            next_step="pip install 'outbox-harvester[local,spark]'",
+            next_step=install_hint("local"),
         ) from error

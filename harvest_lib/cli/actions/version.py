@@ -5,11 +5,7 @@ import the clients. A client that uses a library of the system is imported.
 """
 
 import ctypes
-from importlib.metadata import PackageNotFoundError, files, version
-
-
-def harvester_version() -> str:
-    return version("outbox-harvester")
+from importlib.metadata import PackageNotFoundError, files
 
 
 def librdkafka_version() -> str:

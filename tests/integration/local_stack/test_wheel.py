@@ -52,13 +52,30 @@ def harvest(uv, wheel, parts, tmp_path_factory):
             command, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
         )
 
-    run.folder, run.home = folder, home
+    def run_python(code):
+        return subprocess.run(
+            [venv / "bin" / "python", "-c", code],
+            check=True,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+
+    run.folder, run.home, run.python = folder, home, run_python
     return run
 
 
 def test_the_wheel_holds_four_packages(wheel):
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == PACKAGES
+
+
+def test_it_says_its_version_and_how_an_extra_is_added(harvest, wheel):
+    assert harvest("--version").stdout == f"harvest {wheel.name.split('-')[1]}\n"
+    hint = harvest.python("from harvest_lib.errors import install_hint; print(install_hint('parquet'))").stdout.strip()
+    assert hint == f"uv pip install 'outbox-harvester[parquet] @ file://{wheel}'"
+    assert harvest.python("import harvest_lib; print(harvest_lib.__version__)").stdout.strip() in wheel.name
 
 
 def test_help_lists_no_command_of_a_clone(harvest):

@@ -113,5 +113,5 @@ def test_proxies_are_passed_on_without_credentials(monkeypatch):
 
 def test_without_pyspark_the_error_says_so(tmp_path, java_home, monkeypatch):
     monkeypatch.setattr(jars, "find_spec", lambda _: None)
-    with pytest.raises(StackError, match=r"outbox-harvester\[local,spark\]"):
+    with pytest.raises(StackError, match=r"make setup|pip install"):
         resolve(SOME, tmp_path, java_home)

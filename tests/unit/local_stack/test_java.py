@@ -73,7 +73,7 @@ def test_without_any_the_wheel_runs_and_takes_what_spark_asks_for(tmp_path):
 def test_without_any_at_all_the_error_says_what_was_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "home", "11.0.2")))
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(StackError, match=r"(?s)Java 11.*pip install 'outbox-harvester\[local,spark\]'"):
+    with pytest.raises(StackError, match=r"(?s)Java 11.*set JAVA_HOME"):
         find_java(tmp_path / "state")
 
 

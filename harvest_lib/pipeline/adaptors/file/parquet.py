@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.clock import unix_ms
-from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
+from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors import Reader, Writer
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
@@ -208,6 +208,6 @@ def _pyarrow() -> Any:
         raise AdaptorError(
             "Parquet needs the package pyarrow, which is not installed",
             evidence=str(error),
-            next_step="pip install 'outbox-harvester[parquet]'",
+            next_step=install_hint("parquet"),
         ) from error
     return pa
