@@ -1,8 +1,11 @@
-"""The component "an outbox", which a few lines of `defs.yaml` define."""
+"""The component "an outbox", which a few lines of `defs.yaml` define. `dg scaffold defs` writes those lines."""
 
+import re
 from typing import Any
 
 import dagster as dg
+from dagster.components.component_scaffolding import scaffold_component
+from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import alert_sensors
 from dagster_harvest.assets import PIPES_KEY, VERIFIED, audit_assets, outside_specs, verified_asset, written_assets
@@ -18,6 +21,30 @@ _PIPES = dg.PipesSubprocessClient()
 """One for all: definitions of several outboxes merge only if what they share is the same."""
 
 
+class OutboxScaffoldParams(BaseModel):
+    """What `dg scaffold defs` asks for."""
+
+    name: str = Field(default="", description="Name of the outbox in Dagster. Default: that of the folder.")
+    topics: str = Field(default="orders", description="Kafka topics of its records, with commas between.")
+
+
+class OutboxScaffolder(dg.Scaffolder[OutboxScaffoldParams]):
+    """Writes a `defs.yaml` that loads as it is."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[OutboxScaffoldParams]:
+        """Return the options of the command."""
+        return OutboxScaffoldParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[OutboxScaffoldParams]) -> None:
+        """Write the file, with `name` and `topics`."""
+        folder = re.sub(r"[^A-Za-z0-9_]", "_", request.target_path.name)
+        name = request.params.name or (folder if folder[:1].isalpha() else f"outbox_{folder}")[:50]
+        topics = [topic.strip() for topic in request.params.topics.split(",") if topic.strip()]
+        scaffold_component(request, {"name": name, "topics": topics})
+
+
+@dg.scaffold_with(OutboxScaffolder)
 class OutboxComponent(OutboxSettings, dg.Component):
     """An outbox: the run that harvests it and its supervisor, its assets, its checks, its nightly audit.
 

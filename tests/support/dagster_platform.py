@@ -20,7 +20,7 @@ class Platform:
     def __init__(self, folder, *, locations=("first",), **variables):
         self.folder = folder
         folder.mkdir()
-        (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\nnux:\n  enabled: false\n")
         lines = ["load_from:"]
         for name in locations:
             lines.append(f"  - python_file: {{relative_path: {LOCATION}, location_name: {name}}}")

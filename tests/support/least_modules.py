@@ -94,6 +94,7 @@ EXEMPT = {
     "integration/dagster/test_project": _DAGSTER,
     "integration/dagster/test_checks": _DAGSTER,
     "integration/dagster/test_commands": _DAGSTER,
+    "integration/dagster/test_scaffold": _DAGSTER,
     "integration/dagster/test_daemon": _DAGSTER,
     "integration/dagster/test_killed": _DAGSTER,
     "integration/dagster/test_spark": _DAGSTER,

@@ -45,7 +45,7 @@ def test_dagster_gets_its_own_database_and_the_password_only_by_environment(tmp_
     instance = (tmp_path / "dagster" / "dagster.yaml").read_text()
     assert "ca/na@ry" not in instance
     content = yaml.safe_load(instance)
-    assert content["telemetry"] == {"enabled": False}
+    assert content["telemetry"] == content["nux"] == {"enabled": False}
     assert content["storage"]["postgres"]["postgres_db"]["params"] == {"sslmode": "disable"}
     for plan in plans:
         assert plan.environment["DAGSTER_POSTGRES_PASSWORD"] == "ca/na@ry"

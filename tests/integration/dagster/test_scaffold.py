@@ -1,0 +1,64 @@
+"""A project that is not this repository: `dg` lists the component, and writes a folder that loads as it is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.dagster_project import DEFINITIONS, PYPROJECT
+
+COMPONENT = "dagster_harvest.components.OutboxComponent"
+
+
+@pytest.fixture
+def dg(tmp_path):
+    """Run `dg` in a project of another name."""
+    package = tmp_path / "warehouse"
+    (package / "defs").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(package="warehouse"))
+    for module in (package, package / "defs"):
+        (module / "__init__.py").touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    home = tmp_path / "home"
+    home.mkdir()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+    variables |= {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": str(tmp_path)}
+
+    def run(*arguments):
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "dg"), *arguments],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run.defs = package / "defs"
+    return run
+
+
+def test_the_component_is_listed(dg):
+    assert COMPONENT in dg("list", "components", "--json")
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "attributes"),
+    [
+        ("shop", (), {"name": "shop", "topics": ["orders"]}),
+        ("my-shop.eu", ("--topics", "orders, refunds"), {"name": "my_shop_eu", "topics": ["orders", "refunds"]}),
+        ("2nd", ("--name", "second"), {"name": "second", "topics": ["orders"]}),
+        ("3rd", (), {"name": "outbox_3rd", "topics": ["orders"]}),
+    ],
+)
+def test_what_is_scaffolded_loads_as_it_is(dg, folder, options, attributes):
+    dg("scaffold", "defs", COMPONENT, folder, *options)
+    written = yaml.safe_load((dg.defs / folder / "defs.yaml").read_text())
+    assert written == {"type": COMPONENT, "attributes": attributes}
+    assert "All definitions loaded" in dg("check", "defs")
+    assert f"{attributes['name']}_harvester_daemon" in dg("list", "defs", "--json")
