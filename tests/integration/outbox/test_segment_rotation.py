@@ -3,15 +3,18 @@
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
+from psycopg.errors import LockNotAvailable
+from psycopg.pq import TransactionStatus
 from support.native import Native
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseError
 from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.outbox import rotate_segment
+from harvest_lib.outbox import Segments, rotate_segment
 
 DAY = 86_400.0
 
@@ -112,6 +115,23 @@ def test_no_id_is_given_out_twice_and_no_writer_is_refused(native, dsn):
             each.result()
     assert any(rotated)
     assert len(written) == len(set(written)) == native.count() > 100
+
+
+def test_no_id_can_be_drawn_between_reading_the_sequence_and_moving_it(native, dsn, monkeypatch):
+    native.write(1)
+    sequence, read, drawn = native.segments.sequence(native.connection), Segments.next_id, []
+
+    def read_and_draw(segments, connection):
+        next_id = read(segments, connection)
+        if connection.info.transaction_status is TransactionStatus.INTRANS:  # where the sequence is about to be moved
+            with psycopg.connect(dsn, options="-c lock_timeout=200ms") as other, suppress(LockNotAvailable):
+                drawn.append(other.execute("SELECT nextval(%s::regclass)", (str(sequence),)).fetchone())
+            drawn.append("tried")
+        return next_id
+
+    monkeypatch.setattr(Segments, "next_id", read_and_draw)
+    assert rotate(native).next_id == 10
+    assert drawn == ["tried"]
 
 
 def test_a_transaction_that_stays_open_is_named_and_holds_up_no_writer_for_long(native, dsn):
