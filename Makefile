@@ -18,7 +18,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
-EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra dagster --extra airflow --extra dev
+EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra dagster --extra airflow --extra docs --extra dev
 WORKERS ?= 2
 
 .PHONY: help setup demo demo-consume demo-pipeline test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
@@ -87,8 +87,9 @@ chaos: setup machine  ## half an hour of faults on real processes, in all ways; 
 machine:  ## install the system packages that some faults need, as root on Debian
 	@sh infra/machine.sh
 
-docs: setup  ## rewrite the generated parts of docs/
+docs: setup  ## rewrite the generated parts of docs/, and build the site, strictly, in .harvest/site
 	@$(BIN)/python -m infra.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f infra/site/mkdocs.yml -d "$(HARVEST_HOME)/site"
 
 clean:  ## remove all state: environment, servers' data, reports
 	@rm -rf "$(HARVEST_HOME)" .mypy_cache .ruff_cache .pytest_cache .hypothesis

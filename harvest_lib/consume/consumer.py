@@ -157,10 +157,12 @@ class Consumer:
     # -- a shard
 
     def count_fenced(self) -> None:
+        """Count that a shard was fenced; from any thread."""
         with self._counting:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
+        """Return what processes one shard: its store, its reader and the application."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,

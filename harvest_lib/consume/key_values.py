@@ -93,10 +93,12 @@ class KeyValueStore(PostgresStore):
         self._values: KeyValues | None = None
 
     def begin(self) -> KeyValues:
+        """Begin a transaction, and return the values of its keys."""
         self._values = KeyValues(super().begin(), self.shard, self._state_table)
         return self._values
 
     def commit(self, checkpoint: Checkpoint) -> bool:
+        """Write the values that were changed, and commit them with the checkpoint; False if we were fenced."""
         assert self._values is not None, "begin comes first"  # noqa: S101
         with translated():
             self._values.write()

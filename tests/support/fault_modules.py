@@ -46,6 +46,7 @@ MODULES = {
     "property/test_outbox_identity",
     "property/test_pipeline_kills",
     "unit/repository/test_empty_sessions",
+    "unit/repository/test_site",
 }
 
 

@@ -1,0 +1,134 @@
+"""What mkdocs does not do by itself: pages from outside `docs/`, and the reference of the API.
+
+README, CHANGELOG, CONTRIBUTING and LICENSE become pages as they are, with their links rewritten. Each module of the
+reference is a page made of its docstrings. A public name without a docstring fails the build.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LICENSE": "license.md",
+}
+"""Files of the repository's root that are pages, by their names there."""
+
+_PACKAGES = {"harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs"}
+_LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the decisions in the navigation."""
+    names = sorted(path.name for path in (Path(config.docs_dir) / "decisions").glob("*.md"))
+    decisions = [f"decisions/{name}" for name in sorted(names, key=lambda name: (name != "README.md", name))]
+    for section in config.nav or []:
+        for entry in section.get("Project", []):
+            if isinstance(entry, dict) and "Decisions" in entry:
+                entry["Decisions"] = decisions
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not below `docs/`."""
+    for name, page in PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        is_plain = page == "license.md"
+        content = f"# License\n\n```\n{text}```\n" if is_plain else _LINK.sub(lambda link: _from_root(link[1]), text)
+        files.append(File.generated(config, page, content=content))
+    programs = sorted(path.name for path in (Path(config.docs_dir) / "examples").glob("*.*"))
+    listed = "".join(f"- [{name}]({name})\n" for name in programs)
+    files.append(File.generated(config, "examples/index.md", content=f"# Programs\n\n{listed}"))
+    for page in _listed(config.nav or []):
+        if page.startswith("api/"):
+            module = page.removeprefix("api/").removesuffix(".md")
+            files.append(File.generated(config, page, content=_reference(module)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Point links to the root's files at their pages."""
+    del config, files
+    up = "../" * page.file.src_uri.count("/")
+    if page.file.generated_by is not None:
+        return markdown
+    return _LINK.sub(lambda link: _from_docs(link[1], up), markdown)
+
+
+def _from_root(link: str) -> str:
+    return PAGES.get(link, "examples/index.md" if link == "docs/examples" else link.removeprefix("docs/"))
+
+
+def _from_docs(link: str, up: str) -> str:
+    outside = link.removeprefix(f"{up}../")
+    return up + PAGES[outside] if outside != link and outside in PAGES else link
+
+
+def _listed(nav: Any) -> Iterator[str]:
+    for entry in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else [nav]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from _listed(entry)
+
+
+def _reference(module: str, root: Path = ROOT) -> str:
+    """Return the page of a module. Raises PluginError for public names that have no docstring."""
+    found = griffe.load(module, search_paths=[str(root)], resolve_aliases=True, resolve_external=False)
+    documented = _of_protocols(found)
+    exports = sorted(map(str, found.exports or found.members))
+    names = [name for name in exports if not name.startswith("_") and _is_ours(found[name])]
+    undocumented = [
+        f"{module}.{name}{'.' if method else ''}{method}"
+        for name in names
+        for method in _undocumented(found[name])
+        if method not in documented
+    ]
+    if undocumented:
+        raise PluginError(f"public names without a docstring: {', '.join(undocumented)}")
+    members = "".join(f"        - {name}\n" for name in names)
+    return f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n      members:\n{members}"
+
+
+def _is_ours(member: Any) -> bool:
+    """Tell whether a name is defined by this project, and is a class, a function or an exported alias of one."""
+    try:
+        target = member.final_target if member.is_alias else member
+    except griffe.AliasResolutionError:
+        return False
+    return target.kind.value in {"class", "function"} and (
+        not member.is_alias or target.canonical_path.split(".")[0] in _PACKAGES
+    )
+
+
+def _of_protocols(module: Any) -> set[str]:
+    """Return the names of the methods that the module's protocols describe, for all classes that implement them."""
+    targets = [each.final_target if each.is_alias else each for each in module.members.values() if _is_ours(each)]
+    protocols = [
+        each
+        for each in targets
+        if any(str(base).partition("[")[0] == "Protocol" for base in getattr(each, "bases", ()))
+    ]
+    return {name for each in protocols for name, member in each.members.items() if member.has_docstring}
+
+
+def _undocumented(member: Any) -> Iterator[str]:
+    """Yield the public methods of a class that have no docstring, of their own or inherited; an empty name for a class
+    or function without one."""
+    target = member.final_target if member.is_alias else member
+    if not target.has_docstring:
+        yield ""
+    for name, each in target.members.items() if target.kind.value == "class" else ():
+        if name.startswith("_") or each.is_alias or each.kind.value != "function" or each.has_docstring:
+            continue
+        if not any(name in base.members and base.members[name].has_docstring for base in target.mro()):
+            yield name
