@@ -61,7 +61,11 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
     ]
     if settings.writer is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
-        return [*specs, dg.AssetSpec(settings.outbox_key, group_name=group, kinds={"postgres"}, description=about)]
+        before = settings.upstream_keys
+        return [
+            *specs,
+            dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
+        ]
     source = dg.AssetSpec(
         dg.AssetKey(["source", settings.writer.source]), group_name=group, description="Where the rows come from."
     )

@@ -40,6 +40,8 @@ WORKED_TAG = "harvest/worked"
 """The tag of a run that has delivered for `healthy_after_working_seconds`. Failures before it do not delay its
 successor."""
 
+_MATERIALIZE_SECONDS = 3600.0
+"""A topic counts as materialized when a run begins to lead, and again when records have come, this often at most."""
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
 
@@ -141,6 +143,7 @@ class _Daemon:
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
         self._last = (time.monotonic(), 0)
+        self._materialized_at: float | None = None
         self._worked_seconds = 0.0
         self._has_told_of_work = False
 
@@ -207,9 +210,15 @@ class _Daemon:
         )
         self._say(numbers.line())
         self._tell_of_work(numbers, delivered - before, now - then)
+        is_new = leader_id is not None and (delivered > before or self._materialized_at is None)
+        is_due = self._materialized_at is None or now - self._materialized_at >= _MATERIALIZE_SECONDS
         for key in self._settings.topic_keys:
             with _without_dagsters_storage():
                 self._context.log_event(dg.AssetObservation(asset_key=key, metadata=numbers.metadata()))
+                if is_new and is_due:  # else the lineage shows a topic that was never filled
+                    self._context.log_event(dg.AssetMaterialization(asset_key=key, metadata=numbers.metadata()))
+        if is_new and is_due:
+            self._materialized_at = now
 
     def _tell_of_work(self, numbers: Numbers, delivered: int, seconds: float) -> None:
         """Tag the run once it has worked for long enough; at the next report if Dagster's storage is unavailable."""

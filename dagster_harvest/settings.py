@@ -120,9 +120,23 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
     writer: WriterSettings | None = None
     """Default none: others write."""
+    upstream: Sequence[str] = ()
+    """Keys of the assets that applications write in the same transactions, such as `postgres/orders`: they stand before
+    the outbox in the lineage. Default none. With a `writer` its table stands there."""
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
+
+    @model_validator(mode="after")
+    def _one_upstream(self) -> Self:
+        if self.upstream and self.writer is not None:
+            message = "upstream is for an outbox that others write: with a writer, its table stands before the outbox"
+            raise ValueError(message)
+        return self
+
+    @property
+    def upstream_keys(self) -> list[dg.AssetKey]:
+        return [dg.AssetKey.from_user_string(each) for each in self.upstream]
 
     @property
     def resource_key(self) -> str:

@@ -3,11 +3,12 @@
 import dagster as dg
 import pytest
 from dagster.components.resolved.errors import ResolutionException
+from pydantic import ValidationError
 
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.definitions import defs
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import DaemonSettings, OutboxSettings
+from dagster_harvest.settings import DaemonSettings, OutboxSettings, WriterSettings
 from harvest_lib.errors import ConfigError
 
 SHOP = """
@@ -79,6 +80,17 @@ def test_data_flows_from_the_source_to_the_audit():
         upstream |= more
     assert dg.AssetKey(["source", "nycflights13"]) in upstream
     assert dg.AssetKey(["kafka", "flights"]) in upstream
+
+
+def test_what_applications_write_stands_before_the_outbox():
+    settings = OutboxSettings(name="shop", topics=["orders"], upstream=["postgres/orders", "carts"])
+    graph = outbox_definitions(settings).resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["outbox", "shop"])).parent_keys == {
+        dg.AssetKey(["postgres", "orders"]),
+        dg.AssetKey(["carts"]),
+    }
+    with pytest.raises(ValidationError, match="upstream is for an outbox that others write"):
+        OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=WriterSettings())
 
 
 def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():
