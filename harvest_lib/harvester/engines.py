@@ -49,6 +49,7 @@ from harvest_lib.harvester.factory import (
     subscription_of,
 )
 from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.other_readers import acknowledge_pending, refuse_readers
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
@@ -154,6 +155,7 @@ class MarkEngine(Engine):
     ) -> None:
         self._config = config
         self._table = table
+        self._producer_provider = producer_provider
         self._source = source or make_source(config, table)
         topics = make_topics(config)
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
@@ -168,6 +170,7 @@ class MarkEngine(Engine):
             _check_parked(connection, self._table)
             tables.append(self._table.parked.identifier)
         check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
+        refuse_readers(connection, self._config, self._table)
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
@@ -185,8 +188,23 @@ class MarkEngine(Engine):
             emit=callbacks.emit,
             delivered=callbacks.delivered,
         )
+        self._acknowledge_pending(term, stopping)
         self._watch.begin(term, stopping)
         return MarkLoop(term, ports, stopping)
+
+    def _acknowledge_pending(self, term: Term, stopping: threading.Event) -> None:
+        """See `acknowledge_pending`; servers that are away are waited for, as nothing may be sent before."""
+        complaint = ""
+        while term.is_live() and not stopping.is_set():
+            try:
+                acknowledge_pending(self._config, self._table, term.leader_id, self._producer_provider)
+            except (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied) as error:
+                if error.evidence != complaint:
+                    complaint = error.evidence
+                    _log.warning("harvest_interrupted", extra={"reason": str(error)})
+                stopping.wait(self._config.limits.io_error_backoff_seconds)
+            else:
+                return
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         return self._table.oldest_age_seconds(connection)

@@ -188,7 +188,7 @@ class _Retention:
         return row[0] if row is not None else None
 
     def _rows(self, query: str) -> list[Any]:
-        return self.connection.execute(self._statement(query)).fetchall()
+        return self.connection.execute(self._statement(query), {}).fetchall()
 
     def _statement(self, query: str) -> sql.Composed:
         return sql.SQL(query).format(

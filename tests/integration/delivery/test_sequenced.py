@@ -1,6 +1,7 @@
 """Delivery by acknowledgements, over real servers: what a reader of committed messages finds."""
 
 import copy
+import threading
 from functools import partial
 from uuid import uuid4
 
@@ -23,8 +24,10 @@ from harvest_lib.delivery import (
     Topics,
     acknowledge_again,
 )
-from harvest_lib.errors import KafkaUnavailable, TopicCompacted
+from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicCompacted
+from harvest_lib.harvester.engines import Callbacks
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
@@ -193,6 +196,46 @@ def test_what_was_kept_and_not_acknowledged_is_acknowledged_by_who_leads_next(le
     new = leader().lead()
     assert new.at.position == {"batch": 2}
     assert read() == list(range(30)), "before it sends anything"
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
+def test_so_it_is_by_one_that_marks_and_acknowledges_nothing_itself(leader, read, outbox, config, delivery):
+    """The rows are purged: nobody else knows that readers wait for these."""
+    old = leader().lead()
+    old.batch(*range(10))
+    old.crash_once_kept(*range(10, 30))
+    outbox.connection.execute("UPDATE outbox_subscriptions SET source = 'mark'")
+    assert read() == list(range(10))
+    Harvest(config(source="mark", delivery=delivery)).drain(60)
+    assert read() == list(range(30))
+    assert "intents" not in outbox.subscription()["checkpoint"]
+    epoch = outbox.subscription()["epoch"]
+    Harvest(config(source="mark", delivery=delivery)).drain(60)
+    assert outbox.subscription()["epoch"] == epoch, "the row is left alone once nothing is pending"
+
+
+def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config):
+    """It would delete what that has not read."""
+    Harvest(config(source="snapshot")).drain(60)
+    with pytest.raises(CheckpointError, match="would delete what they have not read") as refused:
+        Harvest(config(source="mark", delivery="barrier")).drain(60)
+    assert "harvest subscriptions remove default" in refused.value.next_step
+
+
+def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, config, group_id, bootstrap_servers):
+    """As after a migration under a running pool."""
+    engine = Harvest(config(source="mark", delivery="barrier"))
+    engine.start()
+    try:
+        eventually(lambda: engine.is_leader, 20, "leads")
+    finally:
+        engine.stop()
+        engine.await_stopped(20)
+    outbox.connection.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('search', 0, 1, 'snapshot')"
+    )
+    with pytest.raises(CheckpointError, match="would delete"):
+        engine._engine.loop(Term(uuid4()), threading.Event(), Callbacks(emit=print, delivered=print))
 
 
 def test_each_id_ticks_and_acknowledgements_that_are_written_again_have_the_same(leader, bootstrap_servers, outbox):

@@ -48,6 +48,22 @@ def test_before_the_first_run_nobody_has_run_yet(untouched, harvest):
     assert status["notes"] == ["no harvester of the group 'billing' runs now: start one with `harvest run`"]
 
 
+@pytest.mark.parametrize("delivery", ["transactional", "sequenced"])
+def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_servers, group_id, harvest, delivery):
+    """goharvest's layout has no column by which a reader's lag could be counted."""
+    outbox.fill(5)
+    Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, delivery=delivery)).drain(60)
+    outbox.fill(3)
+    servers = {
+        "HARVEST_DSN": outbox.dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "HARVEST_LEADER_GROUP_ID": group_id,
+    }
+    done = harvest("status", "--json", **servers)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["backlog_records"] == 3
+
+
 def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id)
     with Harvest(config) as harvest:

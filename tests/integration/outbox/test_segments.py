@@ -147,6 +147,15 @@ def test_a_tail_that_the_sequence_passed_without_a_record_needs_no_cut(native):
     assert native.bounds()[-4:] == [(30, 1_000), (1_000, 1_010), (1_010, 1_020), (1_020, None)]
 
 
+def test_names_with_a_percent_sign_are_names(dsn):
+    native = Native(dsn, name="100%s %(x)s")
+    native.write(15)
+    native.subscribe(native.snapshot())
+    native.closed()
+    assert drop_passed(native.connection, native.table, keep_seconds=0).dropped == ["100%s %(x)s_from_0"]
+    native.connection.close()
+
+
 def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(native):
     """While segments are cut again and again, from tails with and without records, behind somebody who sits on it."""
     stop, waits, errors = threading.Event(), [], []

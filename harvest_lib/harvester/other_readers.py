@@ -1,0 +1,61 @@
+"""What a term that marks and purges finds beside the outbox before it begins: readers of its own past, and others.
+
+- Acknowledgements of `sequenced` that a leader died before it wrote. Their rows are purged, so nobody else knows of
+  them, and readers would never see those records.
+- Subscriptions that only read. Marking would delete what they have not read.
+"""
+
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.checkpoints.stores import PostgresStore
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.delivery import acknowledge_again
+from harvest_lib.errors import CheckpointError, DatabaseAccessDenied
+from harvest_lib.harvester.factory import make_checkpoints
+from harvest_lib.kafka_client import KafkaProducerProvider
+from harvest_lib.outbox import OutboxTable
+
+_FOUND = """
+SELECT subscription, source, coalesce(jsonb_array_length(checkpoint -> 'intents'), 0) FROM {subscriptions}
+WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription, shard
+"""
+
+
+def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
+    """Raise CheckpointError if a subscription reads the table that `mark` would empty; tell whether acknowledgements of
+    this one are pending. Where our role may not read the subscriptions, nothing is known of them."""
+    found: list[tuple[Any, ...]] = []
+    if table.subscriptions.exists(connection):
+        statement = sql.SQL(_FOUND).format(subscriptions=in_statement(table.subscriptions.identifier))
+        with suppress(DatabaseAccessDenied), translated():
+            found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
+    if readers := sorted({name for name, source, _ in found if source != "mark"}):
+        raise CheckpointError(
+            f"{table} is read by subscriptions, and `source: mark` would delete what they have not read",
+            evidence=f"{', '.join(map(repr, readers))} in {table.subscriptions}",
+            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if nobody reads any more: "
+            f"`harvest subscriptions remove {readers[0]}`",
+        )
+    return any(source == "mark" and pending for _, source, pending in found)
+
+
+def acknowledge_pending(
+    config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
+) -> None:
+    """Write what is pending, as a leader whose epoch fences the one before. What cannot be written, as its topic is not
+    there, stays. Raises HarvestError."""
+    with connect(config.data_source.conninfo()) as connection:
+        if not refuse_readers(connection, config, table):
+            return
+    acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
+    with closing(PostgresStore(make_checkpoints(config, table, "mark", 0), acknowledge)) as store:
+        store.lead(leader_id)
+        store.save(replace(store.load(), intents=()))
