@@ -1,6 +1,7 @@
 """`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is told to stop."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,13 @@ def run(
         bool,
         typer.Option("--no-status", help="Hide the status line, which is shown on a terminal below a console log."),
     ] = False,
+    alive_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HARVEST_ALIVE_FILE",
+            help="A file that is touched each second while the process works, for probes. Not with --drain.",
+        ),
+    ] = None,
 ) -> None:
     """Harvest until SIGTERM or Ctrl-C. Then wait for records in flight, and release leadership.
 
@@ -42,6 +50,7 @@ def run(
     settings = configuration(config, elects=True)
     handler = actions.log_output.configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
+    liveness = actions.liveness.Liveness(alive_file)
     harvest = Harvest(settings.harvest)
     stop_on_signals(harvest.stop)
     shown = watched() and log_format == "console" and not no_status
@@ -50,9 +59,11 @@ def run(
             if drain:
                 done = harvest.drain()
             else:
-                with harvest:
+                with harvest, liveness:
                     # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
                     while harvest.state is State.RUNNING:
+                        if harvest.is_responsive:
+                            liveness.show()
                         harvest.await_stopped(0.2)
     except HarvestError as error:
         if harvest.has_started:

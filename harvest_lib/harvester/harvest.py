@@ -51,6 +51,8 @@ _STANDBY_WAIT_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 10.0
 """How long all steps of a stop may take together."""
 _SLACK_SECONDS = 1.0
+_UNRESPONSIVE_SECONDS = 60.0
+"""A check of the pool while on standby waits for servers for less."""
 
 
 class State(enum.Enum):
@@ -107,6 +109,7 @@ class Harvest:
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
         self._hold_until: dict[int, float] = {}  # by shard, in boot seconds
+        self._turned_at = boot_seconds()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._loops: dict[int, EngineLoop] = {}  # by shard
@@ -220,6 +223,11 @@ class Harvest:
         return self._thread is not None
 
     @property
+    def is_responsive(self) -> bool:
+        """Tell whether it runs and its thread took a turn within the last minute, whatever the servers do."""
+        return self._state is State.RUNNING and boot_seconds() - self._turned_at < _UNRESPONSIVE_SECONDS
+
+    @property
     def is_leader(self) -> bool:
         """Tell whether this process leads, one shard at least."""
         return bool(self._loops)
@@ -259,6 +267,7 @@ class Harvest:
         threads: dict[Term, threading.Thread] = {}
         try:
             while not self._stopping.is_set():
+                self._turned_at = boot_seconds()
                 live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
                 threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
                 if not live and not threads and self._engine is not None:

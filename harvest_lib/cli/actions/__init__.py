@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harvest_lib.cli.actions import audit, check, grants, history, init, log_output, outbox, park, pipeline, pump
-    from harvest_lib.cli.actions import segments, stack, status, status_line, subscriptions, version
+    from harvest_lib.cli.actions import audit, check, grants, history, init, liveness, log_output, outbox, park
+    from harvest_lib.cli.actions import pipeline, pump, segments, stack, status, status_line, subscriptions, version
 else:
 
     def __getattr__(name: str) -> object:

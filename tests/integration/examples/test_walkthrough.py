@@ -1,11 +1,20 @@
 """The pages for new users, typed literally and in order, against servers that know nothing else."""
 
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.outbox import read_topic
@@ -121,6 +130,100 @@ def test_the_quickstart_with_separate_roles(servers, newcomer):
         newcomer.type(block)
     assert "0 errors" in "".join(newcomer.said), "of `harvest check`"
     assert "lost" in newcomer.said[-1]
+
+
+OBJECTS = """
+SELECT 'relation ' || oid::regclass FROM pg_class WHERE relnamespace = 'public'::regnamespace
+UNION ALL SELECT 'function ' || oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+UNION ALL SELECT 'type ' || oid::regtype FROM pg_type WHERE typnamespace = 'public'::regnamespace
+UNION ALL SELECT 'schema ' || nspname || ' ' || coalesce(nspacl::text, '') FROM pg_namespace
+UNION ALL SELECT 'default rights ' || defaclacl::text FROM pg_default_acl
+UNION ALL SELECT 'trigger ' || evtname FROM pg_event_trigger
+UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+UNION ALL SELECT 'slot ' || slot_name FROM pg_replication_slots
+UNION ALL SELECT 'role ' || rolname FROM pg_roles
+UNION ALL SELECT 'rights of ' || refobjid::regrole || ' ' || classid::regclass || ' ' || objid FROM pg_shdepend
+  WHERE refclassid = 'pg_authid'::regclass AND deptype = 'a' AND classid <> 'pg_database'::regclass
+"""
+
+
+def traces(servers, newcomer):
+    """Return what is in the database, in Kafka and among the groups."""
+    owner = make_conninfo(newcomer.environment["SHOP_DSN"], user="shop_owner", password=PASSWORD)
+    with psycopg.connect(owner) as connection:
+        found = {row[0] for row in connection.execute(OBJECTS)}
+    admin = AdminClient({"bootstrap.servers": servers.kafka.bootstrap_servers})
+    found |= {f"topic {name}" for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
+    return found | {f"group {each.group_id}" for each in admin.list_consumer_groups().result(10).valid}
+
+
+@pytest.mark.timeout(400)  # about 60 s, most of them for Kafka's own commands
+def test_uninstalling_leaves_nothing(servers, newcomer):
+    """With `delivery: transactional`, which has a topic more than the default."""
+    roles, tables, configuration, *rest = blocks("docs/quickstart.md")
+    init, business = tables.text.split("\n", 1)
+    newcomer.type(roles)
+    give_passwords(servers, "shop_owner", "shop_harvester", "shop_app", "shop_auditor")
+    newcomer.type(replace(tables, text=business))
+    ours = ("shop-outbox", "shop_harvester", "shop_auditor")  # an earlier test leaves the group
+    clean = {each for each in traces(servers, newcomer) if not any(name in each for name in ours)} | {"topic orders"}
+    newcomer.type(replace(tables, text=init))
+    newcomer.type(configuration)
+    with (newcomer.folder / configuration.file).open("a") as file:
+        file.write("  delivery: transactional\n")
+    for block in rest:
+        if "harvest audit" in block.text:
+            eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
+        newcomer.type(block)
+    newcomer.close()
+    (write,) = (block for block in rest if "COMMIT" in block.text)
+    newcomer.type(replace(write, text=write.text.replace("o-1", "o-2")))
+    owner = make_conninfo(newcomer.environment["SHOP_DSN"], user="shop_owner", password=PASSWORD)
+    with psycopg.connect(owner) as connection:  # as a segment that somebody detached
+        connection.execute("CREATE TABLE outbox_from_7 (LIKE outbox)")
+    installed = traces(servers, newcomer)
+    assert {"relation outbox", "role shop_harvester", "group shop-outbox"} <= installed - clean
+    assert {"topic shop-outbox.neli", "topic shop-outbox.default.checkpoint"} <= installed - clean
+    for block in blocks("docs/uninstalling.md"):
+        if "acls.sh" not in block.text:
+            newcomer.type(block)
+    assert len(arrived(servers, "orders")) == 2
+    eventually(lambda: traces(servers, newcomer) <= clean, 30, "topics are deleted in the background")
+    assert traces(servers, newcomer) == clean
+
+
+@pytest.mark.long  # a start of Java for each resource, twice
+@pytest.mark.timeout(400)
+def test_uninstalling_removes_the_permissions(secure_stack, bin_folder, tmp_path):
+    """As the operator of a Kafka with ACLs."""
+    settings = secure_stack.kafka.operator_settings
+    admin = AdminClient(settings)
+    keys = "".join(Path(settings[f"ssl.{each}.location"]).read_text() for each in ("key", "certificate"))
+    (tmp_path / "operator.pem").write_text(keys)
+    (tmp_path / "operator.properties").write_text(
+        "security.protocol=SSL\nssl.keystore.type=PEM\nssl.truststore.type=PEM\n"
+        f"ssl.keystore.location={tmp_path / 'operator.pem'}\nssl.truststore.location={settings['ssl.ca.location']}\n"
+    )
+
+    def permissions():
+        everything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        return {str(each) for each in admin.describe_acls(everything).result(10)}
+
+    before = permissions()
+    operator = Walkthrough(tmp_path, {"--topic orders": "--topic 'shop-*'"}, bin_folder)  # some are denied, then
+    (block,) = (each for each in blocks("docs/uninstalling.md") if "acls.sh" in each.text)
+    printed, removed = block.text.splitlines()
+    servers = settings["bootstrap.servers"]
+    (tmp_path / "harvest.yaml").write_text(
+        "harvest: {leaderGroupID: shop-outbox, delivery: transactional, "
+        f"baseKafkaConfig: {{bootstrap.servers: {servers}}}}}"
+    )
+    operator.type(replace(block, text=f"{printed}\nsh -eu acls.sh"))
+    assert len(permissions() - before) > 10
+    operator.type(replace(block, text=f"{printed}\n{removed}"))
+    eventually(lambda: permissions() == before, 30, "they are removed")
 
 
 def test_every_way_to_write(servers, newcomer):

@@ -38,7 +38,12 @@ COMPOSE = {
             closed(
                 ["image"],
                 image={"type": "string", "pattern": "^[a-z0-9/._-]+:[a-zA-Z0-9._-]+$"},
-                build=closed(["context", "dockerfile"], context={"type": "string"}, dockerfile={"type": "string"}),
+                build=closed(
+                    ["context", "dockerfile"],
+                    context={"type": "string"},
+                    dockerfile={"type": "string"},
+                    target={"type": "string"},
+                ),
                 command=WORDS,
                 environment=MAPPING,
                 configs={
@@ -52,6 +57,13 @@ COMPOSE = {
                 ports=WORDS,
                 volumes=WORDS,
                 init={"type": "boolean"},
+                profiles=WORDS,
+                deploy=closed(replicas={"type": "integer"}),
+                stop_grace_period={"type": "string", "pattern": "^[0-9]+s$"},
+                read_only={"type": "boolean"},
+                tmpfs=WORDS,
+                cap_drop=WORDS,
+                security_opt=WORDS,
                 restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
                 depends_on=named(
                     closed(
@@ -217,7 +229,11 @@ def test_what_is_named_is_there(compose):
             if condition["condition"] == "service_healthy":
                 assert "healthcheck" in services[name]
     built = [service["build"] for service in services.values() if "build" in service]
-    assert [(INFRA / build["context"] / build["dockerfile"]).exists() for build in built] == [True]
+    assert [(INFRA / build["context"] / build["dockerfile"]).exists() for build in built] == [True, True]
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)
+    assert {build["target"] for build in built if "target" in build} <= set(stages)
+    images = {service["image"] for service in services.values() if "build" in service}
+    assert {each["image"] for each in services.values() if each["image"].startswith("outbox-harvester")} == images
 
 
 def test_nothing_is_open_to_the_network_and_no_password_stands_there(compose):
@@ -235,7 +251,7 @@ def test_nothing_is_open_to_the_network_and_no_password_stands_there(compose):
 
 
 def test_everything_of_harvest_up_all_is_there(compose):
-    assert set(compose["services"]) == {
+    assert {name for name, each in compose["services"].items() if "profiles" not in each} == {
         *(
             "postgres",
             "kafka",
@@ -257,7 +273,8 @@ def test_the_servers_are_of_the_versions_that_are_tested(compose):
 def test_nothing_of_ours_is_the_superuser(compose):
     for name, service in compose["services"].items():
         dsn = service.get("environment", {}).get("HARVEST_DSN")
-        assert dsn is None or conninfo_to_dict(dsn)["user"] == "outbox_owner", name
+        user = "harvester" if name == "harvester" else "outbox_owner"
+        assert dsn is None or conninfo_to_dict(dsn)["user"] == user, name
         held = [key for key, value in service.get("environment", {}).items() if "POSTGRES_PASSWORD:" in value]
         assert held == (["POSTGRES_PASSWORD"] if name == "postgres" else []), name
 
@@ -294,7 +311,7 @@ def test_the_image_installs_what_the_lock_names_and_nothing_else():
     ]
     assert installs == ["pip install --no-cache-dir --require-hashes --no-deps -r /tmp/image-uv.txt"]
     synced = [each for each in commands if each.startswith("uv sync")]
-    assert len(synced) == 2
+    assert len(synced) == 4
     assert all("--frozen" in each for each in synced)
     extras = set(re.findall(r"--extra (\w+)", dockerfile))
     project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
