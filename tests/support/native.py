@@ -3,6 +3,7 @@
 import psycopg
 from psycopg import sql
 
+from harvest_lib.database import in_statement
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Segments, append
 from harvest_lib.record import OutboxRecord
 
@@ -31,7 +32,7 @@ class Native:
                 "INSERT INTO {} (subscription, shard, shards, source, seen, holds) "
                 "VALUES (%s, %s, 1, 'snapshot', %s, %s) "
                 "ON CONFLICT (subscription, shard) DO UPDATE SET seen = excluded.seen, holds = excluded.holds"
-            ).format(self.table.subscriptions.identifier),
+            ).format(in_statement(self.table.subscriptions.identifier)),
             (name, shard, seen, holds),
         )
 
