@@ -114,7 +114,10 @@ class Airflow:
             raise self._not_migrated(tail(self._log))
 
     def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
-        """Say how the services are started; call `prepare` and `migrate` first."""
+        """Say how the services are started; call `prepare` and `migrate` first.
+
+        The last is the scheduler: a task that it starts before the API server answers fails.
+        """
 
         def plan(name: str, *arguments: str, **details: Any) -> ServicePlan:
             return ServicePlan(
@@ -127,10 +130,10 @@ class Airflow:
 
         return [
             plan("api-server", serves=self._answers, port=self._port, url=self.url),
-            # Their logs are files of this machine: nobody needs to be served them.
-            plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
             plan("dag-processor", serves=self._lives("dag_processor")),
+            # Their logs are files of this machine: nobody needs to be served them.
             plan("triggerer", "--skip-serve-logs", serves=self._lives("triggerer")),
+            plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
         ]
 
     def _health(self, component: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The platform beside the servers: Dagster and Airflow, both store their data in the local Postgres.
 
-Its services start together and are waited for together; each failure names the log to read. A guard ends them all when
-the process that holds them dies in whatever way.
+Its services start together, Airflow's scheduler once its API server answers, and are waited for together; each failure
+names the log to read. A guard ends them all when the process that holds them dies in whatever way.
 """
 
 import os
@@ -66,7 +66,10 @@ class Platform:
             airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
             variables = self._airflow.environment(airflow, environment)
             self._airflow.migrate(variables)
-            self._spawn([Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)])
+            server, *others, scheduler = [Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)]
+            self._spawn([server, *others])
+            server.await_ready()
+            self._spawn([scheduler])
         for service in self._services:
             service.await_ready()
 

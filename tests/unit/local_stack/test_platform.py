@@ -88,7 +88,7 @@ def test_airflow_is_told_everything_by_environment_and_keeps_its_secrets(tmp_pat
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "airflow").iterdir() if file.is_file())
     plans = made.plans(variables)
     assert [plan.name for plan in plans] == [
-        f"airflow-{name}" for name in ("api-server", "scheduler", "dag-processor", "triggerer")
+        f"airflow-{name}" for name in ("api-server", "dag-processor", "triggerer", "scheduler")
     ]
     shown = repr(plans) + " ".join(word for plan in plans for word in plan.command)
     secret = [variables["AIRFLOW__API_AUTH__JWT_SECRET"], variables["AIRFLOW__CORE__FERNET_KEY"], password]
