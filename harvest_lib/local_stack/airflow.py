@@ -84,7 +84,8 @@ class Airflow:
             },
             "api_auth": {"jwt_secret": kept_secret(self._home / "jwt.key")},
             "logging": {"base_log_folder": self._home / "logs"},
-            "dag_processor": {"parsing_processes": 1},
+            # The folder is looked through for new files every ten seconds: five minutes is long for who writes one.
+            "dag_processor": {"parsing_processes": 1, "refresh_interval": 10},
         }
         variables = {
             f"AIRFLOW__{section.upper()}__{option.upper()}": str(value)
