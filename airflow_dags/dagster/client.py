@@ -4,6 +4,8 @@ Answers are values. An error is a DagsterError with cause, evidence and next ste
 temporary: the caller may ask again.
 """
 
+import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from airflow_dags.dagster import queries
-from harvest_lib.errors import HarvestError
+from airflow_dags.dagster.endpoint import URL_VARIABLE, DagsterError, DagsterRefused, Endpoint
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 
@@ -21,16 +23,8 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _EVIDENCE = 500
 
 
-class DagsterError(HarvestError):
-    """Dagster could not do what it was asked: check the run, the job or the server named in the message."""
-
-
 class DagsterUnreachable(DagsterError):
-    """Dagster does not answer, for now: check DAGSTER_URL and whether the webserver runs."""
-
-
-class DagsterRefused(DagsterError):
-    """Dagster refuses: check credentials, versions and what was asked for."""
+    """Dagster does not answer, for now: check its address and whether the webserver runs."""
 
 
 class JobMissing(DagsterError):
@@ -81,20 +75,17 @@ class Work:
 
 
 class DagsterClient:
-    """Talks to one Dagster webserver. `url` may hold user and password; they are sent, and never shown."""
+    """Talks to one Dagster webserver."""
 
-    def __init__(self, url: str) -> None:
-        """Prepare; nothing is sent yet. The first request reports an invalid address."""
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            parsed = httpx.URL()
-        authentication = httpx.BasicAuth(parsed.username, parsed.password) if parsed.userinfo else None
-        usable = parsed.scheme in {"http", "https"} and bool(parsed.host)
-        self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/") if usable else ""
-        # Without TLS no certificates are read: that would block the event loop.
-        encrypted = parsed.scheme == "https"
-        self._http = httpx.AsyncClient(auth=authentication, timeout=_REQUEST_SECONDS, verify=encrypted)
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Prepare; nothing is read or sent yet."""
+        self.url = endpoint.url
+        self._endpoint = endpoint
+        self._http: httpx.AsyncClient | None = None
+
+    async def version(self) -> str:
+        """Return Dagster's version."""
+        return str((await self._ask(queries.VERSION))["version"])
 
     def run_url(self, run_id: str) -> str:
         """Return the address of the run's page."""
@@ -208,22 +199,26 @@ class DagsterClient:
         await self._ask(queries.TERMINATE, {"runId": run_id})
 
     async def _ask(self, query: str, variables: Mapping[str, Any] | None = None) -> Any:
-        if not self.url:
-            # What was given is not shown: it may hold a password where we do not look for one.
-            raise DagsterRefused(
-                "it is not known where Dagster is",
-                evidence="DAGSTER_URL, where Airflow's triggerer runs, is not set or no web address",
-                next_step="set it to the webserver's, such as http://127.0.0.1:3000",
-            )
+        source = self._endpoint.source
+        if self._http is None:
+            # Certificates are read from files, which would block the event loop.
+            verify = await asyncio.to_thread(self._endpoint.tls)
+            self._http = httpx.AsyncClient(headers=self._endpoint.headers, timeout=_REQUEST_SECONDS, verify=verify)
         try:
             response = await self._http.post(
                 f"{self.url}/graphql", json={"query": query, "variables": dict(variables or {})}
             )
         except httpx.TransportError as error:
+            if next_step := _tls_trouble(error, source):
+                raise DagsterRefused(
+                    "no encrypted connection to Dagster can be made",
+                    evidence=f"{self.url}: {error}",
+                    next_step=next_step,
+                ) from error
             raise DagsterUnreachable(
                 "Dagster does not answer",
                 evidence=f"{self.url}: {type(error).__name__} {error}".strip(),
-                next_step="check DAGSTER_URL, and that dagster-webserver runs there",
+                next_step=f"check {source}, and that dagster-webserver runs there and speaks {self.url.split(':')[0]}",
             ) from error
         if response.status_code in _TRANSIENT:
             raise DagsterUnreachable(
@@ -232,14 +227,12 @@ class DagsterClient:
                 next_step="read the log of dagster-webserver",
             )
         answer = _json(response)
-        if response.is_error or "data" not in answer or answer.get("errors"):
+        if not response.is_success or "data" not in answer or answer.get("errors"):
             said = "; ".join(error["message"] for error in answer.get("errors") or ()) or response.text
             raise DagsterRefused(
                 "Dagster refuses the request",
                 evidence=f"{self.url}: HTTP {response.status_code}: {_short(said)}",
-                next_step="check the credentials in DAGSTER_URL"
-                if response.status_code in {401, 403}
-                else "check that DAGSTER_URL is a dagster-webserver of version 1.13",
+                next_step=_after_refusal(response, source),
             )
         return answer["data"]
 
@@ -251,11 +244,33 @@ class DagsterClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
 
     def __repr__(self) -> str:
         """Show the address, without user and password."""
         return f"DagsterClient({self.url!r})"
+
+
+def _tls_trouble(error: BaseException, source: str) -> str:
+    """Return what to do about a failure of TLS, nothing if it is none. No retry changes one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            where = "an Airflow connection dagster_default" if source == URL_VARIABLE else source
+            return f"if that certificate is the right one, name its CA by ca_file in {where}"
+        if isinstance(cause, ssl.SSLError):
+            return f"check the scheme in {source}: the server may speak http, not https"
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+def _after_refusal(response: httpx.Response, source: str) -> str:
+    if response.status_code in {401, 403}:
+        return f"check the credentials in {source}"
+    if response.is_redirect:
+        return f"the address in {source} leads to another: check its scheme, host and path"
+    return f"check scheme, port and path in {source}, and that a dagster-webserver of version 1.13 is there"
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -5,12 +5,11 @@ restarted at any point. A task that Airflow retries adopts a run that goes on or
 earlier try, another is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
 Killing the task in Airflow ends the run in Dagster; a timeout does not.
 
-Dagster's address is read where the trigger runs, from DAGSTER_URL, so that no password in it goes through Airflow's
-database.
+Dagster's address and credentials are read where the trigger runs, from the Airflow connection `conn_id`. The trigger's
+arguments name the connection only, so that no secret goes through them into Airflow's database.
 """
 
 import json
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,8 +21,10 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_dags.dagster.client import DagsterClient
-from airflow_dags.dagster.wait import Attempt, DagsterRunFailed, Request, end, outcome
+from airflow_dags.dagster.endpoint import DagsterError
+from airflow_dags.dagster.hook import DagsterHook
+from airflow_dags.dagster.wait import Attempt, DagsterRunFailed, Request, end, failure, outcome
+from airflow_dags.provider import CONN_ID
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,24 +35,28 @@ _BACKSTOP = timedelta(minutes=2)
 class DagsterRunTrigger(BaseTrigger):
     """Fire once, with what `wait.outcome` returns, when there is nothing more to wait for."""
 
-    def __init__(self, *, attempt: Mapping[str, Any], **request: Any) -> None:
-        """Prepare. The arguments are those of `Request`, the attempt as a mapping."""
+    def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
+        """Prepare. The arguments are those of `Request`, the attempt as a mapping, and the connection's name."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.conn_id = conn_id
         self.request = Request(attempt=Attempt(**attempt), **request)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what recreates this trigger in another process."""
-        return f"{__name__}.{type(self).__name__}", asdict(self.request)
+        return f"{__name__}.{type(self).__name__}", {**asdict(self.request), "conn_id": self.conn_id}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, and fire once."""
-        async with DagsterClient(os.environ.get("DAGSTER_URL", "")) as client:
-            event = await outcome(client, self.request)
+        try:
+            async with await DagsterHook(self.conn_id).client() as client:
+                event = await outcome(client, self.request)
+        except DagsterError as error:
+            event = failure(error)
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """End the run in Dagster, since somebody ended the task in Airflow."""
-        async with DagsterClient(os.environ.get("DAGSTER_URL", "")) as client:
+        async with await DagsterHook(self.conn_id).client() as client:
             await end(client, self.request.attempt)
 
 
@@ -63,7 +68,7 @@ class DagsterJobOperator(BaseOperator):
     Dagster has no such job, refuses the run, or ran nothing in it.
     """
 
-    template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config")
+    template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config", "conn_id")
     template_fields_renderers = {"run_config": "json"}  # noqa: RUF012 - Airflow reads a plain class attribute
 
     def __init__(
@@ -73,6 +78,7 @@ class DagsterJobOperator(BaseOperator):
         location: str = "",
         partition: str = "",
         run_config: Mapping[str, Any] | str | None = None,
+        conn_id: str = CONN_ID,
         wait: timedelta = timedelta(hours=1),
         patience: timedelta = timedelta(minutes=5),
         poll: timedelta = timedelta(seconds=5),
@@ -81,14 +87,16 @@ class DagsterJobOperator(BaseOperator):
     ) -> None:
         """Prepare. `location` is needed only when several code locations have a job of this name.
 
-        `partition` is the one to run of a partitioned job. A run that succeeds without having run a step, or with a
-        check that was planned and not evaluated, fails the task unless `allow_empty`.
+        `partition` is the one to run of a partitioned job. `conn_id` names an Airflow connection of type `dagster`;
+        without a connection `dagster_default` the address in DAGSTER_URL is used. A run that succeeds without having
+        run a step, or with a check that was planned and not evaluated, fails the task unless `allow_empty`.
         """
         super().__init__(**arguments)
         self.job_name = job_name
         self.location = location
         self.partition = partition
         self.run_config = run_config or {}
+        self.conn_id = conn_id
         self.wait = wait
         self.patience = patience
         self.poll = poll
@@ -97,6 +105,7 @@ class DagsterJobOperator(BaseOperator):
     def execute(self, context: "Context") -> None:
         """Hand over to the trigger; the worker is free from here on."""
         trigger = DagsterRunTrigger(
+            conn_id=self.conn_id,
             job_name=self.job_name,
             location=self.location,
             partition=self.partition,

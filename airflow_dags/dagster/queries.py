@@ -2,6 +2,8 @@
 
 _RUN = "runId status creationTime tags { key value }"
 
+VERSION = "query HarvestVersion { version }"
+
 JOBS = """
 query HarvestJobs {
   workspaceOrError {

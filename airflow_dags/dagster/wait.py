@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_dags.dagster.client import DagsterClient, DagsterError, DagsterRefused, DagsterUnreachable, JobMissing, Run
+from airflow_dags.dagster.client import DagsterClient, DagsterUnreachable, JobMissing, Run
+from airflow_dags.dagster.endpoint import DagsterError, DagsterRefused
 
 TASK_TAG = "airflow/task"
 TRY_TAG = "airflow/try"
@@ -91,10 +92,15 @@ async def outcome(client: DagsterClient, request: Request) -> dict[str, str]:
     try:
         run = await _followed(client, request)
     except DagsterError as error:
-        refused = isinstance(error, JobMissing | DagsterRefused | DagsterRunEmpty)
-        parts = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
-        return {"outcome": "refused" if refused else "failed", **parts}
+        return failure(error)
     return {"outcome": "succeeded", "run_id": run.run_id, "url": client.run_url(run.run_id)}
+
+
+def failure(error: DagsterError) -> dict[str, str]:
+    """Return an error in the form of `outcome`."""
+    refused = isinstance(error, JobMissing | DagsterRefused | DagsterRunEmpty)
+    parts = {"cause": error.cause, "evidence": error.evidence, "next_step": error.next_step}
+    return {"outcome": "refused" if refused else "failed", **parts}
 
 
 async def end(client: DagsterClient, attempt: Attempt) -> None:

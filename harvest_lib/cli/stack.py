@@ -6,6 +6,7 @@ is up.
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +20,10 @@ app = typer.Typer(rich_markup_mode="rich")
 _FOLLOW_SECONDS = 0.2
 
 
-@app.command(epilog="Example: harvest up · harvest up --all · harvest up --secure · harvest up --brokers 3 --fresh")
+@app.command(
+    epilog="Example: harvest up · harvest up --all · harvest up --all --dags dags · harvest up --secure"
+    " · harvest up --brokers 3 --fresh"
+)
 def up(
     *,
     brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
@@ -29,6 +33,10 @@ def up(
     definitions: Annotated[
         str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
     ] = "dagster_harvest.definitions",
+    dags: Annotated[
+        Path | None,
+        typer.Option(help="With --all: the folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER"),
+    ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
@@ -42,25 +50,36 @@ def up(
 
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder).
     HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use
-    instead. With --secure, clients need TLS and explicit grants. A secure stack
+    instead. Airflow runs our DAGs unless --dags is given, at each `harvest up`.
+    With --secure, clients need TLS and explicit grants. A secure stack
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
     """
     supervisor = actions.stack.local_stack("supervisor")
     state = actions.stack.state_folder()
     served = definitions if all_ else ""
+    if dags is not None and not all_:
+        raise typer.BadParameter("Airflow runs with --all only: add it, or leave --dags out")
+    folder = str(actions.stack.local_stack("airflow").checked_dags(dags)) if dags is not None else ""
     if foreground:
         supervisor.stop_on_signals()
         try:
             with actions.stack.local_stack("stack").Stack(
-                state, postgres, kafka, brokers, fresh=fresh, definitions=served, secure=secure
+                state, postgres, kafka, brokers, fresh=fresh, definitions=served, dags=folder, secure=secure
             ) as stack:
                 actions.stack.show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
         except supervisor.Stopped:
             return
     description, already = supervisor.up(
-        state, postgres=postgres, kafka=kafka, brokers=brokers, fresh=fresh, definitions=served, secure=secure
+        state,
+        postgres=postgres,
+        kafka=kafka,
+        brokers=brokers,
+        fresh=fresh,
+        definitions=served,
+        dags=folder,
+        secure=secure,
     )
     actions.stack.show_description(description, "already running" if already else "up", as_json=as_json)
 

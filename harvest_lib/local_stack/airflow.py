@@ -32,10 +32,13 @@ class Airflow:
     """Airflow below a state folder, with the DAGs of one folder."""
 
     def __init__(self, state: Path, *, dags: Path | None = None) -> None:
-        """Prepare; nothing is written yet. Without `dags`, those of the package `airflow_dags`."""
+        """Prepare; nothing is written yet. Without `dags`, those of the package `airflow_dags`.
+
+        Raises StackError when there is no such folder, or no DAG in it.
+        """
         self._home = state / "airflow"
         self._log = state / "logs" / "airflow-migrate.log"
-        self._dags = dags or _own_dags()
+        self._dags = _own_dags() if dags is None else checked_dags(dags)
         self._port = 0
 
     @property
@@ -63,6 +66,7 @@ class Airflow:
             "core": {
                 "dags_folder": self._dags,
                 "load_examples": False,
+                "test_connection": "Enabled",  # who may log in here may do everything anyway
                 "executor": "LocalExecutor",
                 "parallelism": 2,  # with the default of 32 its workers take some GB before they do anything
                 "fernet_key": _fernet_key(self._home / "fernet.key"),
@@ -80,7 +84,8 @@ class Airflow:
             },
             "api_auth": {"jwt_secret": kept_secret(self._home / "jwt.key")},
             "logging": {"base_log_folder": self._home / "logs"},
-            "dag_processor": {"parsing_processes": 1},
+            # The folder is looked through for new files every ten seconds: five minutes is long for who writes one.
+            "dag_processor": {"parsing_processes": 1, "refresh_interval": 10},
         }
         variables = {
             f"AIRFLOW__{section.upper()}__{option.upper()}": str(value)
@@ -110,7 +115,10 @@ class Airflow:
             raise self._not_migrated(tail(self._log))
 
     def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
-        """Say how the services are started; call `prepare` and `migrate` first."""
+        """Say how the services are started; call `prepare` and `migrate` first.
+
+        The last is the scheduler: a task that it starts before the API server answers fails.
+        """
 
         def plan(name: str, *arguments: str, **details: Any) -> ServicePlan:
             return ServicePlan(
@@ -123,10 +131,10 @@ class Airflow:
 
         return [
             plan("api-server", serves=self._answers, port=self._port, url=self.url),
-            # Their logs are files of this machine: nobody needs to be served them.
-            plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
             plan("dag-processor", serves=self._lives("dag_processor")),
+            # Their logs are files of this machine: nobody needs to be served them.
             plan("triggerer", "--skip-serve-logs", serves=self._lives("triggerer")),
+            plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
         ]
 
     def _health(self, component: str) -> dict[str, Any]:
@@ -150,6 +158,14 @@ class Airflow:
         return StackError("Airflow's database could not be made", evidence=evidence, next_step=f"read {self._log}")
 
 
+def dagster_connection(url: str) -> dict[str, str]:
+    """Return the Airflow connection to a Dagster without login, as a variable."""
+    scheme, _, address = url.partition("://")
+    host, _, port = address.partition(":")
+    connection = {"conn_type": "dagster", "schema": scheme, "host": host, "port": int(port)}
+    return {"AIRFLOW_CONN_DAGSTER_DEFAULT": json.dumps(connection)}
+
+
 def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
     """Return the Airflow connections that the DAGs use, as variables."""
 
@@ -166,6 +182,38 @@ def kafka_connections(bootstrap_servers: str) -> dict[str, str]:
         "AIRFLOW_CONN_HARVEST_KAFKA": connection("airflow-smoke-test", "earliest"),
         "AIRFLOW_CONN_HARVEST_KAFKA_WATCH": connection("airflow-watch", "latest"),
     }
+
+
+def checked_dags(folder: Path) -> Path:
+    """Return the absolute path of a folder of DAGs. Raises StackError when it is none."""
+    path = folder.expanduser().resolve()
+    if not path.is_dir():
+        raise StackError(
+            f"there is no folder {path}" if not path.exists() else f"{path} is not a folder",
+            evidence=f"--dags {folder}, from {Path.cwd()}",
+            next_step="name a folder that holds the Python files of your DAGs by --dags",
+        )
+    try:
+        found = any(_may_hold_dag(file) for file in path.rglob("*.py"))
+    except OSError as error:
+        raise StackError(
+            "the folder of DAGs cannot be read",
+            evidence=f"{error.filename}: {error.strerror}",
+            next_step="correct its rights, or name another one by --dags",
+        ) from error
+    if not found:
+        raise StackError(
+            f"there is no DAG in {path}",
+            evidence="Airflow reads Python files that contain the words `airflow` and `dag`, and it has none",
+            next_step="write a DAG there (docs/airflow.md has one), or name another folder by --dags",
+        )
+    return path
+
+
+def _may_hold_dag(file: Path) -> bool:
+    """Tell whether Airflow would look for a DAG in a file (its setting dag_discovery_safe_mode)."""
+    text = file.read_bytes().lower()
+    return b"airflow" in text and b"dag" in text
 
 
 def _own_dags() -> Path:

@@ -35,6 +35,8 @@ class Description:
     airflow_login: str = ""
     secure: str = ""
     """The folder with what a secured stack's clients need; empty for one that is not."""
+    dags: str = ""
+    """The folder of DAGs that Airflow runs; empty for ours, and without Airflow."""
 
     def to_json(self, *, with_password: bool = False) -> str:
         """Write it as JSON, the password in the DSN hidden unless asked for."""

@@ -1,7 +1,7 @@
 """The platform beside the servers: Dagster and Airflow, both store their data in the local Postgres.
 
-Its services start together and are waited for together; each failure names the log to read. A guard ends them all when
-the process that holds them dies in whatever way.
+Its services start together, Airflow's scheduler once its API server answers, and are waited for together; each failure
+names the log to read. A guard ends them all when the process that holds them dies in whatever way.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harvest_lib.local_stack import example
-from harvest_lib.local_stack.airflow import USER, Airflow, kafka_connections
+from harvest_lib.local_stack.airflow import USER, Airflow, dagster_connection, kafka_connections
 from harvest_lib.local_stack.dagster import Dagster
 from harvest_lib.local_stack.databases import own_database
 from harvest_lib.local_stack.description import Server
@@ -39,7 +39,7 @@ class Platform:
 
         `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
         default), `parts` the folder of what is brought once (the state folder by default); without `airflow` Dagster
-        is alone. Raises StackError when a module is not there.
+        is alone. Raises StackError when a module or a folder is not there.
         """
         self._state = state
         self._parts = parts or state
@@ -66,7 +66,10 @@ class Platform:
             airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")
             variables = self._airflow.environment(airflow, environment)
             self._airflow.migrate(variables)
-            self._spawn([Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)])
+            server, *others, scheduler = [Service(plan, logs=self._logs) for plan in self._airflow.plans(variables)]
+            self._spawn([server, *others])
+            server.await_ready()
+            self._spawn([scheduler])
         for service in self._services:
             service.await_ready()
 
@@ -140,11 +143,15 @@ class Platform:
         """Return the environment of every service: addresses, and how Spark starts."""
         java_home = find_java(self._parts)
         foreign = ("AIRFLOW", "DAGSTER", "PG")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        told = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # what the user's own DAGs need
+        kept = {
+            name: value for name, value in os.environ.items() if name.startswith(told) or not name.startswith(foreign)
+        }
         return {
             **kept,
             **_without_proxy(kept),
             **kafka_connections(bootstrap_servers),
+            **dagster_connection(self._dagster.url),
             **example.variables(kept, is_ours=self._definitions == DEFINITIONS),
             "HARVEST_DSN": dsn,
             "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,

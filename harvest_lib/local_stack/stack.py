@@ -44,6 +44,7 @@ class Stack:
         durable: bool = True,
         parts: Path | None = None,
         definitions: str = "",
+        dags: str = "",
         secure: bool = False,
         acls: bool = False,
     ) -> None:
@@ -51,9 +52,9 @@ class Stack:
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
-        Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well.
-        `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that. `acls`: see
-        `KafkaCluster`.
+        Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well,
+        with the DAGs of the folder `dags` (ours by default). `secure`: with TLS and users only, see `secure`; raises
+        StackError for what does not go with that. `acls`: see `KafkaCluster`.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -75,7 +76,9 @@ class Stack:
                 security=self.security.kafka() if self.security else None,
                 acls=acls,
             )
-        self.platform = Platform(self.state, definitions=definitions, parts=parts) if definitions else None
+        self._dags = dags
+        folder = Path(dags) if dags else None
+        self.platform = Platform(self.state, definitions=definitions, dags=folder, parts=parts) if definitions else None
         self._fresh = fresh
         self._held = ExitStack()
 
@@ -175,6 +178,7 @@ class Stack:
             started=process_started(os.getpid()) or 0,
             airflow_login=self.platform.login() if self.platform else "",
             secure=str(self.security.folder) if self.security else "",
+            dags=self._dags,
         )
 
     def to_json(self) -> str:

@@ -65,19 +65,21 @@ def up(
     brokers: int,
     fresh: bool,
     definitions: str = "",
+    dags: str = "",
     secure: bool = False,
 ) -> tuple[Description, bool]:
     """Bring the stack up in the background; returns it, and whether it was up already.
 
-    Raises StackError when it does not come up, or is up with other versions or another number of brokers.
+    Raises StackError when it does not come up, or is up with other versions, another number of brokers or other DAGs.
     """
     make_folder(state)
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
         if found := running(state):
-            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, platform=bool(definitions), secure=secure)
+            wanted = dags if definitions else None
+            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, dags=wanted, secure=secure)
             return found, True
         options = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
-        options |= {"definitions": definitions, "secure": secure}
+        options |= {"definitions": definitions, "dags": dags, "secure": secure}
         command = [sys.executable, "-m", "harvest_lib.local_stack.supervisor", str(state), json.dumps(options)]
         _launch(command, make_folder(state / "logs") / "supervisor.log")
         found = running(state)
@@ -109,14 +111,17 @@ def down(state: Path) -> bool:
 
 
 def _check_same(
-    found: Description, postgres: str, kafka: list[str], *, fresh: bool, platform: bool, secure: bool
+    found: Description, postgres: str, kafka: list[str], *, fresh: bool, dags: str | None, secure: bool
 ) -> None:
+    """`dags` is None when no platform was asked for."""
     databases = [server.version for server in found.servers if server.name == "postgres"]
     clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
     if fresh or databases not in ([], [postgres]) or clusters not in ([], kafka):
         cause = "a stack is up already, and what was asked for needs another one"
-    elif platform and not found.airflow_login:
+    elif dags is not None and not found.airflow_login:
         cause = "a stack is up already, without Dagster and Airflow"
+    elif dags is not None and dags != found.dags:
+        cause = f"a stack is up already, with {f'the DAGs of {found.dags}' if found.dags else 'our DAGs'}"
     elif secure is not bool(found.secure):
         cause = "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
     else:

@@ -33,6 +33,7 @@ from support.public_list import check
 from typer.testing import CliRunner
 
 # All that is imported from inside the packages, so that it can follow when modules move.
+from airflow_dags.provider import get_provider_info
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.definitions import defs
 from dagster_harvest.resources import HarvesterResource
@@ -509,7 +510,7 @@ def defined(definitions: dg.Definitions) -> dict[str, object]:
 # -- Airflow, by its text: to import it takes long, and leaves files in the home folder
 
 
-CALLED = r"harvest_kafka\w*|airflow_dags\.\w+\.\w+"
+CALLED = r"dagster_default|harvest_kafka\w*|airflow_dags\.\w+\.\w+"
 """Connections, and functions of ours that Airflow's operators are given by their names."""
 
 
@@ -537,7 +538,13 @@ def airflow():
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "BaseOperator" for base in node.bases):
                 told[f"operator {node.name}"] = operator(node)
     assert len([name for name in told if name.startswith("dag ")]) >= 5
-    return {**told, "tasks": sorted(tasks), "connections and callables": sorted(named)}
+    types = {each["connection-type"]: sorted(each["conn-fields"]) for each in get_provider_info()["connection-types"]}
+    return {
+        **told,
+        "tasks": sorted(tasks),
+        "connections and callables": sorted(named),
+        "connection types, and what their extra takes": types,
+    }
 
 
 def operator(node: ast.ClassDef) -> dict[str, object]:

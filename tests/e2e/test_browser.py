@@ -92,13 +92,39 @@ def test_the_topic_has_its_throughput_plotted(platform, loaded, page, keep):
     keep("dagster-topic")
 
 
-def test_airflow_shows_the_day_in_its_grid(platform, loaded, page, keep):
+@pytest.fixture
+def airflow(platform, page):
+    """Airflow's page, logged in."""
     page.goto(platform.airflow_url)
     page.get_by_label("Username").fill("admin")
     page.get_by_label("Password").fill(platform.airflow_password)
     page.get_by_role("button", name="Sign in").click()
     eventually(lambda: "login" not in page.url, 60, "logged in")
-    page.goto(f"{platform.airflow_url}/dags/harvest_flights_day")
+    return platform.airflow_url
+
+
+def test_airflow_shows_the_day_in_its_grid(loaded, airflow, page, keep):
+    page.goto(f"{airflow}/dags/harvest_flights_day")
     for task in ("load", "harvested", "audit"):
         expect(page.get_by_text(task, exact=True).first).to_be_visible()
     keep("airflow-grid")
+
+
+def test_airflow_offers_a_connection_to_dagster_and_tests_it(platform, airflow, page, keep):
+    page.goto(f"{airflow}/connections")
+    page.get_by_role("button", name="Add Connection").click()
+    page.get_by_role("combobox").last.click()
+    page.get_by_role("option", name="Dagster", exact=True).click()
+    page.locator("input[name=connection_id]").fill("shop_dagster")
+    page.get_by_placeholder("dagster.example.com").fill("127.0.0.1")
+    page.get_by_placeholder("3000").fill(platform.dagster_url.rpartition(":")[2])
+    page.get_by_text("Extra Fields", exact=True).click()
+    for label in ("Token", "Token header", "Path", "Check the certificate", "CA file"):
+        expect(page.get_by_text(label, exact=True).first).to_be_visible()
+    expect(page.locator("input[name=element_token]")).to_have_attribute("type", "password")
+    keep("airflow-connection")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("cell", name="shop_dagster")).to_be_visible()
+    with page.expect_response("**/api/v2/connections/test") as answered:
+        page.get_by_role("button", name="Test Connection").first.click()
+    assert answered.value.json()["status"], answered.value.text()

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import ssl
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ class DagsterStub:
         self.steps = ["SUCCESS"]
         self.checks = []  # of each page of events: name, and whether it passed; None if it was not evaluated
         self.password = ""
+        self.header = ()  # name and value that every request has to carry
         self.http_status = 200
         self.drop_launch_answers = 0
         self.before_launch = lambda: None
@@ -87,14 +89,17 @@ class DagsterStub:
         stats = [{"stepKey": str(step), "status": status} for step, status in enumerate(self.steps)]
         return {"runOrError": {"__typename": "Run", "stepStats": stats, "eventConnection": connection}}
 
+    def _version(self, _):
+        return {"version": "1.13.0"}
+
     def _terminate(self, variables):
         self.runs[variables["runId"]]["status"] = "CANCELED"
         return {"terminateRun": {"__typename": "TerminateRunSuccess"}}
 
 
 @contextmanager
-def dagster_stub():
-    """Serve a stub on a port of 127.0.0.1."""
+def dagster_stub(certificate=None):
+    """Serve a stub on a port of 127.0.0.1; by https if there is a certificate of trustme's."""
     stub = DagsterStub()
 
     class Handler(BaseHTTPRequestHandler):
@@ -105,6 +110,8 @@ def dagster_stub():
             expected = "Basic " + base64.b64encode(f"user:{stub.password}".encode()).decode()
             status = stub.http_status
             if stub.password and self.headers.get("Authorization") != expected:
+                status = 401
+            if stub.header and self.headers.get(stub.header[0]) != stub.header[1]:
                 status = 401
             content = (
                 {"data": stub.answer(name, body["variables"])} if status == 200 else {"errors": [{"message": "no"}]}
@@ -123,7 +130,11 @@ def dagster_stub():
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        stub.url = f"http://127.0.0.1:{server.server_port}"
+        stub.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
+        if certificate:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            certificate.configure_cert(context)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="dagster-stub")
         thread.start()
         try:

@@ -81,6 +81,13 @@ class AirflowApi:
         run = self._ask("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"conf": conf, "logical_date": None})
         return run["dag_run_id"]
 
+    def connect(self, conn_id, **fields):
+        """Add a connection to Dagster, as the form does."""
+        self._ask("POST", "/api/v2/connections", {"connection_id": conn_id, "conn_type": "dagster", **fields})
+
+    def runs(self, dag_id):
+        return self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns")["dag_runs"]
+
     def state(self, dag_id, run_id):
         return self._ask("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")["state"]
 

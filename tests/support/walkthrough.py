@@ -79,6 +79,8 @@ def tools(folder):
 class Walkthrough:
     """Somebody who types what a page says, in a folder of their own. `addresses` are what is there, by what it says."""
 
+    seconds = 120  # for one block
+
     def __init__(self, folder, addresses, bin_folder, **variables):
         self.folder = folder
         self.said = []
@@ -153,7 +155,13 @@ class Walkthrough:
         if not command[-1].strip():
             return
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, cwd=self.folder, env=self.environment, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=self.seconds,
+            cwd=self.folder,
+            env=self.environment,
+            check=False,
         )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
         self.said.append(done.stdout + done.stderr)

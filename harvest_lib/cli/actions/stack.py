@@ -54,6 +54,8 @@ def show_description(description: "Description", state: str, *, as_json: bool) -
             table.add_row(server.name.partition("-")[0].capitalize(), server.url)
     if description.airflow_login:
         table.add_row("Airflow login", description.airflow_login)
+    if description.dags:
+        table.add_row("DAGs", description.dags)
     console = Console(soft_wrap=True)
     console.print(f"[bold green]{state}[/]")
     print_table(table)

@@ -5,40 +5,25 @@ import os
 import shutil
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
+from support.installed import build, find_uv, install
 
-ROOT = Path(__file__).parents[3]
 PACKAGES = {"harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest"}
 
 pytestmark = pytest.mark.timeout(400)  # about 20 s; the first use of uv may have to download
 
 
 @pytest.fixture(scope="module")
-def uv(parts):
-    found = next((each for each in (str(parts / "uv/bin/uv"), shutil.which("uv")) if each and Path(each).exists()), "")
-    assert found, "make setup brings uv"
-    return found
+def wheel(parts, tmp_path_factory):
+    return build(find_uv(parts), tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def wheel(uv, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def harvest(uv, wheel, parts, tmp_path_factory):
+def harvest(wheel, parts, tmp_path_factory):
     """Return a function that runs the installed command in an empty folder with an empty home."""
     venv, home, folder, state = (tmp_path_factory.mktemp(name) for name in ("venv", "home", "folder", "state"))
-    at_venv = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(venv)}
-    sync = [uv, "sync", "--quiet", "--frozen", "--no-install-project", "--no-default-groups", "--extra", "local"]
-    subprocess.run(sync, check=True, cwd=ROOT, env=at_venv)
-    python = str(venv / "bin" / "python")
-    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel], check=True)
+    programs = install(find_uv(parts), wheel, venv, "local")
     for name in ("jars", "ivy"):  # brought once; nothing is downloaded here
         if (parts / name).exists():
             shutil.copytree(parts / name, state / name)
@@ -47,7 +32,7 @@ def harvest(uv, wheel, parts, tmp_path_factory):
         environment["JAVA_HOME"] = os.environ["JAVA_HOME"]
 
     def run(*arguments):
-        command = [str(venv / "bin" / "harvest"), *arguments]
+        command = [str(programs / "harvest"), *arguments]
         return subprocess.run(
             command, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
         )

@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,13 +16,17 @@ import yaml
 from psycopg.conninfo import make_conninfo
 from support.waiting import eventually
 
+from airflow_dags.dagster.endpoint import from_connection
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import sessions
 from harvest_lib.local_stack.airflow import Airflow, kafka_connections
 from harvest_lib.local_stack.dagster import Dagster
 from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
+from harvest_lib.local_stack.description import Description
 from harvest_lib.local_stack.platform import Platform
 from harvest_lib.local_stack.service import Service, ServicePlan, ask
+from harvest_lib.local_stack.state import default_state
+from harvest_lib.local_stack.supervisor import _check_same
 
 DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
@@ -83,7 +88,7 @@ def test_airflow_is_told_everything_by_environment_and_keeps_its_secrets(tmp_pat
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "airflow").iterdir() if file.is_file())
     plans = made.plans(variables)
     assert [plan.name for plan in plans] == [
-        f"airflow-{name}" for name in ("api-server", "scheduler", "dag-processor", "triggerer")
+        f"airflow-{name}" for name in ("api-server", "dag-processor", "triggerer", "scheduler")
     ]
     shown = repr(plans) + " ".join(word for plan in plans for word in plan.command)
     secret = [variables["AIRFLOW__API_AUTH__JWT_SECRET"], variables["AIRFLOW__CORE__FERNET_KEY"], password]
@@ -112,6 +117,71 @@ def test_a_module_that_is_not_there_is_named(tmp_path):
         Platform(tmp_path, definitions="nowhere_at.all")
     assert "--definitions" in raised.value.next_step
     assert list(tmp_path.iterdir()) == []
+
+
+def test_airflow_runs_a_folder_of_ones_own(tmp_path, monkeypatch):
+    folder = tmp_path / "mine" / "shop"
+    folder.mkdir(parents=True)
+    (folder / "first.py").write_text("from airflow.sdk import dag\n")
+    monkeypatch.chdir(tmp_path)
+    made = Airflow(tmp_path / "state", dags=Path("mine"))
+    monkeypatch.chdir("/")
+    made.prepare()
+    assert made.environment(DSN, {})["AIRFLOW__CORE__DAGS_FOLDER"] == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("given", ["missing", "file.py", "empty", "other"])
+def test_a_folder_of_dags_has_to_be_one(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file.py").write_text("from airflow.sdk import dag\n")
+    (tmp_path / "other" / "notes.py").write_text("import airflow\n")
+    with pytest.raises(StackError, match=str(tmp_path / given)) as raised:
+        Platform(tmp_path / "state", dags=Path(given))
+    assert "--dags" in raised.value.next_step
+    assert not (tmp_path / "state").exists()
+
+
+def test_dags_that_run_already_are_not_taken_for_others(tmp_path):
+    mine = {
+        "dsn": "",
+        "bootstrap_servers": "",
+        "servers": (),
+        "pid": os.getpid(),
+        "started": 0,
+        "airflow_login": "admin",
+    }
+
+    def asked(dags, running):
+        _check_same(Description(**mine, dags=running), "18", [], fresh=False, dags=dags, secure=False)
+
+    asked("/mine", "/mine")
+    asked("", "")
+    asked(None, "/mine")  # Postgres and Kafka are all that was asked for
+    for dags, running in (("/mine", ""), ("", "/mine"), ("/mine", "/yours")):
+        with pytest.raises(StackError, match=running or "our DAGs") as raised:
+            asked(dags, running)
+        assert "harvest down" in raised.value.next_step
+
+
+def test_the_services_keep_connections_and_variables_of_ones_own(tmp_path, monkeypatch):
+    made = Platform(tmp_path, definitions="json", parts=default_state())
+    made._dagster.prepare()
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "dagster://h")
+    monkeypatch.setenv("AIRFLOW_VAR_SHOP", "v")
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", "/elsewhere")
+    variables = made._environment(DSN, "k:1")
+    assert (variables["AIRFLOW_CONN_SHOP"], variables["AIRFLOW_VAR_SHOP"]) == ("dagster://h", "v")
+    assert "AIRFLOW__CORE__DAGS_FOLDER" not in variables
+    fields = SimpleNamespace(login=None, password=None, extra=None, **dagster_fields(variables))
+    assert from_connection("dagster_default", fields).url == variables["DAGSTER_URL"]
+
+
+def dagster_fields(variables):
+    told = json.loads(variables["AIRFLOW_CONN_DAGSTER_DEFAULT"])
+    assert told.pop("conn_type") == "dagster"
+    return told
 
 
 def test_a_secret_is_made_once(tmp_path):

@@ -1,0 +1,149 @@
+"""Airflow knows the connection type from the wheel alone, tests such a connection, and its trigger reads it itself."""
+
+import json
+import os
+import subprocess
+
+import pytest
+import trustme
+from support.dagster_stub import dagster_stub
+from support.installed import build, find_uv, install
+
+pytestmark = pytest.mark.timeout(600)
+
+CANARY = "canary-51b0"
+TRIGGER = """
+import asyncio, json, sys
+from airflow_dags.dagster.operator import DagsterRunTrigger
+
+arguments = {"job_name": "flights_job", "location": "", "partition": "", "run_config": {}, "poll_seconds": 0.01,
+             "deadline": 4e9, "patience_seconds": 1, "attempt": {"task": "dag/run/task/0", "number": 1}}
+trigger = DagsterRunTrigger(**arguments, **json.loads(sys.argv[1]))
+classpath, stored = trigger.serialize()
+
+async def fired():
+    async for event in DagsterRunTrigger(**stored).run():
+        return event.payload
+
+print(json.dumps([stored, asyncio.run(fired())]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(parts, tmp_path_factory):
+    """Return a function that runs a program of a fresh environment, in an empty folder with an empty home."""
+    uv = find_uv(parts)
+    venv, folder, home = (tmp_path_factory.mktemp(name) for name in ("venv", "folder", "home"))
+    programs = install(uv, build(uv, tmp_path_factory.mktemp("wheel")), venv, "airflow")
+    variables = {
+        "HOME": str(home),
+        "AIRFLOW_HOME": str(home / "airflow"),
+        "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+        "PATH": os.environ["PATH"],
+        "COLUMNS": "500",
+    }
+
+    def run(program, *arguments, **changes):
+        command = [programs / program, *arguments]
+        given = {**variables, **changes}
+        return subprocess.run(command, check=False, cwd=folder, env=given, capture_output=True, text=True, timeout=200)
+
+    assert run("airflow", "db", "migrate").returncode == 0
+    return run
+
+
+@pytest.fixture
+def dagster():
+    with dagster_stub() as stub:
+        stub.next_status = "SUCCESS"
+        stub.header = ("Authorization", f"Bearer {CANARY}")
+        yield stub
+
+
+def connection(stub, **extra):
+    scheme, _, rest = stub.url.partition("://")
+    host, _, port = rest.partition(":")
+    return json.dumps({"conn_type": "dagster", "schema": scheme, "host": host, "port": int(port), "extra": extra})
+
+
+def fired(installed, conn_id="", **variables):
+    done = installed("python", "-c", TRIGGER, json.dumps({"conn_id": conn_id} if conn_id else {}), **variables)
+    assert done.returncode == 0, done.stderr
+    assert CANARY not in done.stdout + done.stderr
+    stored, event = json.loads(done.stdout.splitlines()[-1])
+    assert stored["conn_id"] == (conn_id or "dagster_default")
+    return event
+
+
+def test_airflow_lists_the_package_with_its_connection_type_and_hook(installed):
+    listed = json.loads(installed("airflow", "providers", "list", "-o", "json").stdout)
+    (ours,) = [each for each in listed if each["package_name"] == "outbox-harvester"]
+    assert "Dagster" in ours["description"]
+    hooks = json.loads(installed("airflow", "providers", "hooks", "-o", "json").stdout)
+    (hook,) = [each for each in hooks if each["connection_type"] == "dagster"]
+    assert hook == {
+        "connection_type": "dagster",
+        "class": "airflow_dags.dagster.hook.DagsterHook",
+        "conn_id_attribute_name": "conn_id",
+        "package_name": "outbox-harvester",
+        "hook_name": "Dagster",
+    }
+    fields = json.loads(installed("airflow", "providers", "widgets", "-o", "json").stdout)
+    names = {each["connection_parameter_name"] for each in fields}
+    assert {"extra__dagster__token", "extra__dagster__ca_file"} <= names
+
+
+def test_a_connection_is_tested_from_the_command_line(installed, dagster):
+    def tested(**variables):
+        return installed("airflow", "connections", "test", "shop", **variables)
+
+    well = tested(AIRFLOW_CONN_SHOP=connection(dagster, token=CANARY))
+    assert well.returncode == 0, well.stdout + well.stderr
+    assert dagster.asked == ["HarvestVersion"]
+    badly = tested(AIRFLOW_CONN_SHOP=connection(dagster, token=f"wrong-{CANARY}"))
+    assert badly.returncode == 1
+    assert "HTTP 401" in badly.stdout
+    assert "check the credentials in the Airflow connection shop" in badly.stdout
+    assert CANARY not in badly.stdout + badly.stderr + well.stdout + well.stderr
+
+
+def test_a_connection_of_airflows_database_is_used(installed, dagster):
+    added = installed("airflow", "connections", "add", "kept", "--conn-json", connection(dagster, token=CANARY))
+    assert added.returncode == 0, added.stderr
+    # As in the process of the triggerer that asks the database for its triggers.
+    assert fired(installed, "kept", _AIRFLOW_PROCESS_CONTEXT="server")["outcome"] == "succeeded"
+
+
+def test_the_trigger_reads_the_connection_and_an_old_dag_goes_on_with_the_address(installed, dagster):
+    token = connection(dagster, token=CANARY)
+    nowhere = {"DAGSTER_URL": "http://127.0.0.1:1"}
+    assert fired(installed, "shop", AIRFLOW_CONN_SHOP=token, **nowhere)["outcome"] == "succeeded"
+    assert fired(installed, AIRFLOW_CONN_DAGSTER_DEFAULT=token, **nowhere)["outcome"] == "succeeded"
+    dagster.header, dagster.password = (), CANARY
+    address = dagster.url.replace("//", f"//user:{CANARY}@")
+    assert fired(installed, DAGSTER_URL=address)["outcome"] == "succeeded"
+    assert dagster.launched() == 1
+
+
+def test_a_connection_that_is_missing_or_wrong_is_named(installed, dagster):
+    missing = fired(installed, "nowhere", DAGSTER_URL=dagster.url)
+    assert missing["outcome"] == "failed", "another try may find it"
+    assert missing["cause"] == "Airflow has no connection 'nowhere'"
+    assert "airflow connections add nowhere --conn-type dagster" in missing["next_step"]
+    wrong = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(dagster, tokn=CANARY))
+    assert (wrong["outcome"], wrong["evidence"]) == ("refused", "its extra has tokn")
+    assert dagster.asked == []
+
+
+def test_a_certificate_of_ones_own_is_trusted_when_its_ca_is_named(installed, tmp_path):
+    authority = trustme.CA()
+    file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(file)
+    with dagster_stub(authority.issue_cert("127.0.0.1")) as stub:
+        stub.next_status = "SUCCESS"
+        unknown = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(stub))
+        assert unknown["outcome"] == "refused"
+        assert "CERTIFICATE_VERIFY_FAILED" in unknown["evidence"]
+        assert "ca_file in the Airflow connection shop" in unknown["next_step"]
+        named = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(stub, ca_file=str(file)))
+        assert named["outcome"] == "succeeded"

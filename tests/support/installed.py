@@ -1,0 +1,44 @@
+"""The wheel of this project, installed as its users install it, with the packages of the lock."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def find_uv(parts):
+    """Return the uv of the project, or that of the machine."""
+    found = next((each for each in (str(parts / "uv/bin/uv"), shutil.which("uv")) if each and Path(each).exists()), "")
+    assert found, "make setup brings uv"
+    return found
+
+
+def build(uv, folder):
+    """Build the wheel into a folder and return it."""
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def install(uv, wheel, venv, *extras):
+    """Make an environment of the wheel and of what its extras name, and return its folder of programs."""
+    wanted = [word for extra in extras for word in ("--extra", extra)]
+    sync = [uv, "sync", "--quiet", "--frozen", "--no-install-project", "--no-default-groups", *wanted]
+    subprocess.run(sync, check=True, cwd=ROOT, env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(venv)})
+    python = str(venv / "bin" / "python")
+    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel], check=True)
+    return venv / "bin"
+
+
+def pip(uv, venv, folder):
+    """Put a `pip` into a folder that installs into an empty environment, what the lock has of it."""
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
+    known = folder / "locked.txt"
+    export = [uv, "export", "--quiet", "--frozen", "--all-extras", "--no-emit-project", "--no-hashes", "-o", known]
+    subprocess.run(export, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    script = f'#!/bin/sh\n[ "$1" = install ] && shift\nexec "{uv}" pip install --python "{venv}" -c "{known}" "$@"\n'
+    (folder / "pip").write_text(script)
+    (folder / "pip").chmod(0o755)
