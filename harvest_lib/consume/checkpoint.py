@@ -52,6 +52,7 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
+        """Return the checkpoint that `to_json` returned as values."""
         return cls(
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],

@@ -157,10 +157,12 @@ class Consumer:
     # -- a shard
 
     def count_fenced(self) -> None:
+        """Add one to `fenced`; any thread may."""
         with self._counting:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
+        """Return the shard, not yet restored, with a store, a reader and a publisher of its own."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,

@@ -57,6 +57,7 @@ class Intent:
 
     @classmethod
     def of_json(cls, value: Sequence[Any]) -> "Intent":
+        """Return the intent that `to_json` returned as values."""
         topic, partition, message_id = value
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
