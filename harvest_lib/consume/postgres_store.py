@@ -67,9 +67,13 @@ def create_tables(dsn: str, table: str = "consumers") -> None:
 
 
 class PostgresStore:
-    """`begin` returns the connection, with its transaction open: no COMMIT or ROLLBACK is to be sent through it."""
+    """`Store` in Postgres: the user's own tables, through the connection that `begin` returns.
+
+    The transaction of that connection is open: no COMMIT or ROLLBACK is to be sent through it.
+    """
 
     def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
+        """`table` is the one that `create_tables` made, with its schema before a dot if it has one."""
         self.shard = shard
         self._dsn = dsn
         self._statements = {

@@ -215,6 +215,7 @@ class Harvest:
 
     @property
     def state(self) -> State:
+        """Return where the harvester is in its life."""
         return self._state
 
     @property
@@ -245,6 +246,7 @@ class Harvest:
 
     @property
     def in_flight_records(self) -> int:
+        """Return how many records were sent and are not acknowledged yet, over all shards that this process leads."""
         return sum(loop.in_flight.records for loop in self._loops.copy().values())
 
     @property

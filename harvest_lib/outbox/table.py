@@ -105,6 +105,7 @@ class OutboxTable:
 
     @property
     def identifier(self) -> sql.Identifier:
+        """The quoted name, to be put into a statement by `psycopg.sql`."""
         return sql.Identifier(*self.parts)
 
     @property

@@ -55,6 +55,7 @@ class Records:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key, in the order in which their texts are joined."""
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     def value_columns(self, frame: Sequence[str]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ class HistoryWriter:
                 self._write(b"\n")
 
     def append(self, event: Event) -> None:
+        """Write an event as one line. Raises OSError if the file cannot be written, ValueError after `close`."""
         line = to_line(event).encode()
         with self._lock:
             self._write(line)
