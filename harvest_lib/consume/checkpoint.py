@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Return what `as_json` made JSON of. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return what `to_json` made JSON of. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],

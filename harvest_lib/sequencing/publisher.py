@@ -57,7 +57,7 @@ class Intent:
 
     @classmethod
     def of_json(cls, value: Sequence[Any]) -> "Intent":
-        """Return what `as_json` made JSON of. Raises TypeError or ValueError for anything else."""
+        """Return what `to_json` made JSON of. Raises TypeError or ValueError for anything else."""
         topic, partition, message_id = value
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
