@@ -32,6 +32,8 @@ else:
             return "0+unknown"  # code on the path that is not installed
 
     def __getattr__(name: str) -> object:
+        if name in ("config", "outbox"):  # `harvest_lib.config.load`, after `import harvest_lib` alone
+            return import_module(f"harvest_lib.{name}")
         if name == "__version__":
             value = globals()[name] = _installed_version()
             return value

@@ -53,7 +53,7 @@ class _Harvest(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; a usage error says where a missing one is to be had."""
-        if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands:
+        if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
         return super().resolve_command(ctx, args)
 

@@ -5,7 +5,9 @@ import the clients. A client that uses a library of the system is imported.
 """
 
 import ctypes
+import os
 from importlib.metadata import PackageNotFoundError, files
+from importlib.util import find_spec
 
 
 def librdkafka_version() -> str:
@@ -21,7 +23,9 @@ def librdkafka_version() -> str:
 
 def libpq_version() -> str:
     """Return the version of libpq, as `18.6`."""
-    if (library := _bundled("psycopg-binary", "libpq")) is not None:
+    # As psycopg chooses: its C implementation if that is installed, unless PSYCOPG_IMPL says otherwise.
+    is_bundled = os.environ.get("PSYCOPG_IMPL", "binary") == "binary" and find_spec("psycopg_c") is None
+    if is_bundled and (library := _bundled("psycopg-binary", "libpq")) is not None:
         number: int = library.PQlibVersion()
         return f"{number // 10_000}.{number % 10_000}"
     from psycopg import pq

@@ -8,8 +8,11 @@ from typing import get_args
 import confluent_kafka
 import psycopg
 import pytest
+import typer
+from typer.main import get_command
 
 import harvest_lib
+from harvest_lib import cli
 from harvest_lib.audit.checker import promise
 from harvest_lib.audit.kafka_log import Isolation
 from harvest_lib.cli import options
@@ -120,3 +123,21 @@ def test_the_library_itself_loads_a_name_at_its_first_use():
     assert {*harvest_lib.__all__} <= {*dir(harvest_lib)}
     with pytest.raises(AttributeError, match="no attribute 'Harvester'"):
         harvest_lib.Harvester  # noqa: B018 - asked for
+
+
+def test_submodules_are_there_after_importing_the_library_alone():
+    assert output("import harvest_lib; print(harvest_lib.config.load.__name__)") == ["load"]
+
+
+def test_libpq_is_the_one_that_psycopg_uses(monkeypatch):
+    monkeypatch.setenv("PSYCOPG_IMPL", "python")
+    script = "from harvest_lib.cli.actions.version import libpq_version; from psycopg import pq; "
+    ours, used = output(f"{script}print(libpq_version()); print(pq.version_pretty(pq.version()))")
+    assert ours == used
+
+
+def test_completion_of_a_command_of_a_clone_ends_without_a_traceback():
+    command = get_command(cli.app)
+    command.commands = {name: each for name, each in command.commands.items() if name != "bench"}
+    context = typer.Context(command, resilient_parsing=True)
+    assert command.resolve_command(context, ["bench"])[1] is None
