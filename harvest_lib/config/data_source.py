@@ -195,8 +195,8 @@ def _parse_url(text: str) -> dict[str, str]:
     scheme, _, rest = base.partition("://")
     authority, slash, path = rest.partition("/")
     user, at, host = authority.rpartition("@")
-    # With a bare / or ? in a password, the rest of it would pass for a database or a setting.
-    malformed = not at and "@" in path + query
+    # With a bare / or ? in a password, the rest of it would pass for a host, a database or a setting.
+    malformed = "@" in path or (not at and "@" in query)
     try:
         # A bare @ in a password is one for lib/pq; for libpq it would begin the host.
         base = f"{scheme}://{user.replace('@', '%40')}{at}{host}{slash}{path}"

@@ -104,6 +104,7 @@ def test_it_is_read(text: str, expected: dict[str, str]) -> None:
         ("postgres://bob:hunter2/x@db/shop", "not a URL"),
         ("postgres://bob:12/hunter2@db/shop", "not a URL"),
         ("postgres://bob:12?user=hunter2@db/shop", "not a URL"),
+        ("postgres://bob:s@hunter2/x@db/shop", "not a URL"),
         ("postgres://bob:hunter2@[db/shop", "not a URL"),
         ("postgres://bob:%zzhunter2@db/shop", "not a URL"),
         ("postgres://db/shop?hunter2", "not a URL"),
