@@ -76,11 +76,8 @@ class StatusReader:
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
 
     def read(self, shards: Sequence[SubscriptionShard]) -> list[Read]:
-        """Return the shards with how far behind they are, counted to 100,000 records each. Those that mark are left
-        out: what waits for them is what is in the table."""
-        if self._subscriptions is None:
-            return []
-        return [(each, self._subscriptions.lag(each)) for each in shards if each.source != "mark"]
+        """Return the shards with how far behind they are, counted to 100,000 records each."""
+        return [(each, self._subscriptions.lag(each)) for each in shards] if self._subscriptions is not None else []
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
         """Return what waits: for the configured subscription, if the table has it; else everything that is there.

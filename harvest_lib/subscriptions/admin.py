@@ -148,7 +148,12 @@ class Subscriptions:
         )
 
     def lag(self, shard: SubscriptionShard) -> Lag:
-        """Return how far behind a shard is; counts no further than `harvest_lib.subscriptions.lag.MOST`."""
+        """Return how far behind a shard is; counts no further than `harvest_lib.subscriptions.lag.MOST`. What waits for
+        one that marks is what is in the table, of whichever layout."""
+        if shard.source == "mark":
+            there = self.outbox.backlog(self.connection)
+            age = there.age_seconds if there.records else None
+            return Lag(records=there.records, is_estimate=there.is_estimate, oldest_age_seconds=age)
         return lag(
             self.connection,
             self._selection,

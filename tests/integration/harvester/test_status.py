@@ -62,6 +62,7 @@ def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_server
     done = harvest("status", "--json", **servers)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["backlog_records"] == 3
+    assert [each["lag_records"] for each in json.loads(done.stdout)["subscriptions"]] == [3]
 
 
 def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):
