@@ -20,6 +20,8 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
 EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra dagster --extra airflow --extra docs --extra dev
 WORKERS ?= 2
+# A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup demo demo-consume demo-pipeline test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
 
@@ -42,11 +44,11 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 
 test: lint audit  ## lint, types, layers, audit and the quick tests, on WORKERS=2 workers
 	@sh infra/machine.sh pooler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults and not long and not e2e"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not faults and not long and not e2e"
 
 test-faults: setup  ## the tests that kill, freeze and disconnect processes, and the slow ones
 	@sh infra/machine.sh pooler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "faults and not long and not e2e"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "faults and not long and not e2e"
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from support.documents import CANARY, NOWHERE, broken, odd, right, spoiled
 
 from harvest_lib import cli
+from harvest_lib.harvester.preflight import kafka
+from harvest_lib.kafka_client import topic_partitions
 
 REFUSED, UNREACHABLE = 3, 5
 
@@ -27,6 +30,8 @@ many = settings(usual, max_examples=2_500)
 
 _COMMANDS = typer.main.get_command(cli.app)
 """What `app` makes anew for each call, which takes longer than the call."""
+_IMPATIENT = partial(topic_partitions, timeout_seconds=0.01)
+"""Nobody answers; a refusal that asks whether Kafka does would wait for ten seconds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,6 +63,7 @@ def run(contents, variables=()):
             patch.dict(os.environ, {**environment, **dict(variables)}, clear=True),
             patch.object(sys, "argv", command),
             patch.object(cli, "app", _COMMANDS),
+            patch.object(kafka, "topic_partitions", _IMPATIENT),
             redirect_stdout(out),
             redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
