@@ -1,7 +1,7 @@
 """The assets of an outbox: source data, business table and outbox, topics, audit tables.
 
-    source ──Spark──► postgres/<table> ──► outbox/<name> ──harvester──► kafka/<topic>
-          ──Spark──► audit/<name>/summary, lost, duplicates, … ──► audit/<name>/verified
+    source ──Spark──► business table ──► outbox ──harvester──► topics
+          ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
 
 What Spark writes has daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
 the harvester fills them and reports by observations.
@@ -20,19 +20,16 @@ from dagster import AssetExecutionContext
 from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagster_harvest.audit_results import TABLES, AuditMissing, details, last_summary, require_compared
+from dagster_harvest.audit_results import AuditMissing, details, last_summary, require_compared
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
-from dagster_harvest.settings import OutboxSettings, WriterSettings
+from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, WriterSettings
 from harvest_lib.errors import HarvestError
 from spark_jobs.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
-
-VERIFIED = "verified"
-"""The last part of the key of `verified_asset`."""
 
 _LONGEST_SAID = 2000
 _FOUND_SOMETHING = (1,)
@@ -59,30 +56,27 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
         )
         for key in settings.topic_keys
     ]
-    if settings.writer is None:
+    if settings.source_key is None:
         about = f"The table {settings.stated_table or 'of the outbox'}, which applications write."
         before = settings.upstream_keys
         return [
             *specs,
             dg.AssetSpec(settings.outbox_key, deps=before, group_name=group, kinds={"postgres"}, description=about),
         ]
-    source = dg.AssetSpec(
-        dg.AssetKey(["source", settings.writer.source]), group_name=group, description="Where the rows come from."
-    )
-    return [*specs, source]
+    return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
 
 
 def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.AssetsDefinition:
     """Return business table and outbox, which one Spark job fills in one transaction per day."""
-    business = settings.business_key
-    assert business is not None  # noqa: S101 - there is a writer
+    business, source = settings.business_key, settings.source_key
+    assert business is not None and source is not None  # noqa: S101, PT018 - there is a writer
 
     @dg.multi_asset(
         name=f"{settings.name}_written",
         specs=[
             dg.AssetSpec(
                 business,
-                deps=[dg.AssetKey(["source", writer.source])],
+                deps=[source],
                 kinds={"spark", "postgres"},
                 description="Business rows.",
             ),
@@ -152,8 +146,10 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         failure: dg.Failure | None = None
         try:
             run_under_pipes(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
-            with _resource(context, settings).connect() as connection:
-                summary = require_compared(last_summary(connection, audit_id), settings)
+            resource = _resource(context, settings)
+            with resource.connect() as connection:
+                last = last_summary(connection, settings, resource.table, audit_id=audit_id)
+                summary = require_compared(last, settings)
                 counts = details(connection, summary.audit_id)
         except AuditMissing as error:
             failure = as_failure(error)
@@ -188,8 +184,9 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
     def verified(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
         failure: dg.Failure | None = None
         try:
-            with _resource(context, settings).connect() as connection:
-                summary = require_compared(last_summary(connection, settings.audit.id_prefix), settings)
+            resource = _resource(context, settings)
+            with resource.connect() as connection:
+                summary = require_compared(last_summary(connection, settings, resource.table), settings)
         except HarvestError as error:
             failure = as_failure(error)
         if failure is not None:

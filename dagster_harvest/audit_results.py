@@ -7,14 +7,13 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError, OutboxTableError
+from harvest_lib.outbox import OutboxTable
 from spark_jobs.audit_summary import AuditSummary
 
 SCHEMA = "harvest_audit"
-DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
-TABLES = ("summary", *DETAIL_TABLES)
 
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL AS found"
 _COLUMNS = """
@@ -22,8 +21,13 @@ SELECT a.attname FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass('harvest_audit.summary') AND a.attnum > 0 AND NOT a.attisdropped
 """
 _LAST = """
-SELECT {columns} FROM harvest_audit.summary WHERE starts_with(audit_id, %(prefix)s)
+SELECT {columns} FROM harvest_audit.summary AS s WHERE starts_with(audit_id, %(prefix)s) AND {ours}
 ORDER BY at DESC, audit_id DESC LIMIT 1
+"""
+# An audit of an earlier version did not say what it had audited.
+_OURS = """
+coalesce((SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
+          FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id), true)
 """
 _COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
 
@@ -32,13 +36,17 @@ class AuditMissing(HarvestError):
     """No audit has left a result: run one."""
 
 
-def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None) -> AuditSummary:
-    """Return the row of the last audit, of those whose id begins so.
+def last_summary(
+    connection: psycopg.Connection[Any], settings: OutboxSettings, outbox: OutboxTable, *, audit_id: str | None = None
+) -> AuditSummary:
+    """Return the row of the last audit of this outbox that read all of its topics; of those whose id begins as
+    `audit.id_prefix` says, or of one id.
 
     Raises AuditMissing if there is none, OutboxTableError for another table.
     """
     next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
     wanted = [field.name for field in fields(AuditSummary)]
+    prefix = audit_id or settings.audit.id_prefix or ""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = {row["attname"] for row in cursor.execute(_COLUMNS)}
         if not found:
@@ -52,10 +60,18 @@ def last_summary(connection: psycopg.Connection[Any], prefix: str | None = None)
                 next_step="let the audit of this version make it: move the old one away",
             )
         columns = sql.SQL(", ").join(map(sql.Identifier, wanted))
-        row = cursor.execute(sql.SQL(_LAST).format(columns=columns), {"prefix": prefix or ""}).fetchone()
+        said = cursor.execute(_EXISTS, (f"{SCHEMA}.audited",)).fetchone()
+        ours = sql.SQL(_OURS if said is not None and said["found"] else "true")
+        named = str(outbox.placed(connection) if outbox.exists(connection) else outbox)
+        values = {"prefix": prefix, "outbox": named, "topics": list(settings.topics)}
+        row = cursor.execute(sql.SQL(_LAST).format(columns=columns, ours=ours), values).fetchone()
     if row is None:
-        evidence = f"harvest_audit.summary has no row of {prefix!r}" if prefix else "harvest_audit.summary is empty"
-        raise AuditMissing("nothing was audited yet", evidence=evidence, next_step=next_step)
+        begins = f" whose audit_id begins with {prefix!r}" if prefix else ""
+        raise AuditMissing(
+            "nothing was audited yet",
+            evidence=f"harvest_audit.summary has no audit of {outbox} and all of {', '.join(settings.topics)}{begins}",
+            next_step=next_step,
+        )
     return AuditSummary(**row)
 
 

@@ -182,8 +182,9 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
     )
     def audit(context: dg.AssetCheckExecutionContext) -> Iterator[Verdict]:
         try:
-            with _resource(context, settings).connect() as connection:
-                summary = require_compared(last_summary(connection, settings.audit.id_prefix), settings)
+            resource = _resource(context, settings)
+            with resource.connect() as connection:
+                summary = require_compared(last_summary(connection, settings, resource.table), settings)
         except HarvestError as error:
             for name in _JUDGES:
                 yield named(unreadable(error), name, key)

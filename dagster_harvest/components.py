@@ -8,13 +8,12 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import alert_sensors
-from dagster_harvest.assets import PIPES_KEY, VERIFIED, audit_assets, outside_specs, verified_asset, written_assets
-from dagster_harvest.audit_results import TABLES
+from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
@@ -73,7 +72,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
     audit_job = dg.define_asset_job(
         settings.audit_job_name,
         # By keys, which a project cannot change: a group it can, and keys that are not there are an error at load.
-        selection=dg.AssetSelection.assets(*map(settings.audit_key, (*TABLES, VERIFIED))),
+        selection=dg.AssetSelection.assets(*map(settings.audit_key, RESULTS)),
         executor_def=dg.in_process_executor,
         description="Audits, and judges what it found.",
     )

@@ -35,8 +35,8 @@ JUDGED_ELSEWHERE = frozenset(
 _NEWEST = "SELECT * FROM {table} ORDER BY 1 DESC LIMIT %s"
 _AUDIT = "SELECT * FROM harvest_audit.summary WHERE audit_id = %s"
 
-Read = Callable[["psycopg.Connection[Any]", OutboxTable | None], Any]
-"""Reads a frame from a connection; the second is the outbox, where it is known."""
+Read = Callable[["psycopg.Connection[Any]", OutboxTable], Any]
+"""Reads a frame from a connection; the second is the outbox."""
 
 
 def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
@@ -69,7 +69,7 @@ def _contract_check(
         resource = _resource(context, settings)
         try:
             with resource.connect() as connection:
-                frame = read(connection, OutboxTable.parse(resource.config().outbox_table))
+                frame = read(connection, resource.table)
             getattr(contracts, contract).enforce(frame, allow_empty=allow_empty)
         except contracts.ContractBroken as error:
             verdict = unreadable(error)
@@ -98,8 +98,9 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
         docs = Path(settings.audit.docs_folder or Path(context.instance.storage_directory()) / "data_docs")
         try:
-            with _resource(context, settings).connect() as connection:
-                frame = _last_audit(settings)(connection, None)
+            resource = _resource(context, settings)
+            with resource.connect() as connection:
+                frame = _last_audit(settings)(connection, resource.table)
             checked = expect_audit(frame, docs=docs / settings.name)
         except HarvestError as error:
             return unreadable(error)
@@ -122,17 +123,15 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 def _newest(table: OutboxTable | None = None) -> Read:
     """Read the newest rows of a table, by default of the outbox."""
 
-    def read(connection: "psycopg.Connection[Any]", outbox: OutboxTable | None) -> Any:
-        named = table or outbox
-        assert named is not None  # noqa: S101 - one of the two is given
-        return _frame(connection, sql.SQL(_NEWEST).format(table=named.identifier), (SAMPLED_ROWS,))
+    def read(connection: "psycopg.Connection[Any]", outbox: OutboxTable) -> Any:
+        return _frame(connection, sql.SQL(_NEWEST).format(table=(table or outbox).identifier), (SAMPLED_ROWS,))
 
     return read
 
 
 def _last_audit(settings: OutboxSettings) -> Read:
-    def read(connection: "psycopg.Connection[Any]", _: OutboxTable | None) -> Any:
-        last = last_summary(connection, settings.audit.id_prefix)
+    def read(connection: "psycopg.Connection[Any]", outbox: OutboxTable) -> Any:
+        last = last_summary(connection, settings, outbox)
         return _frame(connection, sql.SQL(_AUDIT), (last.audit_id,))
 
     return read

@@ -18,6 +18,7 @@ from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.outbox import OutboxTable
 
 CONFIG_VARIABLE = "HARVEST_CONFIG"
 STATEMENT_TIMEOUT = "10s"
@@ -69,6 +70,11 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     def conninfo(self) -> str:
         """Return the connection string with its password: for a process's environment, never for a log."""
         return self.config().data_source.conninfo()
+
+    @property
+    def table(self) -> OutboxTable:
+        """The outbox. Raises ConfigError."""
+        return OutboxTable.parse(self.config().outbox_table)
 
     def connect(self) -> "psycopg.Connection[Any]":
         """Open a connection that gives no statement more than a few seconds, so that no tick hangs on it."""

@@ -1,10 +1,19 @@
 """What a `defs.yaml` may contain about an outbox. No secrets: it names variables, never their values."""
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 import dagster as dg
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
+TABLES = ("summary", *DETAIL_TABLES)
+"""The audit's tables in the schema `harvest_audit`."""
+VERIFIED = "verified"
+RESULTS = (*TABLES, VERIFIED)
+"""What an audit makes, each an asset."""
 
 
 class WriterSettings(dg.Model, dg.Resolvable):
@@ -91,8 +100,8 @@ class AuditSettings(dg.Model, dg.Resolvable):
     arguments: Sequence[str] = ()
     """More of its command line, such as `--id-column`. Default none."""
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """Where several outboxes of a database are audited: what the ids of this one's audits begin with, and only those
-    count. Default none: the last audit counts, whoever ran it."""
+    """What the ids of this outbox's audits begin with, and only those count. Default none: the last audit of this
+    outbox and all of its topics counts, whoever ran it."""
     allow_empty: bool = False
     """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
@@ -103,6 +112,49 @@ class AuditSettings(dg.Model, dg.Resolvable):
     """An audit older than this is a warning. Default 26 hours."""
     fail_after_hours: float = Field(default=50.0, gt=0)
     """One older than this is a failure. Default 50 hours."""
+
+
+class AssetKeys(dg.Model, dg.Resolvable):
+    """The keys of the assets, with slashes between their parts. The last part is what the lineage shows, so it has to
+    read by itself."""
+
+    source: str = "source/{source}"
+    """What the writer reads. Default `source/{source}`."""
+    business: str = "postgres/{table}"
+    """The writer's business table; the schema is a part of its own. Default `postgres/{table}`."""
+    outbox: str = "outbox/{name}_outbox"
+    """Default `outbox/{name}_outbox`."""
+    topic: str = "kafka/{topic}_topic"
+    """Default `kafka/{topic}_topic`."""
+    audit: str = "audit/{name}_audit_{result}"
+    """A result of the audit: `summary`, `lost` and so on, `verified`. Default `audit/{name}_audit_{result}`."""
+
+    @field_validator("*")
+    @classmethod
+    def _known_places(cls, template: str, info: ValidationInfo) -> str:
+        named = set(_PLACE.findall(template))
+        if not named <= (known := _PLACES[str(info.field_name)]):
+            places = " and ".join(f"{{{each}}}" for each in sorted(known))
+            message = f"{template!r} names what is not known here: it may have {places}"
+            raise ValueError(message)
+        if not all(template.split("/")):
+            message = f"{template!r} has an empty part"
+            raise ValueError(message)
+        return template
+
+    def make(self, asset: str, **values: str) -> dg.AssetKey:
+        """Return the key of an asset."""
+        return dg.AssetKey.from_user_string(_PLACE.sub(lambda place: values[place[1]], getattr(self, asset)))
+
+
+_PLACE = re.compile(r"\{(\w*)\}")
+_PLACES: Mapping[str, set[str]] = {
+    "source": {"name", "source"},
+    "business": {"name", "table"},
+    "outbox": {"name"},
+    "topic": {"name", "topic"},
+    "audit": {"name", "result"},
+}
 
 
 class OutboxSettings(dg.Model, dg.Resolvable):
@@ -126,6 +178,15 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
+    asset_keys: AssetKeys = Field(default_factory=AssetKeys)
+
+    @model_validator(mode="after")
+    def _distinct_keys(self) -> Self:
+        keys = [self.outbox_key, *self.topic_keys, *(self.audit_key(each) for each in RESULTS), self.business_key]
+        if twice := [key.to_user_string() for key, count in Counter(filter(None, keys)).items() if count > 1]:
+            message = f"asset_keys gives two assets the key {twice[0]}: let {{topic}} and {{result}} be in theirs"
+            raise ValueError(message)
+        return self
 
     @model_validator(mode="after")
     def _one_upstream(self) -> Self:
@@ -149,16 +210,23 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def outbox_key(self) -> dg.AssetKey:
-        return dg.AssetKey(["outbox", self.name])
+        return self.asset_keys.make("outbox", name=self.name)
 
     @property
     def business_key(self) -> dg.AssetKey | None:
-        return dg.AssetKey(["postgres", *self.writer.table.split(".")]) if self.writer is not None else None
+        if self.writer is None:
+            return None
+        return self.asset_keys.make("business", name=self.name, table=self.writer.table.replace(".", "/"))
+
+    @property
+    def source_key(self) -> dg.AssetKey | None:
+        if self.writer is None:
+            return None
+        return self.asset_keys.make("source", name=self.name, source=self.writer.source)
 
     @property
     def topic_keys(self) -> list[dg.AssetKey]:
-        # Dagster's keys have no dots in UI paths of their own; a topic is one component, whatever it holds.
-        return [dg.AssetKey(["kafka", topic]) for topic in self.topics]
+        return [self.asset_keys.make("topic", name=self.name, topic=topic) for topic in self.topics]
 
     @property
     def daemon_job_name(self) -> str:
@@ -172,6 +240,6 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     def load_job_name(self) -> str:
         return f"{self.name}_load"
 
-    def audit_key(self, table: str) -> dg.AssetKey:
-        """Return the asset of one of the audit's result tables."""
-        return dg.AssetKey(["audit", self.name, table])
+    def audit_key(self, result: str) -> dg.AssetKey:
+        """Return the asset of one of the audit's results."""
+        return self.asset_keys.make("audit", name=self.name, result=result)

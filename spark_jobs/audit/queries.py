@@ -84,6 +84,12 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
     backlog_records        bigint NOT NULL,
     backlog_age_seconds    double precision NOT NULL
 );
+CREATE TABLE IF NOT EXISTS harvest_audit.audited (
+    audit_id    text NOT NULL,
+    outbox      text NOT NULL,
+    kafka_topic text NOT NULL,
+    PRIMARY KEY (audit_id, kafka_topic)
+);
 CREATE TABLE IF NOT EXISTS harvest_audit.lost (
     audit_id text NOT NULL,
     record   text NOT NULL,
@@ -147,7 +153,7 @@ LOCK_AUDIT = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ' || 
 CLEAR_OLD_STAGING = "DELETE FROM harvest_audit.staging WHERE staged_at < clock_timestamp() - interval '2 days'"
 CLEAR_STAGING = "DELETE FROM harvest_audit.staging WHERE run = %(run)s"
 
-TABLES: tuple[LiteralString, ...] = ("summary", "lost", "duplicates", "reorderings", "unknown")
+TABLES: tuple[LiteralString, ...] = ("summary", "audited", "lost", "duplicates", "reorderings", "unknown")
 FORGET: LiteralString = "DELETE FROM harvest_audit.{table} WHERE audit_id = %(audit_id)s"
 
 PROMOTE: tuple[LiteralString, ...] = (
@@ -173,6 +179,9 @@ FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'unknown'
 """,
 )
 
+SAY_WHAT = """
+INSERT INTO harvest_audit.audited SELECT DISTINCT %(audit_id)s, %(outbox)s, unnest(%(topics)s::text[])
+"""
 SUMMARIZE = """
 INSERT INTO harvest_audit.summary (
     audit_id, at, records, committed, lost, duplicates_adjacent, duplicates_separated, duplicates_cross_epoch,

@@ -3,6 +3,7 @@
 Spark writes into a staging table; one transaction then replaces whatever an audit of the same id had found before.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.database import translated
+from harvest_lib.outbox import OutboxTable
 from spark_jobs.audit import queries
 from spark_jobs.audit_summary import AuditSummary
 from spark_jobs.sink.database import JdbcTarget
@@ -32,9 +34,13 @@ def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
     rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
 
 
-def promote(connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str) -> None:
-    """Replace the rows of the audit's id by what the run has staged and the summary, in one transaction."""
-    values = {**asdict(summary), "at": summary.at.timestamp(), "run": run}
+def promote(
+    connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
+) -> None:
+    """Replace the rows of the audit's id by what the run has staged, the summary and what was audited, in one
+    transaction."""
+    about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
+    values = {**asdict(summary), **about, "at": summary.at.timestamp(), "run": run}
     with translated(), connection.transaction():
         connection.execute(queries.LOCK_AUDIT, values)
         for table in queries.TABLES:
@@ -42,6 +48,7 @@ def promote(connection: psycopg.Connection[Any], summary: AuditSummary, *, run: 
         for statement in queries.PROMOTE:
             connection.execute(statement, values)
         connection.execute(queries.SUMMARIZE, values)
+        connection.execute(queries.SAY_WHAT, values)
         connection.execute(queries.CLEAR_STAGING, values)
 
 

@@ -96,7 +96,7 @@ def audit(
                 with spark_session(jars=found_jars, work_folder=Path(folder), app_name="harvest audit") as spark:
                     counted = _compared(spark.newSession(), source, before, taken, run=run, target=target)
             summary = _summary(audit_id, taken, counted)
-            results.promote(connection, summary, run=run)
+            results.promote(connection, summary, run=run, outbox=table, topics=source.names)
         except (PySparkException, Py4JError) as error:
             raise _failure(error, kafka) from error
         finally:

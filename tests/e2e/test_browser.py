@@ -62,13 +62,13 @@ def keep(page, parts):
 
 def test_the_asset_graph_shows_all_from_the_source_to_the_proof(platform, loaded, page, keep):
     page.goto(f"{platform.dagster_url}/asset-groups")
-    for asset in ("nycflights13", "flights", "summary", "verified"):
+    for asset in ("flights", "flights_outbox", "flights_topic", "flights_audit_summary", "flights_audit_verified"):
         expect(page.get_by_text(asset, exact=True).first).to_be_visible()
     keep("dagster-assets")
 
 
 def test_the_checks_show_their_numbers(platform, loaded, page, keep):
-    page.goto(f"{platform.dagster_url}/assets/audit/flights/summary?view=checks")
+    page.goto(f"{platform.dagster_url}/assets/audit/flights_audit_summary?view=checks")
     for check in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations"):
         expect(page.get_by_text(check, exact=True).first).to_be_visible()
     page.get_by_text("lost", exact=True).first.click()
@@ -85,7 +85,7 @@ def test_the_daemons_run_tells_its_numbers_as_it_goes(platform, loaded, page, ke
 
 
 def test_the_topic_has_its_throughput_plotted(platform, loaded, page, keep):
-    page.goto(f"{platform.dagster_url}/assets/kafka/flights?view=overview")
+    page.goto(f"{platform.dagster_url}/assets/kafka/flights_topic?view=overview")
     expect(page.get_by_text("delivered_records", exact=True).first).to_be_visible()
     page.get_by_text("Plots", exact=True).click()
     expect(page.locator("canvas").first).to_be_visible()

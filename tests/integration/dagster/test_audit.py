@@ -33,7 +33,7 @@ def audit(outbox, reaper, tmp_path):
             result = job.execute_in_process(instance=instance, raise_on_error=False)
             verdicts = {each.check_name: each for each in result.get_asset_check_evaluations()}
             made = {
-                event.asset_key.path[-1]: event.materialization.metadata
+                event.asset_key.path[-1].removeprefix("shop_audit_"): event.materialization.metadata
                 for event in result.get_asset_materialization_events()
             }
             log = [entry.to_json() for entry in instance.all_logs(result.run_id)]

@@ -14,8 +14,11 @@ from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.outbox import append
+from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
+
+SHOP = OutboxSettings(name="shop", topics=["t"])
+AUDITED = "CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, kafka_topic text)"
 
 
 @pytest.fixture
@@ -81,21 +84,52 @@ def test_without_an_audit_nothing_is_taken_for_proved(checked, outbox):
 
 def test_a_table_that_is_none_of_audits_is_refused(outbox, insert):
     with pytest.raises(AuditMissing):
-        last_summary(outbox.connection)
+        last_summary(outbox.connection, SHOP, OutboxTable.parse("outbox"))
     insert()
     outbox.connection.execute("ALTER TABLE harvest_audit.summary DROP COLUMN lost")
     with pytest.raises(OutboxTableError, match="lacks lost"):
-        last_summary(outbox.connection)
+        last_summary(outbox.connection, SHOP, OutboxTable.parse("outbox"))
 
 
 def test_the_last_audit_is_the_one_that_counts(outbox, insert):
     insert(audit_id="old", lost=5)
     insert(audit_id="new")
-    assert last_summary(outbox.connection).audit_id == "new"
+    assert last_summary(outbox.connection, SHOP, OutboxTable.parse("outbox")).audit_id == "new"
     outbox.connection.execute("CREATE TABLE harvest_audit.lost (audit_id text, outbox_id bigint)")
     outbox.connection.execute("INSERT INTO harvest_audit.lost VALUES ('old', 1), ('new', 2), ('old', 3)")
     counts = details(outbox.connection, "old")
     assert counts == {"lost": 2, "duplicates": 0, "reorderings": 0, "unknown": 0}
+
+
+def test_of_several_outboxes_in_a_database_each_is_judged_by_its_own_audit(outbox, insert):
+    """Also where the audit of another came later, was run by hand, and the tables are called the same."""
+    connection = outbox.connection
+    connection.execute("CREATE SCHEMA eu")
+    connection.execute("CREATE TABLE eu.outbox (LIKE outbox)")
+
+    def audited(audit_id, table, *topics):
+        connection.execute(AUDITED)
+        for topic in topics:
+            connection.execute("INSERT INTO harvest_audit.audited VALUES (%s, %s, %s)", (audit_id, table, topic))
+
+    def last(table, *topics):
+        settings = OutboxSettings(name="any", topics=topics)
+        return last_summary(connection, settings, OutboxTable.parse(table)).audit_id
+
+    insert(audit_id="before we said what")
+    assert last("eu.outbox", "orders") == "before we said what"
+    insert(audit_id="ours")
+    audited("ours", '"public"."outbox"', "orders", "refunds")
+    insert(audit_id="theirs", lost=5)
+    audited("theirs", '"eu"."outbox"', "orders")
+    assert last("eu.outbox", "orders") == "theirs"
+    assert last("outbox", "orders") == last("public.outbox", "refunds", "orders") == "ours"
+    insert(audit_id="half")
+    audited("half", '"public"."outbox"', "orders")
+    assert last("outbox", "orders", "refunds") == "ours", "the last one left a topic out"
+    connection.execute("DELETE FROM harvest_audit.summary WHERE audit_id IN ('before we said what', 'theirs')")
+    with pytest.raises(AuditMissing, match=r"no audit of \"eu\".\"outbox\" and all of orders"):
+        last("eu.outbox", "orders")
 
 
 def test_an_old_and_long_backlog_is_seen(checked, outbox):

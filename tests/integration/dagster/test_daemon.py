@@ -80,7 +80,7 @@ def only_run(instance):
 
 
 def observations(instance, topic):
-    records = instance.fetch_observations(dg.AssetKey(["kafka", topic]), limit=100).records
+    records = instance.fetch_observations(dg.AssetKey(["kafka", f"{topic}_topic"]), limit=100).records
     return [record.asset_observation.metadata for record in reversed(records)]
 
 
@@ -127,7 +127,7 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     assert last["is_leader"].value is True
     assert last["records_per_second"].value >= 0
     assert last["generation"].value == 1
-    made = instance.fetch_materializations(dg.AssetKey(["kafka", outbox.topic]), limit=10).records
+    made = instance.fetch_materializations(dg.AssetKey(["kafka", f"{outbox.topic}_topic"]), limit=10).records
     assert len(made) == 1, "not once for each report, and not never"
     text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
     assert any("leads shard 0 as" in line for line in text)

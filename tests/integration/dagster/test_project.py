@@ -9,7 +9,8 @@ from dagster.components.core.component_tree import ComponentTreeException
 from support.dagster_project import project
 
 CHECKS = {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
-MADE = {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
+RESULTS = ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
+MADE = {f"audit/shop_audit_{result}" for result in RESULTS}
 
 
 @pytest.fixture
@@ -53,11 +54,27 @@ def test_the_audit_audits_whatever_the_projects_post_processing_changes(audited,
     result = audited([{"target": "*", "attributes": changes}])
     assert result.success
     assert {each.check_name for each in result.get_asset_check_evaluations()} == CHECKS
-    assert {each.asset_key.path[-1] for each in result.get_asset_materialization_events()} == MADE
+    assert {each.asset_key.to_user_string() for each in result.get_asset_materialization_events()} == MADE
 
 
 def test_a_loss_fails_the_audit_of_an_outbox_whose_group_is_the_projects_own(audited):
     assert not audited([{"target": "*", "attributes": {"group_name": "sales"}}], lost=1).success
+
+
+def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
+    """Those of an earlier version, by which its history goes on."""
+    attributes["asset_keys"] = {
+        "outbox": "outbox/{name}",
+        "topic": "kafka/{topic}",
+        "audit": "sales/{name}/audit/{result}",
+    }
+    result = audited(None)
+    assert result.success
+    evaluations = result.get_asset_check_evaluations()
+    assert {each.check_name for each in evaluations} == CHECKS
+    assert {each.asset_key.to_user_string() for each in evaluations} == {"sales/shop/audit/summary"}
+    made = {each.asset_key.to_user_string() for each in result.get_asset_materialization_events()}
+    assert made == {f"sales/shop/audit/{each}" for each in RESULTS}
 
 
 @pytest.mark.parametrize("changes", [{"key_prefix": "sales"}, {"key": "sales/summary"}], ids=["prefix", "key"])

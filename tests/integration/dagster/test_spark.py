@@ -69,7 +69,7 @@ def test_a_day_is_loaded_and_a_backfill_of_three_loads_the_others(load, outbox, 
     assert result.success
     assert outbox.count() == ROWS["2013-01-02"]
     made = {event.asset_key.to_user_string(): event for event in result.get_asset_materialization_events()}
-    assert set(made) == {"postgres/flights", "outbox/flights"}
+    assert set(made) == {"postgres/flights", "outbox/flights_outbox"}
     metadata = made["postgres/flights"].materialization.metadata
     assert metadata["promoted_rows"].value == ROWS["2013-01-02"]
     assert metadata["staging_rows_per_second"].value > 0
@@ -123,4 +123,4 @@ def test_a_column_of_wrong_type_fails_the_contract_of_the_rows_and_nothing_else(
     after = verdicts()
     assert not after["postgres/flights"].passed
     assert "distance" in after["postgres/flights"].description
-    assert after["outbox/flights"].passed
+    assert after["outbox/flights_outbox"].passed

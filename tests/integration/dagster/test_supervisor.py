@@ -169,6 +169,6 @@ def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, boot
         result = tick(external)
     assert not result.run_requests
     (seen,) = [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
-    assert seen.asset_key == dg.AssetKey(["kafka", outbox.topic])
+    assert seen.asset_key == dg.AssetKey(["kafka", f"{outbox.topic}_topic"])
     assert "elsewhere" in seen.metadata["leader"].value
     assert seen.metadata["backlog_records"].value == 0

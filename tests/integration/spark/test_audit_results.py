@@ -31,6 +31,7 @@ def test_an_audit_of_the_same_id_replaces_the_first(native):
     assert row.pop("at").timestamp() == pytest.approx(second.at.timestamp(), abs=1e-3)
     assert row == {name: value for name, value in asdict(second).items() if name != "at"}
     assert native.findings("staging") == []
+    assert native.findings("audited") == [("nightly", '"public"."outbox"', outbox.topic)]
 
 
 def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch):

@@ -1,5 +1,7 @@
 """What Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
 
+import re
+
 import dagster as dg
 import pytest
 from dagster.components.resolved.errors import ResolutionException
@@ -8,7 +10,7 @@ from pydantic import ValidationError
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.definitions import defs
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import DaemonSettings, OutboxSettings, WriterSettings
+from dagster_harvest.settings import AssetKeys, DaemonSettings, OutboxSettings, WriterSettings
 from harvest_lib.errors import ConfigError
 
 SHOP = """
@@ -42,18 +44,18 @@ def test_the_example_loads_whole():
     assert keys(loaded) == {
         "source/nycflights13",
         "postgres/flights",
-        "outbox/flights",
-        "kafka/flights",
+        "outbox/flights_outbox",
+        "kafka/flights_topic",
         *(
-            f"audit/flights/{table}"
+            f"audit/flights_audit_{table}"
             for table in ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
         ),
     }
     assert checks(loaded) == {
         ("postgres/flights", "schema"),
-        *(("outbox/flights", name) for name in ("backlog_age", "backlog_size", "schema")),
+        *(("outbox/flights_outbox", name) for name in ("backlog_age", "backlog_size", "schema")),
         *(
-            ("audit/flights/summary", name)
+            ("audit/flights_audit_summary", name)
             for name in ("lost", "unknown", "ordering", "duplicates", "schema", "expectations")
         ),
     }
@@ -74,18 +76,49 @@ def test_what_is_wrong_downstream_is_blocked():
 
 def test_data_flows_from_the_source_to_the_audit():
     graph = defs().resolve_asset_graph()
-    summary = dg.AssetKey(["audit", "flights", "summary"])
+    summary = dg.AssetKey(["audit", "flights_audit_summary"])
     upstream = {summary}
     while more := {key for each in upstream for key in graph.get(each).parent_keys} - upstream:
         upstream |= more
     assert dg.AssetKey(["source", "nycflights13"]) in upstream
-    assert dg.AssetKey(["kafka", "flights"]) in upstream
+    assert dg.AssetKey(["kafka", "flights_topic"]) in upstream
+
+
+def test_no_two_names_of_the_lineage_are_the_same():
+    last = [key.path[-1] for key in defs().resolve_asset_graph().get_all_asset_keys()]
+    assert len(last) == len(set(last))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"topic": "kafka/all"}, "gives two assets the key kafka/all"),
+        ({"audit": "audit/{name}"}, "gives two assets the key audit/shop"),
+        ({"outbox": "kafka/orders", "topic": "kafka/{topic}"}, "gives two assets the key kafka/orders"),
+        ({"outbox": "outbox/{table}"}, "names what is not known here: it may have {name}"),
+        ({"topic": "kafka//{topic}"}, "has an empty part"),
+        ({"outbox": ""}, "has an empty part"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(keys, message):
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        OutboxSettings(name="shop", topics=["orders", "refunds"], asset_keys=AssetKeys(**keys))
+
+
+def test_keys_are_what_the_settings_say():
+    keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}", source="from/{source}")
+    writer = WriterSettings(table="eu.sales", source="files")
+    settings = OutboxSettings(name="shop", topics=["a.b"], writer=writer, asset_keys=keys)
+    assert settings.business_key == dg.AssetKey(["db", "eu", "sales", "rows"])
+    assert settings.outbox_key == dg.AssetKey(["shop"])
+    assert settings.topic_keys == [dg.AssetKey(["t", "shop", "a.b"])]
+    assert settings.source_key == dg.AssetKey(["from", "files"])
 
 
 def test_what_applications_write_stands_before_the_outbox():
     settings = OutboxSettings(name="shop", topics=["orders"], upstream=["postgres/orders", "carts"])
     graph = outbox_definitions(settings).resolve_asset_graph()
-    assert graph.get(dg.AssetKey(["outbox", "shop"])).parent_keys == {
+    assert graph.get(dg.AssetKey(["outbox", "shop_outbox"])).parent_keys == {
         dg.AssetKey(["postgres", "orders"]),
         dg.AssetKey(["carts"]),
     }
@@ -116,7 +149,9 @@ def test_a_day_is_a_partition_and_a_backfill_is_one_run():
 def test_a_few_lines_of_yaml_are_an_outbox():
     shop = OutboxComponent.resolve_from_yaml(SHOP)
     loaded = outbox_definitions(shop)
-    assert {"outbox/shop", "kafka/orders", "kafka/refunds", "audit/shop/summary"} <= keys(loaded)
+    assert {"outbox/shop_outbox", "kafka/orders_topic", "kafka/refunds_topic", "audit/shop_audit_summary"} <= keys(
+        loaded
+    )
     assert not any(key.startswith("postgres/") for key in keys(loaded)), "nobody here writes its business rows"
     assert shop.thresholds.backlog_age_warn_seconds == 5
     names = {job.name for job in loaded.get_repository_def().get_all_jobs()}
@@ -126,7 +161,7 @@ def test_a_few_lines_of_yaml_are_an_outbox():
 def test_outboxes_live_side_by_side():
     others = outbox_definitions(OutboxSettings(name="other", topics=["else"]))
     both = dg.Definitions.merge(defs(), outbox_definitions(OutboxComponent.resolve_from_yaml(SHOP)), others)
-    assert {"outbox/flights", "outbox/shop", "outbox/other"} <= keys(both)
+    assert {"outbox/flights_outbox", "outbox/shop_outbox", "outbox/other_outbox"} <= keys(both)
     assert both.get_repository_def()
 
 
