@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.pipeline_files import AT, everything, message, reader, writer
 
-from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost
+from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors.file.paths import file_name, namespace_of
 from harvest_lib.pipeline.adaptors.stdout import StdoutWriter, StdoutWriting
 from harvest_lib.pipeline.message import Message, Op
@@ -232,8 +232,9 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
         "__import__",
         lambda name, *rest: real("nothing_of_this_name" if name.startswith("pyarrow") else name, *rest),
     )
-    with pytest.raises(AdaptorError, match=r"outbox-harvester\[parquet\]"):
+    with pytest.raises(AdaptorError, match="needs the package pyarrow") as refused:
         writer(tmp_path, format="parquet")
+    assert refused.value.next_step == install_hint("parquet")
 
 
 def test_the_table_of_the_documented_example_is_that_of_the_source(tmp_path):
