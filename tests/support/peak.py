@@ -15,7 +15,7 @@ _LOOK_SECONDS = 0.02
 _HIGHEST = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
-def peak_of_drain(folder, harvest, *, seconds=60):
+def peak_of_drain(folder, harvest, *, seconds=150):
     """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes.
 
     They are the kernel's own figure of the process, so no peak falls between two looks. Fails with the log if the

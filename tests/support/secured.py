@@ -4,11 +4,13 @@ import json
 from contextlib import contextmanager
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, ResourceType
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.acls import bindings, filter_of
 from support.outbox import read_topic
+from support.waiting import eventually
 from typer.testing import CliRunner
 
 from harvest_lib import OutboxRecord, append
@@ -113,6 +115,19 @@ class Secured:
         for future in self.admin.create_acls(made).values():
             future.result(10)
         self._bindings += [each for each in made if each not in self._bindings]
+        for each in made:
+            if each.restype == ResourceType.TOPIC and each.operation == AclOperation.CREATE:
+                eventually(lambda each=each: self._may_create(each), 30, "the brokers know the permission to create")
+
+    def _may_create(self, permission):
+        """Tell whether a permission is known where topics are created, which lags behind its being stored."""
+        admin = AdminClient(self.kafka(permission.principal.removeprefix("User:")))
+        (future,) = admin.create_topics([NewTopic(permission.name, 1)], validate_only=True).values()
+        try:
+            future.result(10)
+        except KafkaException as error:
+            return error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
+        return True
 
     def make(self, way):
         """Make the tables and a topic."""
