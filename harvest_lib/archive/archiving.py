@@ -5,7 +5,7 @@ the segment is archived again. Killed anywhere, the next run begins with the seg
 its files anew.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +35,31 @@ class Archived:
     bytes: int
 
 
+def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable, url: str) -> Sequence[Segment]:
+    """Return the closed segments that are not in the archive as they are now, by id.
+
+    Needs the owner's rights and a connection in autocommit. Raises ArchiveError and DatabaseError.
+    """
+    placed = outbox.placed(connection)
+    files, noted = ArchiveFiles(url), ArchivedSegments(placed)
+    exists = placed.archived.exists(connection)
+    return [
+        each
+        for each in closed_segments(connection, placed)
+        if not exists or noted.missing(connection, each) or files.manifest(each.name) is None
+    ]
+
+
+def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Segment]:
+    """Return the segments that nobody can write into any more, by id."""
+    found = Segments(outbox.placed(connection)).close_passed(connection)
+    return [each for each in found if each.closed_at is not None and not each.detaching]
+
+
 def archive_segments(
-    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, *, again: bool = False
+    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, segments: Sequence[Segment] | None = None
 ) -> Iterator[Archived]:
-    """Archive each closed segment that is not in the archive as it is now, by id; all of them, if `again`.
+    """Archive closed segments, by default those of `unarchived_segments`.
 
     From the first call on, retention drops no segment that is not archived. Needs the owner's rights and a connection
     in autocommit. Raises ArchiveError and DatabaseError; what was yielded before is archived.
@@ -49,12 +70,7 @@ def archive_segments(
     with _alone(connection, placed):
         noted.create(connection)
         files.claim(str(identity_of(connection, placed.identifier)), str(placed))
-        for segment in Segments(placed).close_passed(connection):
-            if segment.closed_at is None or segment.detaching:
-                continue
-            present = files.manifest(segment.name)
-            if present is not None and not again and not noted.missing(connection, segment):
-                continue
+        for segment in unarchived_segments(connection, placed, url) if segments is None else segments:
             manifest = _written(connection, files, segment)
             files.publish(manifest)
             noted.put(

@@ -10,9 +10,7 @@ from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
-app = group(
-    "segments", "The segments of a native outbox: list, create in advance, archive and drop them."
-)
+app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
 
 @app.command("list")
@@ -128,11 +126,12 @@ def archive(
 
     Example:  harvest segments archive -f reaper.yaml /srv/archive/orders
     """
-    from harvest_lib.archive import archive_segments
+    from harvest_lib.archive import archive_segments, closed_segments
 
     done = 0
     with actions.segments.open_native(config) as (outbox, connection):
-        for each in archive_segments(connection, outbox, url, again=again):
+        which = closed_segments(connection, outbox) if again else None
+        for each in archive_segments(connection, outbox, url, which):
             typer.echo(f"archived: {actions.segments.archived_text(each)}")
             done += 1
     if not done:

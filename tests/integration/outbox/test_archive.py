@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pyarrow.dataset
 import pytest
 from support.native import Native
 
-from harvest_lib.archive import ArchiveFiles, archive_segments, verify_archive
+from harvest_lib.archive import ArchiveFiles, archive_segments, closed_segments, verify_archive
+from harvest_lib.archive.files import HashingFile
+from harvest_lib.archive.records import SegmentRecords
 from harvest_lib.errors import ArchiveError, DatabaseError
 from harvest_lib.outbox import append, drop_passed
 from harvest_lib.outbox.archived_segments import ArchivedSegments
@@ -30,8 +33,8 @@ def url(tmp_path):
     return str(tmp_path / "an archive")
 
 
-def archive(native, url, **options):
-    return list(archive_segments(native.connection, native.table, url, **options))
+def archive(native, url, segments=None):
+    return list(archive_segments(native.connection, native.table, url, segments))
 
 
 def dropped(native):
@@ -92,7 +95,9 @@ def test_what_is_archived_is_not_archived_again_and_what_is_open_never(native, u
     native.write(SEGMENT)
     assert [each.segment for each in archive(native, url)] == ["outbox_from_0"]
     assert archive(native, url) == []
-    assert [each.segment for each in archive(native, url, again=True)] == ["outbox_from_0"]
+    assert [each.segment for each in archive(native, url, closed_segments(native.connection, native.table))] == [
+        "outbox_from_0"
+    ]
     with psycopg.connect(native.dsn) as writer:
         native.write(SEGMENT, writer)
         assert archive(native, url) == [], "its writer has not ended"
@@ -134,35 +139,52 @@ def test_damage_is_found(native, url, damage):
     native.write(3 * SEGMENT)
     archive(native, url)
     files = ArchiveFiles(url)
-    path = f"{url}/{files.manifest('outbox_from_10').files[0].path}"
-    manifest = f"{url}/segments/outbox_from_10.json"
+    path = Path(url) / files.manifest("outbox_from_10").files[0].path
+    manifest = Path(url) / "segments" / "outbox_from_10.json"
     if damage == "altered":
-        with open(path, "r+b") as file:
-            file.seek(50)
-            file.write(b"\xff\x00")
+        content = path.read_bytes()
+        path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
     elif damage == "cut":
         os.truncate(path, 100)
     elif damage == "gone":
-        os.remove(path)
+        path.unlink()
     elif damage == "manifest gone":
-        os.remove(manifest)
+        manifest.unlink()
     else:
-        with open(manifest, "w") as file:
-            file.write('{"version": 1, "segment"')
+        manifest.write_text('{"version": 1, "segment"')
     with pytest.raises(ArchiveError, match="outbox_from_10" if damage != "manifest gone" else "lacks ids") as refused:
         list(verify_archive(url))
     assert refused.value.evidence
     assert refused.value.next_step
 
 
+@pytest.mark.parametrize("said", ["other bytes arrive than were sent", "other rows are sent than were read"])
+def test_what_is_not_read_back_as_it_is_in_postgres_is_not_archived(native, url, monkeypatch, said):
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    if said == "other bytes arrive than were sent":
+        monkeypatch.setattr(HashingFile, "sha256", "0" * 64)
+    else:
+        tables, first = SegmentRecords.tables, iter([True])
+
+        def other(table):
+            return table.set_column(4, table.schema.field(4), [["other"] * table.num_rows])
+
+        def altered(records, rows):
+            return (other(each) if next(first, False) else each for each in tables(records, rows))
+
+        monkeypatch.setattr(SegmentRecords, "tables", altered)
+    with pytest.raises(ArchiveError):
+        archive(native, url)
+    assert ArchiveFiles(url).manifests() == []
+    assert "not in the archive yet" in dropped(native).because
+
+
 def test_an_archive_of_a_newer_version_is_refused(native, url):
     native.write(SEGMENT)
     archive(native, url)
-    path = f"{url}/segments/outbox_from_0.json"
-    with open(path) as file:
-        content = json.load(file)
-    with open(path, "w") as file:
-        json.dump({**content, "version": 2, "more": True}, file)
+    path = Path(url) / "segments" / "outbox_from_0.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2, "more": True}))
     with pytest.raises(ArchiveError, match="newer version"):
         list(verify_archive(url))
 
@@ -243,7 +265,7 @@ def test_killed_at_every_step_it_is_finished_by_the_next_run(native, url):
             break
         native.connection.execute("DROP TABLE IF EXISTS outbox_archived")
         for manifest in ArchiveFiles(url).manifests()[1:]:
-            os.remove(f"{url}/segments/{manifest.segment}.json")
+            (Path(url) / "segments" / f"{manifest.segment}.json").unlink()
     assert step > 8
     archive(native, url)
     assert archived_rows(url) == expected
