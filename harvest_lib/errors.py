@@ -222,6 +222,12 @@ class NothingChecked(HarvestError):
     exit_code = 10
 
 
+class ArchiveError(HarvestError):
+    """The archive of segments cannot be written or read, is damaged, or is that of another outbox."""
+
+    exit_code = 11
+
+
 class StackError(HarvestError):
     """The local stack could not be brought up or down: see the log named in the message."""
 
