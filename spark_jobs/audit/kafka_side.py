@@ -98,7 +98,8 @@ class Topics:
                 raise ConfigError(
                     "Spark has no Kafka source",
                     field="HARVEST_SPARK_JARS",
-                    next_step="name the jars of org.apache.spark:spark-sql-kafka-0-10_2.13 and what they need",
+                    next_step="`export HARVEST_SPARK_JARS=$(python -m spark_jobs.jars)` downloads it once; or name the "
+                    "jars of org.apache.spark:spark-sql-kafka-0-10_2.13 and what they need",
                 ) from error
             raise
         ends = F.from_json(
