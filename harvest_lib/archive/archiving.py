@@ -46,7 +46,7 @@ def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable
     return [
         each
         for each in closed_segments(connection, placed)
-        if not exists or noted.missing(connection, each) or files.manifest(each.name) is None
+        if not exists or noted.missing(connection, each, uncounted=True) or files.manifest(each.name) is None
     ]
 
 

@@ -35,7 +35,7 @@ _NAMES = "SELECT segment FROM {archived} WHERE url = %s"
 
 # A record that was parked and put back has a transaction id of its own.
 _IS_AS_IT_WAS = """
-SELECT a.records = (SELECT count(*) FROM {segment}) AND a.last_transaction IS NOT DISTINCT FROM (
+SELECT (%s OR a.records = (SELECT count(*) FROM {segment})) AND a.last_transaction IS NOT DISTINCT FROM (
   SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1
 )
 FROM {archived} AS a WHERE a.segment = %s
@@ -62,16 +62,23 @@ class ArchivedSegments:
         """Return the segments that are in an archive, dropped ones too."""
         return [row[0] for row in self._execute(connection, _NAMES, url)]
 
-    def missing(self, connection: psycopg.Connection[Any], segment: Segment) -> str:
-        """Say what is not in the archive yet of a closed segment; nothing if all is, or the outbox has no archive."""
+    def missing(self, connection: psycopg.Connection[Any], segment: Segment, *, uncounted: bool = False) -> str:
+        """Say what is not in the archive yet of a closed segment; nothing if all is, or the outbox has no archive.
+
+        `uncounted` looks at the last transaction alone, which reads one row.
+        """
         placed = self.outbox.placed(connection)
         if not placed.archived.exists(connection):
             return ""
         names = {"segment": in_statement(segment.table.identifier)}
-        row = self._execute(connection, _IS_AS_IT_WAS, segment.name, **names).fetchone()
+        row = self._execute(connection, _IS_AS_IT_WAS, uncounted, segment.name, **names).fetchone()
         if row is None:
             return "it is not in the archive yet: `harvest segments archive`"
-        return "" if row[0] else "it has changed since it was archived: run `harvest segments archive` again"
+        return (
+            ""
+            if row[0]
+            else "it has changed since it was archived: `harvest segments archive`, with `--again` if rows were deleted by hand"
+        )
 
     def _execute(
         self, connection: psycopg.Connection[Any], query: str, *values: object, **names: sql.Composable
