@@ -74,11 +74,8 @@ class ArchivedSegments:
         row = self._execute(connection, _IS_AS_IT_WAS, uncounted, segment.name, **names).fetchone()
         if row is None:
             return "it is not in the archive yet: `harvest segments archive`"
-        return (
-            ""
-            if row[0]
-            else "it has changed since it was archived: `harvest segments archive`, with `--again` if rows were deleted by hand"
-        )
+        changed = "it has changed since it was archived: `harvest segments archive`, `--again` if rows were deleted"
+        return "" if row[0] else changed
 
     def _execute(
         self, connection: psycopg.Connection[Any], query: str, *values: object, **names: sql.Composable
