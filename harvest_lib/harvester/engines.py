@@ -381,4 +381,4 @@ class BatchEngine(Engine):
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         if self._kind == "mark":
             return self._table.oldest_age_seconds(connection)
-        return StatusReader(connection, self._config).waiting().age_seconds
+        return StatusReader(connection, self._config).oldest_age_seconds()
