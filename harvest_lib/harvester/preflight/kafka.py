@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from harvest_lib.clock import Deadline
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, TopicCompacted, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
+from harvest_lib.harvester.engines import Check
 from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.kafka_client import (
@@ -39,13 +40,18 @@ _NO_COORDINATOR = (
 )
 
 
-def check_kafka(config: HarvestConfig, topics: Collection[str], report: Report) -> None:
-    """Report what is wrong with Kafka for a harvester that delivers to `topics`."""
+def check_kafka(
+    config: HarvestConfig, topics: Collection[str], report: Report, with_postgres: Sequence[Check] = ()
+) -> None:
+    """Report what is wrong with Kafka for a harvester that delivers to `topics`. `with_postgres` is checked too, if the
+    brokers answer."""
     if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
         return
     settings = config.kafka_settings(for_producer=False)
     present: dict[str, int] = {}
     if report.run("kafka", "the brokers answer", lambda: present.update(topic_partitions(settings))):
+        for what, step in with_postgres:
+            report.run("kafka", what, step)
         _Cluster(config, present, report).check(topics)
 
 
@@ -75,7 +81,7 @@ class _Cluster:
             self._report.warn(
                 "kafka",
                 "no topic that records go to was checked",
-                evidence="the outbox has no record, and the subscription names no topic",
+                evidence="no record that can be read is in the outbox, and the subscription names no topic",
                 next_step="name them: `harvest check --topic orders`",
             )
 

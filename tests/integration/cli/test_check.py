@@ -5,16 +5,20 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.harvester import preflight
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import postgres as postgres_checks
 from harvest_lib.outbox import NativeTable, OutboxTable
 
@@ -143,6 +147,112 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
     done = harvest("run", **variables)
     assert done.returncode == 6
     assert done.stderr.count("does not answer") == 1
+
+
+# -- what a harvester refuses to start with is found, and nothing else
+
+
+def goharvest(connection):
+    OutboxTable.parse("outbox").create(connection)
+
+
+def native_table(connection, name="outbox"):
+    NativeTable(outbox=OutboxTable.parse(name)).create(connection)
+
+
+def native_with_a_reader(connection):
+    native_table(connection)
+    connection.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('search', 0, 1, 'snapshot')"
+    )
+
+
+def parked_elsewhere(connection):
+    goharvest(connection)
+    connection.execute("CREATE TABLE outbox_parked (id bigint)")
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (goharvest, {}, ""),
+        (goharvest, {"shards": 2}, "`mark` has one writer"),
+        (goharvest, {"source": "snapshot"}, "does not say which transaction"),
+        (goharvest, {"source": "mark", "delivery": "transactional"}, ""),
+        (native_with_a_reader, {}, ""),
+        (native_with_a_reader, {"source": "mark"}, "would delete what they have not read"),
+        (native_with_a_reader, {"source": "mark", "delivery": "transactional"}, "would delete what they have not read"),
+        (native_with_a_reader, {"source": "mark", "delivery": "sequenced"}, "would delete what they have not read"),
+        (parked_elsewhere, {"source": "mark"}, "is not one of parked records"),
+        (parked_elsewhere, {"source": "mark", "parking": "stop"}, ""),
+        (partial(native_table, name="100%s of it"), {"outbox_table": "100%s of it"}, ""),
+    ],
+)
+def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, bootstrap_servers, group_id, make, settings, said):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        make(connection)
+    kafka = {"bootstrap.servers": bootstrap_servers}
+    config = HarvestConfig(leader_group_id=group_id, base_kafka_config=kafka, data_source=dsn, **settings)
+    found = causes(preflight.inspect(config))
+    refused = ""
+    try:
+        Harvest(config).drain(60)
+    except HarvestError as error:
+        refused = error.cause
+    assert found == ([refused] if refused else [])
+    assert said in refused
+    assert bool(said) == bool(refused)
+
+
+def test_where_records_cannot_be_parked_beside_checkpoints_is_a_warning(dsn, inspected):
+    """The harvester starts, and would stop at the first record that can never be sent."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        parked_elsewhere(connection)
+    report = inspected(source="mark", delivery="transactional")
+    assert causes(report) == []
+    assert any("is not one of parked records" in each for each in causes(report, "warning"))
+
+
+def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not_told(
+    native, inspected, dsn, bootstrap_servers, unique
+):
+    other = HarvestConfig(
+        leader_group_id=unique("other"), base_kafka_config={"bootstrap.servers": bootstrap_servers}, data_source=dsn
+    )
+    with Harvest(other) as harvest:
+        eventually(lambda: harvest.is_leader, 30, "leads")
+        eventually(lambda: causes(inspected()), 10, "is found")
+        (said,) = causes(inspected())
+        assert "another pool harvests the subscription" in said
+        assert native.execute("SELECT leader ? 'rival' FROM outbox_subscriptions").fetchall() == [(False,)]
+
+
+def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, dsn, bootstrap_servers, group_id):
+    native_table(native, "billing")
+    used = HarvestConfig(
+        leader_group_id=group_id,
+        base_kafka_config={"bootstrap.servers": bootstrap_servers},
+        data_source=dsn,
+        delivery="transactional",
+    )
+    Harvest(used).drain(60)
+    assert causes(inspected(delivery="transactional")) == []
+    (said,) = causes(inspected(delivery="transactional", outbox_table="billing"))
+    assert "belongs to another outbox" in said
+
+
+def test_what_writers_name_moves_no_cursor(dsn, harvest, bootstrap_servers, group_id):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        goharvest(connection)
+        connection.execute(
+            "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
+            "VALUES (now(), E'a\\x1b[2J\\nok       kafka', 'k', '{}', '{}')"
+        )
+    servers = {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "HARVEST_LEADER_GROUP_ID": group_id}
+    done = harvest("check", **servers)
+    assert done.returncode == 6
+    assert "\x1b" not in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("ok       kafka'")] == []
 
 
 FIVE = """\
