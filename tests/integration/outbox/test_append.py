@@ -451,6 +451,28 @@ def test_records_outside_a_transaction_are_refused_where_that_is_easily_forgotte
     assert table.rows() == []
 
 
+def test_a_transaction_of_sqlalchemy_that_postgres_does_not_have_is_refused(table, dsn):
+    """A rollback would leave the records."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn)).execution_options(
+        isolation_level="AUTOCOMMIT"
+    )
+    with engine.begin() as connection, pytest.raises(LifecycleError, match="AUTOCOMMIT"):
+        append(connection, records("k"))
+
+    async def run():
+        made = create_async_engine(
+            "postgresql+psycopg://",
+            async_creator=lambda: psycopg.AsyncConnection.connect(dsn),
+            isolation_level="AUTOCOMMIT",
+        )
+        async with made.begin() as connection:
+            await append_async(connection, records("k"))
+
+    with pytest.raises(LifecycleError, match="AUTOCOMMIT"):
+        asyncio.run(run())
+    assert table.rows() == []
+
+
 @pytest.mark.parametrize("value_type", ["text", "bytea"])
 def test_a_dict_becomes_json_whatever_the_column_is(dsn, writer, value_type):
     with psycopg.connect(dsn, autocommit=True) as connection:
