@@ -32,6 +32,8 @@ from harvest_lib.kafka_client import (
 
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
+_SAFE_COPIES = 2
+"""Copies of a record that survive the loss of a broker."""
 _NO_COORDINATOR = (
     ClientError.COORDINATOR_NOT_AVAILABLE,
     ClientError.NOT_COORDINATOR,
@@ -131,11 +133,11 @@ class _Cluster:
     def _topic(self, topic: str) -> None:
         """Check a topic that records go to."""
         if topic not in self._present:
-            command = ["kafka-topics.sh", "--bootstrap-server", self._servers, "--create", "--topic", topic]
+            create = self._command("kafka-topics.sh", "--create", "--topic", topic, "--partitions", "6")
             raise TopicMissing(
                 f"the topic {topic!r} does not exist, or is not ours to see: its records would be parked",
                 evidence=f"it is not among the {len(self._present)} topics that Kafka lists to us",
-                next_step=f"{shlex.join([*command, '--partitions', '6'])}; or grant `Describe` and `Write` on it",
+                next_step=f"{create}; or grant `Describe` and `Write` on it",
             )
         described = self._describe(topic, "Write")
         self._require("topic", topic, described.authorized_operations, {"Write": AclOperation.WRITE})
@@ -175,7 +177,7 @@ class _Cluster:
             elif least == 1:
                 unsafe.append(topic)
             elif least == replicas:
-                strict.append(topic)
+                strict.append((topic, replicas))
         names = ", ".join
         if single:
             self._report.warn(
@@ -189,15 +191,19 @@ class _Cluster:
                 "kafka",
                 f"Kafka acknowledges records of {names(unsafe)} that only one broker has: they are lost with it",
                 evidence="min.insync.replicas is 1",
-                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in unsafe),
+                next_step="; ".join(self._alter(each, f"min.insync.replicas={_SAFE_COPIES}") for each in unsafe),
             )
         if strict:
+            lower = [
+                self._alter(each, f"min.insync.replicas={number - 1}")
+                for each, number in strict
+                if number > _SAFE_COPIES
+            ]
             self._report.warn(
                 "kafka",
-                f"while one broker is away, {names(strict)} take no records",
+                f"while one broker is away, {names(each for each, _ in strict)} take no records",
                 evidence="min.insync.replicas is as high as the replication factor",
-                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in strict)
-                + ", or add replicas",
+                next_step="; or ".join([*lower, "add replicas: kafka-reassign-partitions.sh"]),
             )
 
     def _refuse_replicas(self, topic: str, least: int, replicas: int) -> None:
@@ -265,15 +271,10 @@ class _Cluster:
         )
 
     def _alter(self, topic: str, setting: str) -> str:
-        return shlex.join(
-            [
-                "kafka-configs.sh",
-                "--bootstrap-server",
-                self._servers,
-                "--alter",
-                "--topic",
-                topic,
-                "--add-config",
-                setting,
-            ]
-        )
+        return self._command("kafka-configs.sh", "--alter", "--topic", topic, "--add-config", setting)
+
+    def _command(self, tool: str, *arguments: str) -> str:
+        """Return a command for this cluster; where it asks who is there, as whom `harvest grants kafka` prints."""
+        is_open = str(self._settings.get("security.protocol", "plaintext")).lower() == "plaintext"
+        who = () if is_open else ("--command-config", "operator.properties")
+        return shlex.join([tool, "--bootstrap-server", self._servers, *who, *arguments])
