@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -147,6 +149,27 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
     done = harvest("run", **variables)
     assert done.returncode == 6
     assert done.stderr.count("does not answer") == 1
+
+
+def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, group_id):
+    """Kafka takes the connection and does not answer: to look at everything takes as long again."""
+    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        servers = {
+            "HARVEST_DSN": dsn,
+            "HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}",
+            "HARVEST_LEADER_GROUP_ID": group_id,
+        }
+        command = [sys.executable, "-m", "harvest_lib.cli", "run"]
+        run = subprocess.Popen(command, env={**environment, **servers}, stderr=subprocess.PIPE, text=True)
+        # The first is of the client that tries the settings out, the second of one that looks for the brokers.
+        with silent.accept()[0], silent.accept()[0]:
+            native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
+            run.send_signal(signal.SIGTERM)
+            said = run.communicate(timeout=60)[1]
+    assert run.returncode == 6
+    assert said.count("error") == 1, "not that of the sequence"
 
 
 # -- what a harvester refuses to start with is found, and nothing else
