@@ -11,6 +11,7 @@ from functools import partial
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
@@ -417,6 +418,28 @@ def test_each_grant_that_is_taken_away_is_named(secured):
                 assert said.startswith(f"GRANT {privilege}")
                 secured.owner.execute(said.encode())
                 assert missing_grants(connection, needs) == []
+
+
+def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
+    way = {**SNAPSHOT, "leadership": "neli"}
+    secured.prepare(way)
+    config = secured.config(**way)
+    eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], 30, "what was granted counts")
+    ours = {"principal": "User:harvester", "name": secured.topic, "operation": AclOperation.WRITE}
+    with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
+        seen = AclBinding(
+            ResourceType.TOPIC,
+            secured.topic,
+            ResourcePatternType.LITERAL,
+            "User:harvester",
+            "*",
+            AclOperation.DESCRIBE,
+            AclPermissionType.ALLOW,
+        )
+        for future in secured.admin.create_acls([seen]).values():
+            future.result(10)
+        said = f"we lack Write on the topic {secured.topic!r}"
+        eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], 30, "it is found")
 
 
 # -- where it is shown
