@@ -15,6 +15,7 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+from support.servers import standby_of
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
@@ -23,6 +24,7 @@ from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import postgres as postgres_checks
+from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable
 
 CANARY = "canary-77b1"
@@ -325,6 +327,35 @@ def test_the_index_that_is_needed_follows_the_source(dsn, inspected, kind):
         else:
             OutboxTable.parse("outbox").create(connection)
     assert not any("no index" in each for each in causes(inspected(), "warning"))
+
+
+def test_rows_that_are_hidden_are_an_error(native, inspected, dsn, unique):
+    with role_of(native, unique) as role:
+        name, limited = sql.Identifier(role), make_conninfo(dsn, user=role, password=CANARY)
+        native.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(name))
+        assert causes(inspected(data_source=limited)) == []
+        native.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+        (said,) = causes(inspected(data_source=limited))
+        assert "row-level security hides rows" in said
+
+
+def test_a_standby_is_an_error(tmp_path, inspected):
+    primary = PostgresServer(tmp_path / "primary", durable=False)
+    primary.start()
+    try:
+        with psycopg.connect(primary.dsn, autocommit=True) as connection:
+            native_table(connection)
+        assert causes(inspected(data_source=primary.dsn)) == []
+        standby = standby_of(primary, tmp_path / "standby")
+        try:
+            for attributes in ("read-write", "primary", "any"):
+                (said,) = inspected(data_source=make_conninfo(standby.dsn, target_session_attrs=attributes)).errors
+                assert "standby" in said.cause
+                assert "name the primary" in said.next_step
+        finally:
+            standby.stop()
+    finally:
+        primary.stop()
 
 
 def test_a_clock_that_is_off_is_a_warning(native, inspected, monkeypatch):
