@@ -250,6 +250,8 @@ def install_hint(extra: str) -> str:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     place = str(origin.get("url", ""))
     path = unquote(urlsplit(place).path)
+    if vcs := origin.get("vcs_info", {}):  # PEP 610 keeps the address without what pip needs to know it by
+        place = f"{vcs['vcs']}+{place}@{vcs['commit_id']}"
     is_folder, is_editable = "dir_info" in origin, origin.get("dir_info", {}).get("editable", False)
     if is_editable and Path(sys.prefix, ".ready").is_file():
         return f"make setup (in {path})"  # the environment of a clone, which has them all

@@ -60,10 +60,13 @@ def ensure(
 def rotate(
     config: ConfigFile = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only if the first record of the segment is older, e.g. 24h.")
+        str | None, typer.Option(help="Only if the first records of the segment are older, e.g. 24h.")
     ] = None,
 ) -> None:
-    """Have the next record written into the next segment. Run it as the owner of the table. Writers wait milliseconds.
+    """Have the next record written into the next segment. Run it as the owner of the table.
+
+    Writers wait milliseconds. While a transaction that has written stays open
+    they wait for 0.2 s at a time, for a minute at most.
 
     The ids that are left in the segment are skipped. Retention works by whole
     segments, so a table with few records needs this to be emptied in time. The

@@ -25,7 +25,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.segments import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
@@ -60,6 +60,8 @@ def drop_passed(
     than patience lasts: the segment is then detached for new transactions, and the next run finishes.
     """
     placed = outbox.placed(connection)
+    if not dry_run:
+        require_owner(connection, placed)
     # A record or a subscription that is hidden from us would look like one that is not there.
     check_all_rows(connection, [placed.identifier], segments=True)
     check_all_rows(

@@ -214,17 +214,19 @@ def test_so_it_is_by_one_that_marks_and_acknowledges_nothing_itself(leader, read
     assert outbox.subscription()["epoch"] == epoch, "the row is left alone once nothing is pending"
 
 
-def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config):
+@pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
+def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config, delivery):
     """It would delete what that has not read."""
-    Harvest(config(source="snapshot")).drain(60)
+    Harvest(config(source="snapshot", subscription="search")).drain(60)
     with pytest.raises(CheckpointError, match="would delete what they have not read") as refused:
-        Harvest(config(source="mark", delivery="barrier")).drain(60)
-    assert "harvest subscriptions remove default" in refused.value.next_step
+        Harvest(config(source="mark", delivery=delivery)).drain(60)
+    assert "harvest subscriptions remove search" in refused.value.next_step
 
 
-def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, config, group_id, bootstrap_servers):
+@pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
+def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, config, delivery):
     """As after a migration under a running pool."""
-    engine = Harvest(config(source="mark", delivery="barrier"))
+    engine = Harvest(config(source="mark", delivery=delivery))
     engine.start()
     try:
         eventually(lambda: engine.is_leader, 20, "leads")
