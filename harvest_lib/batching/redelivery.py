@@ -1,8 +1,9 @@
 """What is sent again in a batch: what people asked for, of what was parked.
 
 Looked for about once a second, while anything is parked. A run of each key is freed at a time: what the barrier does
-not let go at once is deferred, as if it had come from the source just now. The next run waits for that. Only records that the source has passed since it was opened
-may be sent so, or it would bring them once more: whoever asks here makes sure of that.
+not let go at once is deferred, as if it had come from the source just now. The next run waits for that. Only records
+that the source has passed since it was opened may be sent so, or it would bring them once more: whoever asks here makes
+sure of that.
 """
 
 import logging

@@ -1,5 +1,7 @@
 """What can never be sent, in the loop in batches over fakes: parked before it is passed, and found out quickly."""
 
+from functools import partial
+
 import pytest
 from support.batches import BatchRuns
 from support.rows import row
@@ -239,13 +241,13 @@ def test_no_more_is_freed_before_a_run_has_gone():
 def places_asked(monkeypatch):
     """A bench, and what its leader asks of the table of parked ids."""
     runs, asked = BatchRuns(one_per_key=True), []
+
+    def noted(name, call, *values, **named):
+        asked.append(name)
+        return call(*values, **named)
+
     for name in ("load", "moved", "due", "release", "add"):
-
-        def noted(*values, _call=getattr(runs.places, name), _name=name, **named):
-            asked.append(_name)
-            return _call(*values, **named)
-
-        monkeypatch.setattr(runs.places, name, noted)
+        monkeypatch.setattr(runs.places, name, partial(noted, name, getattr(runs.places, name)))
     return runs, asked
 
 
