@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -30,11 +31,13 @@ from spark_jobs.sink.promotion import LedgerEntry, promote, refused
 from spark_jobs.sink.staging import staged_columns
 from spark_jobs.sink.staging_tables import Staged, clear_staging, new_run
 
-_PATIENCE_SECONDS = 30
-"""How long `commit` connects again after a lost connection: promoting twice is harmless."""
+_PAUSE_SECONDS = 0.5
+_PLAN_SECONDS = 5
+_COMMIT_SECONDS = 30
+"""How long the driver connects again after a lost connection. Planning or promoting twice is harmless."""
 
 
-_Promoted = tuple[LedgerEntry, bool] | None
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,18 @@ class _Writer:
                 outbox=self.options.outbox,
                 columns=hashlib.sha256(repr(shape).encode()).hexdigest()[:8],
             )
-            with connect(self.options.conninfo()) as connection:
-                self.plan = checked_plan(
-                    connection, tables, self.options.records, schema, batch_column=self.options.batch_column
-                )
-                self._dsn = conninfo_of(connection, self.options.conninfo())
-                self._label = f"{'stream' if streaming else 'batch'} {self.options.name}"
-                if not self.options.dry_run:
-                    make_tables(connection, self.plan)
-                    self._run = new_run(connection)
+            self._label = f"{'stream' if streaming else 'batch'} {self.options.name}"
+            _connected(
+                self.options.conninfo(), lambda connection: self._plan(connection, tables, schema), _PLAN_SECONDS
+            )
+
+    def _plan(self, connection: psycopg.Connection, tables: Tables, schema: spark.StructType) -> None:
+        options = self.options
+        self.plan = checked_plan(connection, tables, options.records, schema, batch_column=options.batch_column)
+        self._dsn = conninfo_of(connection, options.conninfo())
+        if not options.dry_run:
+            make_tables(connection, self.plan)
+            self._run = new_run(connection)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition's rows and name them."""
@@ -83,7 +89,7 @@ class _Writer:
             copy_batches(iterator, dsn=self._dsn, plan=self.plan, staged=staged, partition=context.partitionId())
         )
 
-    def _promote(self, messages: Sequence[WriterCommitMessage | None], batch: str) -> _Promoted:
+    def _promote(self, messages: Sequence[WriterCommitMessage | None], batch: str) -> tuple[LedgerEntry, bool] | None:
         attempts = [message.staged for message in messages if isinstance(message, StagedPartition)]
         runs = {each.run for each in attempts} or {self._run}
         if len(attempts) != len(messages) or len(runs) != 1:
@@ -92,18 +98,12 @@ class _Writer:
             )
         named = {each.partition: (each.attempt, each.rows) for each in attempts if each.rows}
         staged = Staged(batch=self._label, run=runs.pop(), named=named)
-        return self._connected(lambda connection: promote(connection, batch, None, staged=staged, plan=self.plan))
-
-    def _connected(self, work: Callable[[psycopg.Connection], _Promoted]) -> _Promoted:
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                with options_named(), connect(self._dsn) as connection:
-                    return work(connection)
-            except DatabaseUnavailable:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(1)
+        with options_named():
+            return _connected(
+                self._dsn,
+                lambda connection: promote(connection, batch, None, staged=staged, plan=self.plan),
+                _COMMIT_SECONDS,
+            )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what the tasks have staged, as far as they said; the next promotion of the name removes the rest."""
@@ -111,6 +111,18 @@ class _Writer:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
                 clear_staging(connection, staged, tables=self.plan.tables)
+
+
+def _connected(dsn: str, work: Callable[[psycopg.Connection], _Done], patience_seconds: float) -> _Done:
+    until = time.monotonic() + patience_seconds
+    while True:
+        try:
+            with connect(dsn) as connection:
+                return work(connection)
+        except DatabaseUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 class OutboxWriter(_Writer, DataSourceArrowWriter):

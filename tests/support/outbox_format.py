@@ -109,7 +109,7 @@ class FileStream:
     def __init__(self, spark, database, folder, name="orders"):
         self.spark, self.database, self.name = spark, database, name
         self.files, self.checkpoint = folder / f"files-{name}", folder / f"checkpoint-{name}"
-        self.files.mkdir()
+        self.files.mkdir(exist_ok=True)
         spark.dataSource.register(OutboxDataSource)
 
     def add(self, number, rows=10):

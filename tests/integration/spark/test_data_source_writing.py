@@ -1,16 +1,19 @@
 """`format("outbox")` on real Spark and real Postgres: batches and micro-batches, each once, classic and by Connect."""
 
 import json
+import re
 from contextlib import ExitStack
 
 import pytest
-from support.outbox_format import FileStream, connected, failing_once, hundred_orders, write
+from support.outbox_format import ROOT, FileStream, connected, failing_once, hundred_orders, target, write
 from support.sink import ORDERS, Database
 from support.spark import java_named, session
 
 from spark_jobs.data_source import OutboxDataSource
 
 pytestmark = pytest.mark.spark
+
+PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +167,30 @@ def test_attempts_that_fail_are_not_promoted(connect, database, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("failed-*")) == ["failed-0", "failed-1"]
     assert [int(value) for _, value, _, _ in database.records()] == list(range(100))
     assert staged(database) == [0]
+
+
+def test_the_programs_of_the_documentation_run(spark, database, tmp_path):
+    database.connection.execute(
+        "CREATE TABLE orders (customer_id text, order_id bigint, amount numeric(10, 2), placed_at timestamptz)"
+    )
+    options = target(database.dsn)
+    orders = spark.sql(
+        "SELECT 'c' AS customer_id, id AS order_id, CAST(1.5 AS DECIMAL(10, 2)) AS amount, "
+        "timestamp_seconds(id) AS placed_at FROM range(3)"
+    )
+    orders.write.json(str(tmp_path / "placed"))
+    names = {
+        "spark": spark,
+        "orders": orders,
+        "placed": spark.readStream.schema("customer_id string, placed_at timestamp").json(str(tmp_path / "placed")),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "dsn": options["dsn"],
+        "password": options["password"],
+    }
+    for program in PROGRAM.findall((ROOT / "docs" / "spark-write.md").read_text(encoding="utf-8")):
+        exec(program, names)  # noqa: S102 - what a user would type
+    assert database.ask("SELECT count(*) FROM orders") == [(3,)]
+    assert database.ask("SELECT batch, rows FROM outbox_batches UNION SELECT batch, rows FROM orders_batches") == [
+        ("orders-2026-11-21", 3),
+        ("orders-from-files:0", 3),
+    ]
