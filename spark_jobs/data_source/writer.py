@@ -28,6 +28,7 @@ from spark_jobs.sink.copying import NamedAttempt, copy_batches
 from spark_jobs.sink.database import Tables, connect
 from spark_jobs.sink.plan import WritePlan, checked_plan, make_tables
 from spark_jobs.sink.promotion import LedgerEntry, promote, refused
+from spark_jobs.sink.records import BatchId, Fixed, HeaderSource
 from spark_jobs.sink.staging import staged_columns
 from spark_jobs.sink.staging_tables import Staged, clear_staging, new_run
 
@@ -187,7 +188,7 @@ def described(plan: WritePlan, label: str) -> str:
         "topic": records.topic,
         "key": ", ".join(records.key_columns),
         "value": value,
-        "headers": ", ".join(f"{name} = {source}" for name, source in records.headers.items()) or "none",
+        "headers": ", ".join(f"{name}: {_source(each)}" for name, each in records.headers.items()) or "none",
         "order": ", ".join(records.order_by) or "as the frame stands",
         "table": tables.business.as_string(None) if tables.business else "none",
         "columns": ", ".join(f"{each.name} {plan.type_of(each.name)}" for each in plan.columns),
@@ -196,3 +197,13 @@ def described(plan: WritePlan, label: str) -> str:
         "ledger": tables.ledger.as_string(None),
     }
     return "\n".join(f"{name:<14}{text}" for name, text in lines.items())
+
+
+def _source(source: HeaderSource) -> str:
+    match source:
+        case Fixed(text):
+            return repr(text)
+        case BatchId():
+            return "the batch's id"
+        case str():
+            return source
