@@ -5,6 +5,7 @@ flights_to_outbox   the flights of 2013, a month per batch            ├ run as
 flights_by_day      the same, a day per batch                         │
 audit               of what was committed, what is in Kafka?         ─┘
 
+data_source         `format("outbox")`: any frame or stream into an outbox, classic or by Spark Connect
 sink                batches into Postgres: staged by Spark, promoted in one transaction
 example_flights     the flights' data set, and what both loads have in common
 quality             contracts of flights, outbox rows and summaries; expectations of an audit

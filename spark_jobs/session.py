@@ -31,6 +31,8 @@ logger.scheduler.name = org.apache.spark.scheduler
 logger.scheduler.level = off
 logger.datasources.name = org.apache.spark.sql.execution.datasources
 logger.datasources.level = off
+logger.aborted.name = org.apache.spark.util.Utils
+logger.aborted.level = off
 """
 
 

@@ -27,7 +27,7 @@ from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
 from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import check_same, ledger_entry, promote, refused
 from spark_jobs.sink.staging import sentence_of, stage
-from spark_jobs.sink.staging_tables import sweep_staging
+from spark_jobs.sink.staging_tables import Staged, sweep_staging
 
 _LOCK_POLL_SECONDS = 0.1
 
@@ -82,7 +82,7 @@ def load_batch(
         began = time.monotonic()
         stage(frame, batch=batch, run=run, target=target)
         staged = time.monotonic()
-        promoted = promote(connection, batch, content, run=run, plan=plan)
+        promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
         if promoted is None:
             if (computed := content or _content_of(frame, batch)).rows:
                 raise refused(batch, f"Spark computed {computed}; nothing is staged")

@@ -1,7 +1,7 @@
 """Postgres as the jobs see it: connections, table names, and what its refusals are called."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -33,22 +33,30 @@ _LOST = ("08", "57P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name."""
+    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name.
+
+    `hashes_rows`: the staging table does, and its writer need not.
+    """
 
     business: sql.Identifier | None
     outbox: sql.Identifier
     staging: sql.Identifier
     ledger: sql.Identifier
+    hashes_rows: bool = False
 
     @classmethod
-    def named(cls, *, business: str | None, outbox: str) -> "Tables":
-        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError."""
+    def named(cls, *, business: str | None, outbox: str, columns: str = "") -> "Tables":
+        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError.
+
+        `columns` stands for those of the frame: each of its values has a staging table of its own, which hashes rows.
+        """
         beside, option = (outbox, "--outbox") if business is None else (business, "--table")
         return cls(
             business=None if business is None else _identifier(business, option="--table"),
             outbox=_identifier(outbox, option="--outbox"),
-            staging=_identifier(f"{beside}_staging", option=option),
+            staging=_identifier(f"{beside}_staging" + (f"_{columns}" if columns else ""), option=option),
             ledger=_identifier(f"{beside}_batches", option=option),
+            hashes_rows=bool(columns),
         )
 
     def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
@@ -91,22 +99,26 @@ class JdbcTarget:
     properties: Mapping[str, str] = field(repr=False)
 
 
+def dsn_parts(dsn: str) -> dict[str, str | int | None]:
+    """Return what a DSN says. Raises ConfigError for one that cannot be read."""
+    with suppress(psycopg.Error):
+        parts = conninfo_to_dict(dsn)
+        if "@" not in str(parts.get("host")):
+            return dict(parts)
+    # libpq's own message would repeat a piece of the DSN, which may be the password.
+    raise ConfigError(
+        "the DSN cannot be read",
+        field="--dsn",
+        next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
+    )
+
+
 def connect(dsn: str) -> psycopg.Connection:
     """Open an autocommit connection to a server that accepts writes.
 
     Raises ConfigError, DatabaseUnavailable or DatabaseAccessDenied.
     """
-    try:
-        host = str(conninfo_to_dict(dsn).get("host") or "")
-    except psycopg.Error:
-        host = "@"
-    if "@" in host:
-        # libpq's own message would repeat a piece of the DSN, which may be the password.
-        raise ConfigError(
-            "the DSN cannot be read",
-            field="--dsn",
-            next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
-        )
+    dsn_parts(dsn)
     try:
         connection = psycopg.connect(
             dsn,

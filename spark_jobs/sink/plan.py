@@ -71,6 +71,20 @@ def prepare(
 
     Raises ConfigError or OutboxTableError.
     """
+    plan = checked_plan(connection, tables, records, schema, batch_column=batch_column)
+    make_tables(connection, plan)
+    return plan
+
+
+def checked_plan(
+    connection: psycopg.Connection,
+    tables: Tables,
+    records: Records,
+    schema: spark.StructType,
+    *,
+    batch_column: str | None = None,
+) -> WritePlan:
+    """Check everything and return the plan; change nothing. Raises ConfigError or OutboxTableError."""
     plan = WritePlan(
         tables=tables,
         records=records,
@@ -81,17 +95,24 @@ def prepare(
     )
     _check_columns(plan)
     _check_types(connection, plan)
+    return plan
+
+
+def make_tables(connection: psycopg.Connection, plan: WritePlan) -> None:
+    """Make staging table and ledger where they are missing. Raises OutboxTableError for one of another make."""
+    tables = plan.tables
     with postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
         if _staging_fits(connection, plan):
-            return plan
+            return
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(each.staged), as_sql(each.type)) for each in plan.columns
         )
-        connection.execute(tables.fill(sql.SQL(queries.CREATE_STAGING), columns=columns))
-    return plan
+        names = sql.SQL(", ").join(sql.Identifier(each.staged) for each in plan.columns)
+        row_hash = sql.SQL(queries.ROW_HASH).format(names=names) if tables.hashes_rows else sql.SQL("")
+        connection.execute(tables.fill(sql.SQL(queries.CREATE_STAGING), columns=columns, row_hash=row_hash))
 
 
 def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:

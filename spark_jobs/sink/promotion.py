@@ -2,10 +2,13 @@
 
 The steps, which `promote` repeats:
 
-1. end what the run's tasks have left open: a copy that lost the race may be about to commit
+1. end what the run's tasks have left open: a copy that lost the race may be about to commit. Where the tasks' messages
+   name the attempts, such a copy is none of them
 2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
-3. read the ledger: a batch that is there already is left alone, or refused if it has other data
-4. choose one attempt per partition, each whole; where it is known what Spark computed, compare count and hash with it
+3. read the ledger: a batch that is there already is left alone, or refused if it has other data. One that this run has
+   entered itself, and did not learn of because the connection was lost, is not compared: its rows are gone
+4. choose one attempt per partition, the one that was named or the earliest, each whole; where it is known what Spark
+   computed, compare count and hash with it
 5. insert business rows and outbox rows in the declared order; compare the counts again
 6. remove the batch's staging rows, of this run and of dead ones
 7. enter the batch into the ledger; commit
@@ -30,7 +33,7 @@ from spark_jobs.errors import BatchConflict, PromotionRefused
 from spark_jobs.sink import queries
 from spark_jobs.sink.content import Content
 from spark_jobs.sink.database import Tables, postgres_errors
-from spark_jobs.sink.staging_tables import _empty_staging, clear_staging, end_writers
+from spark_jobs.sink.staging_tables import Staged, _empty_staging, clear_staging, end_writers
 from spark_jobs.sink.statement import Attempt, faults, promotion
 
 if TYPE_CHECKING:
@@ -75,51 +78,66 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def promote(
-    connection: psycopg.Connection, batch: str, content: Content | None, *, run: str, plan: "WritePlan"
+    connection: psycopg.Connection, batch: str, content: Content | None, *, staged: Staged, plan: "WritePlan"
 ) -> tuple[LedgerEntry, bool] | None:
-    """Promote what `run` staged of the batch; return its ledger row and whether this call has written it.
+    """Promote what was staged as the batch; return its ledger row and whether this call has written it.
 
     `content` is what Spark computed, if that is known. Returns None, and writes nothing, if nothing was staged and
     nothing is known. Raises BatchConflict, RecordError, PromotionRefused (nothing is written) or another DatabaseError.
     """
     tables = plan.tables
-    end_writers(connection, batch, tables=tables)
+    if staged.named is None:
+        end_writers(connection, staged.batch, tables=tables)
     with postgres_errors(f"promoting batch {batch}"), connection.transaction():
         connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(None)})
         connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
         connection.execute(queries.MORE_TO_SORT_IN)
-        chosen = _chosen(connection, batch, run=run, tables=tables)
+        entry = ledger_entry(connection, batch, tables=tables)
+        if entry is not None and staged.named is not None and entry.run == staged.run:
+            return entry, True
+        chosen = _chosen(connection, batch, staged=staged, tables=tables)
         hash_sum = sum((attempt.hash_sum for attempt in chosen), Decimal(0))
-        staged = Content(rows=sum(attempt.rows for attempt in chosen), content_hash=str(hash_sum))
-        if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
-            check_same(entry, batch, content or staged)
-            clear_staging(connection, batch, tables=tables)
+        found = Content(rows=sum(attempt.rows for attempt in chosen), content_hash=str(hash_sum))
+        if entry is not None:
+            check_same(entry, batch, content or found)
+            clear_staging(connection, staged, tables=tables)
             return entry, False
         if content is None and not chosen:
             return None
-        if content is not None and staged != content:
-            raise refused(batch, f"Spark computed {content}; staging holds {staged}")
+        if content is not None and found != content:
+            raise refused(batch, f"Spark computed {content}; staging holds {found}")
         for attempt in chosen:
             if not attempt.whole:
                 raise refused(batch, f"of partition {attempt.partition}, only {attempt.rows} rows are staged")
 
-        recorded, written = _insert(connection, batch, run=run, plan=plan, chosen=chosen)
-        if recorded != staged.rows:
-            raise refused(batch, f"Spark computed {staged}; {recorded} rows reached the outbox")
-        if written is not None and written != staged.rows:
-            raise refused(batch, f"Spark computed {staged}; {written} rows reached the business table")
-        if not _empty_staging(connection, batch, tables=tables):
-            clear_staging(connection, batch, tables=tables)
+        recorded, written = _insert(connection, batch, run=staged.run, plan=plan, chosen=chosen)
+        if recorded != found.rows:
+            raise refused(batch, f"Spark computed {found}; {recorded} rows reached the outbox")
+        if written is not None and written != found.rows:
+            raise refused(batch, f"Spark computed {found}; {written} rows reached the business table")
+        if not _empty_staging(connection, staged, tables=tables):
+            clear_staging(connection, staged, tables=tables)
         with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
-            values = {"batch": batch, "rows": staged.rows, "content_hash": staged.content_hash, "run": run}
+            values = {"batch": batch, "rows": found.rows, "content_hash": found.content_hash, "run": staged.run}
             entry = entering.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
     assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
     return entry, True
 
 
-def _chosen(connection: psycopg.Connection, batch: str, *, run: str, tables: Tables) -> list[Attempt]:
+def _chosen(connection: psycopg.Connection, batch: str, *, staged: Staged, tables: Tables) -> list[Attempt]:
     with connection.cursor(row_factory=class_row(Attempt)) as cursor:
-        return choose_attempts(cursor.execute(tables.fill(sql.SQL(queries.ATTEMPTS)), {"batch": batch, "run": run}))
+        found = cursor.execute(tables.fill(sql.SQL(queries.ATTEMPTS)), {"run": staged.run}).fetchall()
+    if staged.named is None:
+        return choose_attempts(found)
+    chosen = [each for each in found if staged.named.get(each.partition, ("", 0))[0] == each.attempt]
+    if {each.partition: (each.attempt, each.rows) for each in chosen} != staged.named:
+        raise refused(
+            batch,
+            f"the tasks name {sum(rows for _, rows in staged.named.values())} rows; "
+            f"{sum(each.rows for each in chosen)} of them are staged. Postgres has crashed since, or another query or "
+            "batch of the same name has replaced them",
+        )
+    return choose_attempts(chosen)
 
 
 def _insert(
@@ -129,7 +147,7 @@ def _insert(
         with connection.transaction():  # a savepoint: what is wrong with the rows can still be asked
             done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
     except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
-        found = connection.execute(faults(plan, batch=batch, run=run, attempts=chosen)).fetchone()
+        found = connection.execute(faults(plan, run=run, attempts=chosen)).fetchone()
         evidence = _fault(plan, *(found or (0, None, None)))
         raise RecordError(
             f"batch {batch} holds rows that cannot be records",

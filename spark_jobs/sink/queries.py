@@ -1,9 +1,9 @@
 """All SQL but the promotion, which `statement` puts together. Braces are identifiers, `%(name)s` are bound values.
 
-The staging table knows an *attempt* by the transaction that wrote it: Spark's JDBC writer commits once per partition,
-so a retried task, a speculative copy and a commit whose acknowledgement was lost are each one transaction, and
-`pg_current_xact_id()` tells them apart. Spark's own task attempt id says the same, but needs a Python worker for every
-partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
+The staging table knows an *attempt* by the transaction that wrote it: a task commits once per partition, so a retried
+task, a speculative copy and a commit whose acknowledgement was lost are each one transaction, and
+`pg_current_xact_id()` tells them apart. Spark's own task attempt id says the same, but the JDBC writer would need a
+Python worker for every partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
 """
 
 from typing import LiteralString
@@ -19,10 +19,12 @@ CREATE UNLOGGED TABLE {staging} (
     partition integer NOT NULL,
     attempt   xid8 NOT NULL DEFAULT pg_current_xact_id(),
     row       bigint NOT NULL,
-    row_hash  bigint NOT NULL,
+    row_hash  bigint NOT NULL {row_hash},
     {columns}
 )
 """
+# Where the server hashes rows itself. Partitions by hash rest on this function too: it stays between versions.
+ROW_HASH: LiteralString = "GENERATED ALWAYS AS (hash_record_extended(ROW({names}), 0)) STORED"
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
 # Else a task could commit rows between the look and the drop.
 LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
@@ -95,7 +97,7 @@ LEDGER_ENTRY: LiteralString = "SELECT rows, content_hash, run, promoted_at FROM 
 ATTEMPTS: LiteralString = """
 SELECT
     partition, attempt::text AS attempt, count(*) AS rows, sum(row_hash) AS hash_sum, max(row) + 1 = count(*) AS whole
-FROM {staging} WHERE batch = %(batch)s AND run = %(run)s
+FROM {staging} WHERE run = %(run)s
 GROUP BY partition, attempt
 """
 
@@ -109,9 +111,13 @@ SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = %(writer)s
 """
 
-CLEAR_STAGING: LiteralString = "DELETE FROM {staging} WHERE batch = %(batch)s"
+# What nobody will promote any more: `{dead}` is one of these.
+DEAD_OF_BATCH: LiteralString = "batch = %(batch)s"
+DEAD_OF_RUN: LiteralString = "batch = %(batch)s AND run <= %(run)s OR run < %(oldest)s"
 
-OTHERS_STAGED: LiteralString = "SELECT FROM {staging} WHERE batch <> %(batch)s LIMIT 1"
+CLEAR_STAGING: LiteralString = "DELETE FROM {staging} WHERE {dead}"
+
+OTHERS_STAGED: LiteralString = "SELECT FROM {staging} WHERE NOT ({dead}) LIMIT 1"
 
 EMPTY_STAGING: LiteralString = "TRUNCATE {staging}"
 
@@ -119,6 +125,20 @@ EMPTY_STAGING: LiteralString = "TRUNCATE {staging}"
 MORE_TO_SORT_IN = """
 SELECT set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, 64 * 1024) || 'kB', true)
 """
+
+NOW_MILLISECONDS = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+# A task of the data source: its transaction is its attempt, and the staging table's defaults read the settings.
+BEGIN_ATTEMPT = """
+SELECT
+    pg_current_xact_id()::text,
+    set_config('outbox_sink.batch', %(batch)s, true),
+    set_config('outbox_sink.run', %(run)s, true),
+    set_config('TimeZone', 'UTC', true),
+    set_config('DateStyle', 'ISO, YMD', true)
+"""
+
+COPY_ROWS: LiteralString = "COPY {staging} (partition, row, {columns}) FROM STDIN"
 
 ENTER_LEDGER: LiteralString = """
 INSERT INTO {ledger} (batch, rows, content_hash, run)

@@ -46,7 +46,7 @@ _CHOSEN = """
     SELECT {filled} o.* FROM (
         SELECT {columns}
         FROM {staging} AS s
-        WHERE s.batch = {batch} AND s.run = {run} AND s.attempt = ({attempts}::text[]::xid8[])[s.partition + 1]
+        WHERE s.run = {run} AND s.attempt = ({attempts}::text[]::xid8[])[s.partition + 1]
         ORDER BY {order}
     ) AS o
 """
@@ -61,7 +61,7 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     """Return the statement that promotes the attempts. With a business table its one row counts records and business
     rows."""
-    chosen = _chosen(plan, batch=batch, run=run, attempts=attempts)
+    chosen = _chosen(plan, run=run, attempts=attempts)
     recorded = sql.SQL(_RECORDED).format(
         outbox=plan.tables.outbox,
         topic=sql.Literal(plan.records.topic),
@@ -89,17 +89,17 @@ def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["At
     )
 
 
-def faults(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+def faults(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     """Return the statement that counts rows without a key and measures the longest key and value, in characters."""
     return sql.SQL(_FAULTS).format(
-        chosen=_chosen(plan, batch=batch, run=run, attempts=attempts),
+        chosen=_chosen(plan, run=run, attempts=attempts),
         key=_key(plan),
         value=_value(plan),
         value_columns=_value_columns(plan),
     )
 
 
-def _chosen(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
     columns: list[sql.Composable] = []
     for each in plan.columns:
         to = f"::{wanted}" if (wanted := plan.type_of(each.name)) != each.type else ""
@@ -115,7 +115,6 @@ def _chosen(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Atte
         ),
         columns=_COMMA.join(columns),
         staging=plan.tables.staging,
-        batch=sql.Literal(batch),
         run=sql.Literal(run),
         attempts=sql.Literal(_by_partition(attempts)),
         order=_COMMA.join([*order, sql.SQL("s.partition"), sql.SQL("s.row")]),

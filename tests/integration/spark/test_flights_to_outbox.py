@@ -34,6 +34,7 @@ from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
 from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import promote
 from spark_jobs.sink.staging import stage
+from spark_jobs.sink.staging_tables import Staged
 
 pytestmark = pytest.mark.spark
 
@@ -97,7 +98,8 @@ class Job:
 
     def promote(self, batch: Batch, run: str = "a run") -> bool:
         with connect(self.dsn) as connection:
-            promoted = promote(connection, batch.id, batch.content, run=run_named(run), plan=self.plan)
+            staged = Staged(batch=batch.id, run=run_named(run))
+            promoted = promote(connection, batch.id, batch.content, staged=staged, plan=self.plan)
         return promoted is not None and promoted[1]
 
     def run_sql(self, statement: str, *values: object) -> list[tuple[object, ...]]:

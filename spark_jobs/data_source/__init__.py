@@ -1,0 +1,56 @@
+"""The data source `outbox` of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`.
+
+Options, `df.write.mode("append")` and `df.writeStream`: see `spark_jobs.data_source.write_options`.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["OutboxDataSource"]
+
+
+class OutboxDataSource(DataSource):
+    """Write frames and streams into an outbox, each batch once, and read an outbox as a frame or a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format`."""
+        return "outbox"
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """Return what `spark.read` reads a snapshot of the outbox with."""
+        from spark_jobs.data_source.reader import OutboxReader  # noqa: PLC0415 - who writes needs none of it
+
+        return OutboxReader(self.options, schema)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+        """Return what `spark.readStream` follows the outbox with."""
+        from spark_jobs.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
+
+        return OutboxStreamReader(self.options, schema)
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":  # noqa: FBT001 - Spark's signature
+        """Return what `df.write` stages and promotes one batch with."""
+        from spark_jobs.data_source.writer import OutboxWriter  # noqa: PLC0415 - who reads needs none of it
+
+        return OutboxWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: "StructType",
+        overwrite: bool,  # noqa: FBT001 - Spark's signature
+    ) -> "DataSourceStreamWriter":
+        """Return what `df.writeStream` stages and promotes a micro-batch with."""
+        from spark_jobs.data_source.writer import OutboxStreamWriter  # noqa: PLC0415 - as above
+
+        return OutboxStreamWriter(self.options, schema, overwrite=overwrite)

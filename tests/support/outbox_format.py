@@ -1,0 +1,145 @@
+"""Writes by `format("outbox")`, and Spark behind Connect: a server of its own, of which the tests are a client."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
+from spark_jobs.data_source import OutboxDataSource
+
+ROOT = Path(__file__).parents[2]
+_LISTENS = re.compile(r"started at: \S*?:(\d+)")
+
+
+def environment():
+    """Return the environment of a Spark of its own, whose workers find these tests."""
+    return os.environ | {
+        "JAVA_HOME": str(find_java(default_state())),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    }
+
+
+@contextmanager
+def connected(folder):
+    """Start a server of Spark Connect and return a session with it. A task may fail three times."""
+    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - not beside a classic session, elsewhere
+
+    settings = {
+        "spark.master": "local[2,4]",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    log = folder / "server.log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, cwd=folder, env=environment(), stdout=output, stderr=output) as server,
+    ):
+        try:
+            while (port := _LISTENS.search(log.read_text())) is None:
+                assert server.poll() is None, log.read_text()[-3_000:]
+            session = SparkSession.builder.remote(f"sc://127.0.0.1:{port.group(1)}").getOrCreate()
+            yield session
+            session.stop()
+        finally:
+            server.terminate()
+
+
+def target(dsn, **options):
+    """Return the options of a write into the database of a test."""
+    parts = conninfo_to_dict(dsn)
+    password = parts.pop("password", "")
+    return {"dsn": make_conninfo(**parts), "password": password, "topic": "orders", "key": "customer"} | options
+
+
+def hundred_orders(spark):
+    """Return a frame: a hundred orders of seven customers in four partitions, in no order."""
+    return spark.range(0, 100, 1, 4).selectExpr(
+        "concat('c', id % 7) AS customer", "CAST((id * 37) % 100 AS INT) AS place", "concat('order ', id) AS text"
+    )
+
+
+def write(frame, dsn, batch="b", **options):
+    """Write a frame as a batch."""
+    frame.write.format("outbox").options(**target(dsn, batchId=batch, **options)).mode("append").save()
+
+
+def failing_once(folder, partitions_fail=2):
+    """Return what `mapInArrow` takes: in some partitions the first attempt fails after its rows."""
+
+    def once(batches):
+        import os  # noqa: PLC0415 - runs in the worker
+
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        yield from batches
+        partition = TaskContext.get().partitionId()
+        if partition < partitions_fail:
+            try:
+                os.close(os.open(f"{folder}/failed-{partition}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            raise RuntimeError("a fault made on purpose")
+
+    return once
+
+
+class FileStream:
+    """A stream of files of ten orders, a file a micro-batch, that ends when it has read them all."""
+
+    def __init__(self, spark, database, folder, name="orders"):
+        self.spark, self.database, self.name = spark, database, name
+        self.files, self.checkpoint = folder / f"files-{name}", folder / f"checkpoint-{name}"
+        self.files.mkdir(exist_ok=True)
+        spark.dataSource.register(OutboxDataSource)
+
+    def add(self, number, rows=10):
+        lines = [json.dumps({"customer": f"c{i % 7}", "n": number * 10 + i}) for i in range(rows)]
+        file = self.files / f"{number:03}.jsonl"
+        file.write_text("\n".join(lines) + "\n")
+        os.utime(file, (number, number))  # Spark reads files in the order of their times
+
+    def frame(self):
+        frame = self.spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1)
+        return frame.json(str(self.files))
+
+    def run(self, frame=None, **options):
+        """Write all files there are. Raises what has stopped the query."""
+        options = target(self.database.dsn, stream=self.name, orderBy="n") | options
+        given = {name: value for name, value in options.items() if value is not None}
+        writer = (frame or self.frame()).writeStream.format("outbox").options(**given)
+        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def forget_commit(self):
+        """Delete the newest entry of the query's commit log: Spark repeats that micro-batch."""
+        entries = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
+        newest = max(entries, key=lambda path: int(path.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        return int(newest.name)
+
+    def numbers(self):
+        return [json.loads(value)["n"] for _, value, _, _ in self.database.records()]
