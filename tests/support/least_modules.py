@@ -52,6 +52,7 @@ _PIPELINE = "its subject is the ends of a pipeline, and no harvester runs"
 _SERVERS = "its subject is the servers of the stack or the way to them, and no harvester runs"
 _SINK = "its subject is a writer: Spark, or a table that it writes to"
 _SPARK_AUDIT = "its subject is the audit by Spark, which keeps a schema of its own: the owner's work"
+_SPARK_READER = "its subject is Spark that reads, and no harvester is limited"
 
 EXEMPT = {
     "contract/test_delivery": _PART,
@@ -152,6 +153,11 @@ EXEMPT = {
     "integration/spark/test_audit_results": _SPARK_AUDIT,
     "integration/spark/test_audit_row_security": _SPARK_AUDIT,
     "integration/spark/test_contracts": _SINK,
+    "integration/spark/test_harvested": _SPARK_READER,
+    "integration/spark/test_outbox_connect": _SPARK_READER,
+    "integration/spark/test_outbox_reader": _SPARK_READER,
+    "integration/spark/test_outbox_stream_reader": _SPARK_READER,
+    "integration/spark/test_reading_page": _SPARK_READER,
     "integration/harvester/test_start_errors": "its subject is other users, and servers that are not there",
     "integration/harvester/test_status": "its subject is the command that looks, on servers of its own",
     "integration/subscriptions/test_lock": _PART,
