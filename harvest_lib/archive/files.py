@@ -71,10 +71,19 @@ class ArchiveFiles:
 
     def claim(self, identity: str, outbox: str) -> None:
         """Make the archive that of an outbox. Raises ArchiveError if it is that of another."""
+        if self._read_json(_ABOUT) is None:
+            self._write_json(_ABOUT, {"version": VERSION, "outbox": outbox, "identity": identity})
+        self.require(identity, outbox)
+
+    def require(self, identity: str, outbox: str) -> None:
+        """Raise ArchiveError unless the archive is that of an outbox."""
         about = self._read_json(_ABOUT)
         if about is None:
-            self._write_json(_ABOUT, {"version": VERSION, "outbox": outbox, "identity": identity})
-            about = self._read_json(_ABOUT) or {}
+            raise ArchiveError(
+                f"there is no archive at {self.url}",
+                evidence=f"it has no {_ABOUT}",
+                next_step="correct the URL, or run `harvest segments archive`",
+            )
         self._refuse_newer(about, _ABOUT)
         if about.get("identity") != identity:
             raise ArchiveError(

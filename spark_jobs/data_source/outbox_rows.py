@@ -30,6 +30,7 @@ from harvest_lib.source.filters import shard_conditions
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import COLUMNS
+from spark_jobs.data_source.archived import ArchivedPartition, plan_archived
 from spark_jobs.data_source.read_options import ReadOptions
 from spark_jobs.data_source.windows import HIGHEST_ID, LOWEST_ID, NOTHING, OutboxPartition, Window, dropped
 
@@ -139,13 +140,16 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
     return {**place, "floor": found.floor, "closed": found.closed}
 
 
-def plan_batch(options: ReadOptions) -> list[OutboxPartition]:
-    """Return the parts of what is committed now: one for each segment and shard, or a single one without segments."""
+def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
+    """Return the parts of what is committed now: one for each segment and shard, or a single one without segments; and
+    those of the archive, if one is named."""
     with connect(options.dsn) as connection:
         if not is_followed(connection, options):
             return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
         snapshot, found, server = now(connection, options)
-    parts = []
+        table, url = _table(options), options.archive
+        parts: list[OutboxPartition | ArchivedPartition] = []
+        parts += plan_archived(connection, table, url, found.floor) if url is not None else []
     for each in found.segments:
         first, last = _lower(each), HIGHEST_ID if each.upper is None else each.upper - 1
         window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)

@@ -21,6 +21,7 @@ from harvest_lib.errors import ConfigError
 DSN_VARIABLE = "HARVEST_DSN"
 
 _BOTH = ("dsn", "outbox", "shards")
+_BATCH_ONLY = ("archive",)
 _STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
 _MOST_SHARDS = 1_000
 _MOST_RECORDS = 10_000_000
@@ -52,6 +53,8 @@ class ReadOptions:
     """`table` or `schema.table`."""
     shards: int = 1
     """Into how many parts by key: of a segment in a batch, of a micro-batch in a stream."""
+    archive: str | None = None
+    """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
     max_records: int | None = None
     """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
     starting: Literal["beginning", "now"] = "beginning"
@@ -60,15 +63,15 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
         """Check the options, whose names are taken in any case. Raises ConfigError."""
-        known = (*_BOTH, *_STREAM_ONLY) if streaming else _BOTH
+        known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
         names = {name.lower(): name for name in known}
         given: dict[str, str] = {}
         for spelled, value in options.items():
             name = names.get(spelled.lower())
             if name is None:
-                only = spelled.lower() in {each.lower() for each in _STREAM_ONLY}
+                only = spelled.lower() in {each.lower() for each in others}
                 raise ConfigError(
-                    f"the option {spelled!r} is for spark.readStream alone"
+                    f"the option {spelled!r} is for spark.{'read' if streaming else 'readStream'} alone"
                     if only
                     else f"the format outbox has no option {spelled!r} for reading",
                     field=spelled,
@@ -84,6 +87,7 @@ class ReadOptions:
         return cls(
             dsn=_dsn(given.get("dsn") or os.environ.get(DSN_VARIABLE, "")),
             outbox=_table(given.get("outbox", "outbox")),
+            archive=given.get("archive"),
             shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
             max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two

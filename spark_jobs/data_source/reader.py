@@ -3,6 +3,7 @@
 Promises
 - All partitions see the same rows: those that one snapshot of Postgres saw. There is a partition for each segment and
   shard. An outbox whose rows are deleted on delivery has one partition, read by one statement.
+- With the option `archive`, what was dropped before is read from the archive. Ids that neither has are a failure.
 - A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
 - Nothing is locked and no transaction stays open between the plan and the tasks.
 
@@ -40,8 +41,10 @@ class OutboxReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """Return the rows of a partition, ascending by id."""
+        from spark_jobs.data_source import archived, outbox_rows  # noqa: PLC0415 - loads psycopg
+
+        if isinstance(partition, archived.ArchivedPartition):
+            return archived.read_archived(partition, self.schema)
         if not isinstance(partition, OutboxPartition):
             return iter(())  # Spark's own, where there are none of ours
-        from spark_jobs.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
-
         return outbox_rows.read(self.options, partition, self.schema)

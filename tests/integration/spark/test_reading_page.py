@@ -7,6 +7,8 @@ import pytest
 from support.native import Native
 from support.outbox_source import without_password
 
+from harvest_lib.archive import archive_segments
+
 pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-reading.md"
@@ -20,7 +22,9 @@ def test_the_programs_of_the_page_run(spark, dsn, tmp_path, monkeypatch, make_to
     monkeypatch.setenv("HARVEST_DSN", native.dsn)
     monkeypatch.setenv("SPARK_FOLDER", str(tmp_path))
     monkeypatch.setenv("BOOTSTRAP_SERVERS", bootstrap_servers)
-    assert len(PROGRAMS) == 3
+    monkeypatch.setenv("ARCHIVE_URL", str(tmp_path / "archive"))
+    list(archive_segments(native.connection, native.table, str(tmp_path / "archive")))
+    assert len(PROGRAMS) == 4
     for program in PROGRAMS:
         exec(program.replace('"orders"', repr(topic)), {})  # noqa: S102 - ours
     native.connection.close()

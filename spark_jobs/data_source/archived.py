@@ -1,0 +1,77 @@
+"""The archive of an outbox for Spark: the records of segments that were dropped, from the files they were archived in.
+
+Together with what is still in the outbox they are all records since the archive began, each once: a segment that is
+attached is read from Postgres, every other from the archive, and ids that neither has are a failure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from harvest_lib.archive import ArchivedFile, ArchiveFiles
+from harvest_lib.archive.records import load_pyarrow
+from harvest_lib.errors import ArchiveError
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.archived_segments import ArchivedSegments
+from harvest_lib.outbox.identity import identity_of
+
+_BATCH_ROWS = 5_000
+_INFINITE = [2**63 - 1, -(2**63)]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPartition(InputPartition):
+    """A file of the archive."""
+
+    url: str
+    file: ArchivedFile
+
+
+def plan_archived(
+    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, floor: int
+) -> list[ArchivedPartition]:
+    """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
+
+    Raises ArchiveError if the archive is that of another outbox, or lacks a segment that is gone.
+    """
+    files, placed = ArchiveFiles(url), outbox.placed(connection)
+    files.require(str(identity_of(connection, placed.identifier)), str(placed))
+    found = files.manifests()
+    noted = ArchivedSegments(placed)
+    names = noted.names(connection, files.url) if placed.archived.exists(connection) else []
+    if missing := sorted(set(names) - {each.segment for each in found}):
+        raise _lacks(url, f"the outbox notes {', '.join(missing)} as archived, and there is no manifest of it")
+    before = [each for each in found if each.upper <= floor]
+    for each, following in zip(before, [*(each.lower for each in before), floor][1:], strict=True):
+        if each.upper != following:
+            raise _lacks(url, f"{each.segment} ends below {each.upper}, what comes next begins at {following}")
+    return [ArchivedPartition(url, file) for each in before for file in each.files]
+
+
+def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a file, by id. Raises ArchiveError unless it is as it was written."""
+    files, arrow = ArchiveFiles(part.url), to_arrow_schema(schema)
+    files.check_bytes(part.file)
+    with files.opened(part.file.path) as opened:
+        for batch in load_pyarrow().parquet.ParquetFile(opened).iter_batches(_BATCH_ROWS):
+            at = batch.column("create_time").cast(pa.int64())
+            infinite = pc.is_in(at, value_set=pa.array(_INFINITE))  # which Spark has no value for
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            finite = pc.if_else(infinite, pa.scalar(None, pa.int64()), at)
+            columns["create_time"] = finite.cast(pa.timestamp("us", "UTC"))
+            yield pa.RecordBatch.from_arrays([columns[each.name].cast(each.type) for each in arrow], schema=arrow)
+
+
+def _lacks(url: str, evidence: str) -> ArchiveError:
+    return ArchiveError(
+        f"the archive {url} lacks segments that are gone from the outbox",
+        evidence=evidence,
+        next_step="restore the archive from a copy; what is still in the outbox is read without the option archive",
+    )
