@@ -28,6 +28,15 @@ async def fired():
 print(json.dumps([stored, asyncio.run(fired())]))
 """
 
+LOGGED = """
+import asyncio, sys
+from airflow.sdk.log import redact
+from airflow_dags.dagster.hook import DagsterHook
+
+asyncio.run(DagsterHook("shop").client())
+print(redact(f"a library logs {sys.argv[1]}"))
+"""
+
 
 @pytest.fixture(scope="module")
 def installed(parts, tmp_path_factory):
@@ -123,6 +132,15 @@ def test_the_trigger_reads_the_connection_and_an_old_dag_goes_on_with_the_addres
     address = dagster.url.replace("//", f"//user:{CANARY}@")
     assert fired(installed, DAGSTER_URL=address)["outcome"] == "succeeded"
     assert dagster.launched() == 1
+
+
+def test_a_token_that_others_log_is_masked(installed, dagster):
+    shop = connection(dagster, token=CANARY)
+    added = installed("airflow", "connections", "add", "shop", "--conn-json", shop)
+    assert added.returncode == 0, added.stderr
+    logged = installed("python", "-c", LOGGED, CANARY, _AIRFLOW_PROCESS_CONTEXT="server")
+    assert logged.returncode == 0, logged.stderr
+    assert logged.stdout.splitlines()[-1] == "a library logs ***"
 
 
 def test_a_connection_that_is_missing_or_wrong_is_named(installed, dagster):
