@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.checkpoints.record import Checkpoint, begin_anew
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
 from harvest_lib.source.mark_batches import decode_ids
@@ -115,7 +115,7 @@ def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belong
         raise CheckpointError(
             f"{place} is ahead of the database",
             evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
-            next_step="anchor the subscription anew: `harvest subscriptions rewind … --to beginning|now|SNAPSHOT`",
+            next_step=f"anchor the subscription anew: {begin_anew(ours.subscription)}",
         )
     if mirror.kept_in != "kafka":
         same = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
@@ -137,7 +137,7 @@ def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, plac
     before, now = mirror.origin.get("kafka", {}), ours.written_under
     anew = (
         "going on could repeat records: anchor the subscription anew, from the mirror with "
-        "`harvest subscriptions rewind … --to mirror`"
+        f"{begin_anew(ours.subscription, mirror)}"
     )
     if moved := [name for name in ("group", "topic") if name in before and name in now and before[name] != now[name]]:
         changes = ", ".join(f"{_SETTINGS[each]} was {before[each]!r} and is {now[each]!r}" for each in moved)
@@ -187,7 +187,7 @@ def _check_older(
             evidence=f"it is of {record['outbox']}, and the database has several tables of that name; "
             f"its number is {record['number']}, the mirror's {mirror.number}",
             next_step="if the other one uses this name, give one of them another `leaderGroupID` or `subscription`; "
-            f"else go on from the mirror: `harvest subscriptions rewind {ours.subscription} --to mirror`",
+            f"else go on without it: {begin_anew(ours.subscription, mirror)}",
         )
 
 

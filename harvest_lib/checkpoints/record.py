@@ -71,13 +71,24 @@ ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "lea
 written under; `placed`, if people put it there and no leader has saved since."""
 
 
-def read_checkpoint(saved: Mapping[str, Any]) -> Checkpoint:
+def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> Checkpoint:
     """Read what a row has. Raises CheckpointError if somebody has written there what is no checkpoint."""
     try:
         return Checkpoint.of_json(saved)
     except (ValueError, AttributeError) as error:
-        raise CheckpointError(
-            "what stands as a checkpoint in Postgres is none",
-            evidence=str(error),
-            next_step="`harvest subscriptions rewind … --to beginning|now|SNAPSHOT`",
-        ) from error
+        raise unreadable(subscription, shard, str(error)) from error
+
+
+def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
+    """Return the error of a row whose checkpoint is none."""
+    return CheckpointError(
+        f"the checkpoint of the subscription {subscription!r}, shard {shard}, in Postgres cannot be read",
+        evidence=why,
+        next_step=begin_anew(subscription),
+    )
+
+
+def begin_anew(subscription: str, mirror: Checkpoint | None = None) -> str:
+    """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is one."""
+    to = "mirror" if mirror is not None and mirror.position is not None else "beginning|now|SNAPSHOT"
+    return f"`harvest subscriptions rewind {subscription} --to {to}`"

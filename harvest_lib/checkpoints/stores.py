@@ -11,6 +11,7 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoints.choice import Belonging, check_outbox, is_of_another_timeline, judged, newest
+from harvest_lib.checkpoints.record import begin_anew
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
 from harvest_lib.checkpoints.topic import (
     Found,
@@ -20,6 +21,7 @@ from harvest_lib.checkpoints.topic import (
     topic_id,
 )
 from harvest_lib.clock import boot_seconds
+from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
@@ -162,8 +164,13 @@ class KafkaStore(PostgresStore):
                 f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
                 evidence=f"partition {place.partition} has {hidden}; {error.cause}, {error.evidence}",
                 next_step="end it with `kafka-transactions.sh find-hanging` and `abort`, in the records' topics too; "
-                "that takes back what it sent, so go back to before it: `harvest subscriptions rewind … --to SNAPSHOT`",
+                "that takes back what it sent, so go back to before it: `harvest subscriptions rewind "
+                f"{self._name} --to SNAPSHOT`",
             ) from error
+
+    @property
+    def _name(self) -> str:
+        return str(self._checkpoints.holder["subscription"])
 
     @property
     def _where(self) -> str:
@@ -200,15 +207,21 @@ class KafkaStore(PostgresStore):
             if is_of_another_timeline(found[-1].record, ours, self._mirror):
                 _log.warning("standby_was_promoted", extra={"timeline": ours.timeline, "checkpoint": self._where})
             return found[-1].record
-        name = self._checkpoints.holder["subscription"]
+        if self._mirror.position is None:
+            raise CheckpointError(
+                f"Kafka has a checkpoint of the subscription {self._name!r}, which is new in Postgres",
+                evidence=f"{self._where}, offset {found[0].offset}: {found[0].trouble}",
+                next_step="if it was removed, or its row was lost, choose where it begins: "
+                f"{begin_anew(self._name)}; what is delivered again from there comes twice",
+            )
         raise CheckpointError(
             f"what is {self._where} was not written by a leader of this subscription",
             evidence=f"topic {self._place.topic}, partition {self._place.partition}, offset {found[0].offset}: "
             f"{found[0].trouble}",
             next_step="see who may write to that topic, and whether Postgres was restored or failed over, and lacks "
             "what was written last: then the checkpoint may be right, and `harvest audit` tells what is in Kafka; "
-            "go on from the mirror in Postgres, which may repeat what was delivered since: "
-            f"`harvest subscriptions rewind {name} --to mirror`",
+            f"go on from the mirror in Postgres, which may repeat what was delivered since: "
+            f"{begin_anew(self._name, self._mirror)}",
         )
 
     def _find(self, ours: Belonging, mirror: Checkpoint, *, to_sound: bool = False) -> Sequence[Found]:
@@ -221,7 +234,22 @@ class KafkaStore(PostgresStore):
             self._consumer_provider,
             judge=lambda record: judged(record, ours, mirror),
             to_sound=to_sound,
+            hear_other=self._refuse_shared,
         )
+
+    def _refuse_shared(self, record: Mapping[str, Any]) -> None:
+        """Raise CheckpointError for what another group's subscription has written, if both names make our topic's."""
+        group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
+        ours, theirs = (self._group, self._name), (group, name)
+        is_shared = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
+        if is_shared and ours != theirs:
+            raise CheckpointError(
+                f"two configurations share the checkpoint topic {self._place.topic!r}, and would fence each other",
+                evidence=f"`leaderGroupID` {group!r} with `subscription` {name!r} makes the name that {self._group!r} "
+                f"with {self._name!r} makes",
+                next_step="set `checkpointTopic` in this configuration to a name of its own; if the other subscription "
+                "is gone for good, delete the topic",
+            )
 
     def _belonging(self, written_under: Mapping[str, Any] | None = None) -> Belonging:
         checkpoints, identity = self._checkpoints, self._checkpoints.identity

@@ -165,7 +165,7 @@ class CheckpointTable:
                 self._list_leaders(connection)
             if self._rivals is not None:
                 self._rivals.announce(connection, self._table, self._row, leader_id)
-        return _checkpoint(self._generation, saved)
+        return self._checkpoint(self._generation, saved)
 
     def _before(self, connection: psycopg.Connection[Any]) -> Mapping[str, Any]:
         """Return what the last leader has left, once it is known to be of this outbox."""
@@ -175,7 +175,8 @@ class CheckpointTable:
         self.identity = identity_of(connection, self._outbox)
         statement = sql.SQL(_LAST + "FOR UPDATE").format(table=in_statement(self._table))
         row = connection.execute(statement, self._row).fetchone()
-        epoch, leader_id, saved, _ = row or (0, None, None, 0)
+        epoch, leader_id, saved, generation = row or (0, None, None, 0)
+        self._checkpoint(generation, saved)
         check_identity(connection, saved or {}, self.identity, self._subscription.name)
         self.leaders = dict((saved or {}).get("leaders", {}))
         is_older = leader_id is not None and str(epoch) not in self.leaders
@@ -192,9 +193,10 @@ class CheckpointTable:
         with translated():
             row = connection.execute(statement, self._row).fetchone()
         saved, generation = row[2:] if row is not None else (None, 0)
+        checkpoint = self._checkpoint(generation, saved)
         if saved and self.identity is not None:
             check_identity(connection, saved, self.identity, self._subscription.name)
-        return _checkpoint(generation, saved)
+        return checkpoint
 
     def _sign(self, before: Mapping[str, Any]) -> None:
         """Say in what is saved from now on who writes it."""
@@ -265,7 +267,7 @@ class CheckpointTable:
         if self._rivals is not None:
             self._rivals.hear(*rival)
         moved = before != (self._generation, self._until)
-        return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, _checkpoint(self._generation, saved)
+        return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, self._checkpoint(self._generation, saved)
 
     def renew(self) -> Checkpoint | None:
         """Raise the epoch once more and return the subscription's checkpoint; None if we were fenced.
@@ -280,7 +282,7 @@ class CheckpointTable:
         if self._outbox is not None:
             self.leaders[str(self._epoch)] = str(self._leader_id)
             self._origin |= self._signature()
-        return _checkpoint(self._generation, saved)
+        return self._checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
         """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the checkpoint
@@ -319,6 +321,11 @@ class CheckpointTable:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _checkpoint(self, generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
+        name, shard = self._subscription.name, self._subscription.shard
+        checkpoint = read_checkpoint(saved, name, shard) if saved else Checkpoint(generation=generation)
+        return replace(checkpoint, generation=generation)
 
     def _held(self) -> dict[str, Any]:
         return {**self._row, "epoch": self._epoch, "leader_id": self._leader_id}
@@ -363,11 +370,6 @@ def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifie
                 next_step=f"set `source: {source}`, or convert the position, repeating what it cannot express, with "
                 f"`harvest subscriptions rewind {name} --to mirror --source {subscription.source}`",
             )
-
-
-def _checkpoint(generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
-    checkpoint = read_checkpoint(saved) if saved else Checkpoint(generation=generation)
-    return replace(checkpoint, generation=generation)
 
 
 def _dumps(value: Any) -> str:

@@ -77,9 +77,11 @@ def read_checkpoints(
     *,
     judge: Callable[[Mapping[str, Any]], str] = lambda _record: "",
     to_sound: bool = False,
+    hear_other: Callable[[Mapping[str, Any]], None] = lambda _record: None,
 ) -> Sequence[Found]:
     """Return the last committed records of the key, the last one first, or none: one, or as many as it takes to come
     to one that is a checkpoint, if `to_sound`. `judge` says what is wrong with one, if anything. Read backwards.
+    `hear_other` is told of checkpoints with other keys, which came later.
 
     Raises TopicMissing if there is no such partition, or KafkaUnavailable.
     """
@@ -91,7 +93,10 @@ def read_checkpoints(
         while start > low:
             start = max(low, high - step)
             step *= 10
-            messages = _from(consumer, TopicPartition(topic, partition, start), key, deadline)
+            messages, others = _from(consumer, TopicPartition(topic, partition, start), key, deadline)
+            for other in others:
+                if not (heard := _found(other, lambda _record: "")).trouble:
+                    hear_other(heard.record)
             found = [_found(message, judge) for message in reversed(messages)]
             if found and not to_sound:
                 return found[:1]
@@ -178,22 +183,26 @@ def _offsets(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
             return first, end
 
 
-def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> list[Any]:
-    """Return the messages of the key from an offset to the end."""
+def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> tuple[list[Any], list[Any]]:
+    """Return the messages of the key from an offset to the end, and the last of each other key that is behind them."""
     consumer.assign([start])
     found: list[Any] = []
+    others: dict[bytes | None, Any] = {}
     while not deadline.passed:
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
             continue
         if (error := message.error()) is not None:
             if error.code() == error._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
-                return found
+                return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 continue  # the client looks for the coordinator of a group that nobody joins: no ACL is owed for that
             raise KafkaException(error)
         if message.key() == key.encode() and message.value():
             found.append(message)
+            others.clear()
+        elif message.value():
+            others[message.key()] = message
     raise KafkaUnavailable(
         f"the checkpoint in {start.topic!r} could not be read in time",
         evidence=f"partition {start.partition}, from offset {start.offset}",

@@ -128,6 +128,7 @@ def consumer_postgres(
     """
     from harvest_lib.consume import consumer_grants
 
+    actions.grants.check_name(role, "--role")
     typer.echo(consumer_grants(role, table, key_values=key_values), nl=False)
 
 

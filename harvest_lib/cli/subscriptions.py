@@ -35,6 +35,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
         typer.echo(json.dumps([actions.subscriptions.shard_json(*each) for each in found]))
     elif found:
         actions.subscriptions.show_shards(found)
+        actions.subscriptions.show_unreadable([shard for shard, _ in found])
     else:
         typer.echo("no subscriptions; a harvester adds its own when it first becomes leader")
 
@@ -89,7 +90,8 @@ def remove(
     """Remove a subscription. Records that it has not delivered are no longer kept for it.
 
     A harvester that is still configured for it adds it again, starting at
-    `startFrom`.
+    `startFrom`. Under `delivery: transactional` its checkpoint stays in Kafka:
+    before you start a harvester of that name, use `harvest subscriptions add`.
 
     Examples:
 
@@ -98,13 +100,15 @@ def remove(
 
     with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
-        subscriptions.remove(name, force=force)
+        removed = subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
     typer.echo(f"removed: {name}, with {actions.subscriptions.lag_text(lags)} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
         typer.echo("no subscription is left; retention drops nothing until there is one")
+    if any(each.checkpoint is None or each.checkpoint.kept_in == "kafka" for each in removed):
+        typer.echo(f"its checkpoint in Kafka stays; to harvest it again: harvest subscriptions add {name} --from …")
 
 
 @app.command()

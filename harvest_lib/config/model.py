@@ -44,9 +44,13 @@ def _default_leader_topic(checked: Mapping[str, Any]) -> str:
     return f"{group}.neli" if group else ""
 
 
+def default_checkpoint_topic(group: str, subscription: str) -> str:
+    """Return the name of a subscription's checkpoint topic unless one is configured. Names with dots may share one."""
+    return f"{group}.{subscription}.checkpoint" if group else ""
+
+
 def _default_checkpoint_topic(checked: Mapping[str, Any]) -> str:
-    group = checked["leader_group_id"]
-    return f"{group}.{checked['subscription']}.checkpoint" if group else ""
+    return default_checkpoint_topic(checked["leader_group_id"], checked["subscription"])
 
 
 def _default_name() -> str:

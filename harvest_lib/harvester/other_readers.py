@@ -36,7 +36,7 @@ from harvest_lib.outbox import OutboxTable
 _log = logging.getLogger(__name__)
 
 _FOUND = """
-SELECT subscription, source, coalesce(jsonb_array_length(checkpoint -> 'intents'), 0) FROM {subscriptions}
+SELECT subscription, source, coalesce(checkpoint -> 'intents', '[]') <> '[]'::jsonb FROM {subscriptions}
 WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription, shard
 """
 

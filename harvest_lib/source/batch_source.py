@@ -226,7 +226,7 @@ class ConnectedSource(ABC):
                 f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
                 evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
                 next_step="correct `dataSource`, or, after a restore, anchor it again: `harvest subscriptions rewind "
-                f"{self._subscription} --to mirror|beginning|now|SNAPSHOT`",
+                f"{self._subscription} --to beginning|now|SNAPSHOT`, or `--to mirror` under `delivery: transactional`",
             )
 
     def _refuse_foreign(self, connection: psycopg.Connection[Any]) -> None:

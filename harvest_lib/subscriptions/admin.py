@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from harvest_lib.checkpoints.record import read_checkpoint
+from harvest_lib.checkpoints.record import read_checkpoint, unreadable
 from harvest_lib.checkpoints.table import Checkpoint, lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
@@ -33,12 +33,13 @@ from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.lag import MOST, Lag, lag
+from harvest_lib.subscriptions.lag import MOST, Lag, lag, values_of
 from harvest_lib.subscriptions.starting_points import (
     SOURCES,
     anchor,
     position_at,
     refuse_other_servers,
+    system_of,
     unknown_source,
 )
 
@@ -101,6 +102,8 @@ class SubscriptionShard:
     holds: int | None
     until: str | None
     checkpoint: Checkpoint | None
+    checkpoint_trouble: str = ""
+    """Why the checkpoint in Postgres cannot be read, which is None then; else empty."""
     updated_at: datetime
     updated_seconds_ago: float
 
@@ -146,6 +149,14 @@ class Subscriptions:
             evidence=f"there are {', '.join(others)}" if others else "there is none at all",
             next_step=f"correct the name, or `harvest subscriptions add {name}`",
         )
+
+    def readable(self, name: str | None = None) -> Sequence[SubscriptionShard]:
+        """Return what `shards` does. Raises CheckpointError if a checkpoint of them cannot be read."""
+        found = self.shards(name)
+        for each in found:
+            if each.checkpoint_trouble:
+                raise unreadable(each.name, each.shard, each.checkpoint_trouble)
+        return found
 
     def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
         """Return how far behind a shard is; counts no further than `most`. What waits for one that marks is what is in
@@ -264,6 +275,8 @@ class Subscriptions:
                 values = {"source": kind, "generation": generation, "shard": each.shard}
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
         warnings = [] if anchor is None else self._dropped_before(anchor[0])
+        if any(each.checkpoint_trouble for each in shards):
+            warnings.append("what was still to be acknowledged (`delivery: sequenced`) is not known: it was unreadable")
         if source is not None and any(each.source != source for each in shards):
             warnings.append(f"records that a position of {source} cannot express as delivered come again")
         return Moved(
@@ -345,9 +358,17 @@ class Subscriptions:
         return ["segments were dropped before the oldest record that is there: what was in them does not come again"]
 
 
+def unreadable_note(shard: SubscriptionShard) -> str:
+    """Return in one line what is wrong with the checkpoint of a shard, and what mends it."""
+    error = unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
+    return f"{error.cause}: {error.evidence}; {error.next_step}"
+
+
 def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpoint:
     """Return the checkpoint that is kept in Postgres as one that counts."""
     kept = shard.checkpoint
+    if shard.checkpoint_trouble:
+        raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
     if kept is None or kept.position is None:
         raise CheckpointError(
             f"the subscription {shard.name!r} has no checkpoint in Postgres",
@@ -369,12 +390,31 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"seen": checkpoint.seen, "holds": checkpoint.holds, "checkpoint": Jsonb(checkpoint.as_json())}
 
 
+def _readable(row: Mapping[str, Any]) -> tuple[Checkpoint | None, str]:
+    """Return the checkpoint of a row, or why it cannot be read: one row's must not cost the others."""
+    if not (saved := row["checkpoint"]):
+        return None, ""
+    try:
+        checkpoint = read_checkpoint(saved, row["name"], row["shard"])
+        if row["source"] in SOURCES and (position := checkpoint.position):
+            values_of(row["source"], position)
+            position["prev" if row["source"] == snapshot.NAME else "transaction_id"]
+        system_of(checkpoint)
+    except CheckpointError as error:
+        return None, error.evidence
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        return None, f"its position is none of source {row['source']}: {error!r}"[:200]
+    return checkpoint, ""
+
+
 def _shard(row: Mapping[str, Any], leaders: set[str]) -> SubscriptionShard:
-    leader_id, saved = row["leader_id"], row["checkpoint"]
+    leader_id = row["leader_id"]
+    checkpoint, trouble = _readable(row)
     made = {
         "leader_id": str(leader_id) if leader_id is not None else None,
         "is_led": leader_id is not None and announced(leader_id) in leaders,
-        "checkpoint": read_checkpoint(saved) if saved else None,
+        "checkpoint": checkpoint,
+        "checkpoint_trouble": trouble,
         "updated_seconds_ago": max(0.0, row["updated_seconds_ago"]),
     }
     return SubscriptionShard(**{**row, **made})

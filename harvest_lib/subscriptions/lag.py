@@ -70,12 +70,14 @@ def lag(
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     statement = selection.fill(_LAG.replace("{after}", after), conditions)
     with translated():
-        row = connection.execute(statement, _values(source, position or {}, most)).fetchone()
+        row = connection.execute(statement, values_of(source, position or {}, most)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate has one row
     return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=max(0.0, row[2]) if row[2] is not None else None)
 
 
-def _values(source: str, position: Mapping[str, Any], most: int) -> dict[str, Any]:
+def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
+    """Return what of a position its lag is counted from. Raises KeyError, ValueError, TypeError or AttributeError for
+    what is no position."""
     prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
     return {
         "xmax": str(prev.xmax),

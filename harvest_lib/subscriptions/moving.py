@@ -24,6 +24,7 @@ from harvest_lib.checkpoints.record import Checkpoint
 from harvest_lib.checkpoints.table import lock_subscription
 from harvest_lib.checkpoints.topic import read_checkpoints
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
 from harvest_lib.outbox import MovedRows, Moves
@@ -88,7 +89,7 @@ class Moving:
             names = sorted({each.name for each in subscriptions.shards()})
             for name in names:
                 lock_subscription(connection, self._outbox.subscriptions.identifier, name)
-            shards = subscriptions.shards()
+            shards = subscriptions.readable()
             systems = {system for each in shards if (system := system_of(each.checkpoint)) is not None}
             is_native = self._outbox.kind(connection) == "native" and any(each.source != "mark" for each in shards)
             if systems <= {place.system}:
@@ -248,7 +249,7 @@ def kafka_checkpoints(config: HarvestConfig) -> Fetch:
     def fetch(shard: SubscriptionShard) -> Mapping[str, Any] | None:
         known = shard.checkpoint.origin.get("kafka", {}) if shard.checkpoint is not None else {}
         own = config.checkpoint_topic if shard.name == config.subscription else ""
-        topic = known.get("topic") or own or f"{config.leader_group_id}.{shard.name}.checkpoint"
+        topic = known.get("topic") or own or default_checkpoint_topic(config.leader_group_id, shard.name)
         try:
             found = read_checkpoints(settings, topic, shard.shard, f"{shard.name}/{shard.shard}")
         except TopicMissing:

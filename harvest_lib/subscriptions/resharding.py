@@ -61,6 +61,7 @@ class Resharding:
         """Do it. Raises CheckpointError if the old shards do not come to one place in time: then they go on."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
+        self._subscriptions.readable(self._name)
         try:
             if before[0].shards == self._shards:
                 return Resharded(before=self._shards, after=self._shards, at="")

@@ -43,6 +43,8 @@ def writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[st
                 next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
             )
         writers[name] = [*(writers[name] or []), topic]
+    for name in writers:
+        check_name(name, "--writer")
     roles = [*writers, *filter(None, others)]
     for name in roles:
         if roles.count(name) > 1:
@@ -52,6 +54,12 @@ def writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[st
                 next_step="use a separate role for each part; one login can be a member of both",
             )
     return writers
+
+
+def check_name(name: str, field: str) -> None:
+    """Raise ConfigError for the name of nobody."""
+    if not name.strip():
+        raise ConfigError("the name is empty", field=field, next_step="name the role, or omit the option")
 
 
 def check_topics(topics: list[str], field: str) -> None:
@@ -73,4 +81,5 @@ def show_acls(acls: list[Acl], harvest: HarvestConfig, *, as_json: bool) -> None
 
 
 def principal_name(name: str) -> str:
+    check_name(name.partition(":")[2] if ":" in name else name, "--principal, --harvester, --reader")
     return name if ":" in name else f"User:{name}"

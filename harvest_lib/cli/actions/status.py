@@ -23,6 +23,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable, check_column_mapping
 from harvest_lib.outbox.table import Backlog
+from harvest_lib.subscriptions.admin import unreadable_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class StatusReadings:
         waiting = self._reader.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
         leaders = self._reader.leaders()
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
+        unreadable = [unreadable_note(each) for each in shards if each.checkpoint_trouble]
         return Status(
             table=str(self._table),
             backlog_records=waiting.records,
@@ -83,7 +85,7 @@ class StatusReadings:
             members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
             kafka_trouble=leaders.trouble,
-            notes=[*leaders.notes, *self._reader.detached()],
+            notes=[*leaders.notes, *self._reader.detached(), *unreadable],
             subscriptions=[shard_json(*each) for each in read],
         )
 

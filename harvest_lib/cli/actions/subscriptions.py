@@ -16,7 +16,7 @@ from harvest_lib.cli.terminal import age, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import create_beside
-from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.admin import Moved, Subscriptions, SubscriptionShard, unreadable_note
 from harvest_lib.subscriptions.lag import Lag
 from harvest_lib.subscriptions.starting_points import system_of
 
@@ -54,13 +54,26 @@ def show_shards(found: Sequence[tuple[SubscriptionShard, Lag]]) -> None:
             shard.source,
             str(shard.generation),
             str(shard.epoch),
-            str(shard.checkpoint.number) if shard.checkpoint is not None else "-",
+            _number(shard),
             seen if shard.until is None else f"{seen}, stops at {shard.until}",
             f"{lag_text([lag])}{waits}",
             f"{age(shard.updated_seconds_ago)} ago",
             Text(leader, "none" if shard.is_led else "yellow"),
         )
     print_table(table)
+
+
+def _number(shard: SubscriptionShard) -> Text:
+    if shard.checkpoint_trouble:
+        return Text("unreadable", "red")
+    return Text(str(shard.checkpoint.number) if shard.checkpoint is not None else "-")
+
+
+def show_unreadable(shards: Sequence[SubscriptionShard]) -> None:
+    """Say which checkpoints cannot be read, and what mends them."""
+    for each in shards:
+        if each.checkpoint_trouble:
+            typer.echo(f"warning: {printable(unreadable_note(each))}", err=True)
 
 
 @contextmanager

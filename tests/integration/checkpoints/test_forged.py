@@ -360,3 +360,57 @@ def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
         drain(outbox)
     assert "deleted and recreated" in error.value.cause
     assert "the topic's id was" in error.value.evidence
+
+
+# -- a subscription that was removed, and names that meet
+
+
+def test_a_removed_subscription_begins_where_the_message_says(outbox):
+    write(outbox, "1", "2")
+    drain(outbox)
+    outbox.subscriptions.remove("default", force=True)  # the last session may still be closing
+    write(outbox, "3")
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            drain(outbox)
+        assert "`harvest subscriptions rewind default --to beginning|now|SNAPSHOT`" in error.value.next_step
+        assert "mirror" not in error.value.next_step
+    outbox.subscriptions.rewind("default", to="now")
+    write(outbox, "4")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 4]
+
+
+def test_a_removed_subscription_that_was_added_again_goes_on(outbox):
+    write(outbox, "1", "2")
+    drain(outbox)
+    outbox.subscriptions.remove("default", force=True)  # the last session may still be closing
+    outbox.subscriptions.add("default", start="now")
+    write(outbox, "3")
+    drain(outbox)
+    assert committed(outbox) == [1, 2, 3]
+
+
+def test_two_names_that_make_one_topic_do_not_fence_each_other(outbox):
+    """Group x with y.z, and group x.y with z."""
+    first = {"leader_group_id": outbox.group, "subscription": "y.z"}
+    second = {"leader_group_id": f"{outbox.group}.y", "subscription": "z"}
+    write(outbox, "1")
+    with outbox.running(**EXACTLY_ONCE, **first) as harvest:
+        eventually(lambda: harvest.delivered_records == 1, 30, "the first delivers")
+        with pytest.raises(CheckpointError, match="two configurations share the checkpoint topic") as error:
+            drain(outbox, **second)
+        assert "`checkpointTopic`" in error.value.next_step
+        write(outbox, "2")
+        eventually(lambda: harvest.delivered_records == 2, 30, "it was not fenced")
+    drain(outbox, **second, checkpoint_topic=f"{outbox.group}.own")
+    drain(outbox, **first)
+
+
+def test_a_subscription_may_keep_the_topic_of_its_former_name(outbox):
+    topic = f"{outbox.group}.old.checkpoint"
+    write(outbox, "1")
+    drain(outbox, subscription="old")
+    drain(outbox, subscription="new", checkpoint_topic=topic)
+    drain(outbox, subscription="new", checkpoint_topic=topic)
+    assert committed(outbox) == [1, 1]

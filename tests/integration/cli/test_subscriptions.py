@@ -110,3 +110,59 @@ def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_eac
         assert seen.records_per_second > 0
         assert look.next().records_per_second == 0
     assert seen.leaders == [None, None]
+
+
+BROKEN = {
+    "another shape": '{"broken": true}',
+    "a list": "[1]",
+    "a position that is none": '{"generation": 0, "number": 1, "position": {"prev": "x"}, "kept_in": "postgres"}',
+    "no place in it": '{"generation": 0, "number": 1, "position": {"server": 5}, "kept_in": "postgres"}',
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_unreadable_checkpoint_costs_its_own_subscription_only(outbox, subscriptions, harvest, reaper, kind):
+    for name in ("bad", "good", "gone"):
+        subscriptions("add", name)
+    change = "UPDATE outbox_subscriptions SET checkpoint = %s WHERE subscription IN ('bad', 'gone')"
+    outbox.connection.execute(change, (BROKEN[kind],))
+    outbox.fill(3)
+    assert outbox.harvest(subscription="good").drain(60).records == 3
+    listing = harvest("subscriptions", "list", "-f", str(reaper))
+    assert listing.returncode == 0
+    assert "unreadable" in listing.stdout
+    said = "the checkpoint of the subscription 'bad', shard 0, in Postgres cannot be read"
+    mended = "`harvest subscriptions rewind bad --to beginning|now|SNAPSHOT`"
+    assert said in listing.stderr
+    assert mended in listing.stderr
+    trouble = {each["name"]: bool(each["checkpoint_trouble"]) for each in listed(subscriptions)}
+    assert trouble == {"bad": True, "good": False, "gone": True}
+    status = json.loads(harvest("status", "-f", str(reaper), "--json").stdout)
+    assert any(said in note and mended in note for note in status["notes"])
+    for refused in (("rewind", "bad", "--to", "mirror"), ("reshard", "bad", "--shards", "2")):
+        done = harvest("subscriptions", *refused, "-f", str(reaper))
+        assert done.returncode == 8
+        assert said in done.stderr
+        assert "rewind bad --to beginning|now|SNAPSHOT" in done.stderr
+    subscriptions("rewind", "good", "--to", "beginning")
+    subscriptions("reshard", "good", "--shards", "2")
+    subscriptions("remove", "gone")
+    subscriptions("rewind", "bad", "--to", "beginning")
+    assert not any(each["checkpoint_trouble"] for each in listed(subscriptions))
+    assert outbox.harvest(subscription="bad").drain(60).records == 3
+
+
+def test_a_harvester_names_its_own_unreadable_checkpoint(outbox, subscriptions, harvest, reaper):
+    subscriptions("add", "default")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET checkpoint = '[1]'")
+    done = harvest("run", "-f", str(reaper), "--drain", HARVEST_SOURCE="snapshot")
+    assert done.returncode == 8
+    assert "'default', shard 0" in done.stderr
+    assert "harvest subscriptions rewind default --to beginning|now|SNAPSHOT" in done.stderr
+
+
+def test_removing_says_what_stays_in_kafka(outbox, subscriptions):
+    outbox.harvest(delivery="transactional").drain(60)
+    assert "harvest subscriptions add default --from" in subscriptions("remove", "default")
+    outbox.harvest().drain(60)
+    assert "Kafka" not in subscriptions("remove", "default")

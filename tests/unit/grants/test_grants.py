@@ -118,6 +118,11 @@ def test_no_name_is_in_a_comment(mode):
     "arguments",
     [
         ["kafka", "--topic", "no such"],
+        ["kafka", "--topic", "orders", "--harvester", "User:"],
+        ["postgres", "--source", "mark", "--writer", ""],
+        ["postgres", "--source", "mark", "--writer", "writer", "--writer", " "],
+        ["consumer", "postgres", "--role", ""],
+        ["consumer", "kafka", "--name", "n", "--topic", "orders", "--principal", ""],
         ["postgres", "--source", "mark", "--allow", "writer=no such"],
         ["postgres", "--source", "mark", "--allow", "stranger=orders"],
     ],
