@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.encoded import prepared, write
 from support.native import Native
 from support.outbox_source import without_password
@@ -172,12 +172,14 @@ def test_who_cannot_see_all_rows_is_refused(native, unique):
         native.connection.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_goharvests_layout_is_read_in_one_piece(spark, dsn, tmp_path, make):
-    password_apart = without_password(dsn, tmp_path)
+def test_goharvests_layout_is_read_in_one_piece(spark, dsn):
+    spark.dataSource.register(OutboxDataSource)
+    parts = conninfo_to_dict(dsn)
+    password = parts.pop("password")
     with psycopg.connect(dsn, autocommit=True) as connection:
         OutboxTable.parse("outbox").create(connection)
         append(connection, [OutboxRecord(topic="t", key=f"k{i}", value=str(i)) for i in range(12_000)])
-    frame = read(spark, password_apart, shards="2")
+    frame = read(spark, make_conninfo(**parts), password=password, shards="2")
     assert frame.rdd.getNumPartitions() == 1
     rows = frame.collect()
     assert [row.id for row in rows] == list(range(1, 12_001))
