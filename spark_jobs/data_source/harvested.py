@@ -95,9 +95,10 @@ def committed(messages: DataFrame) -> DataFrame:
     told = told.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
     pending = Window.partitionBy(*log, "settled").orderBy(place)
     newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
-    end = F.first(F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"))), ignorenulls=True).over(
-        pending.rowsBetween(1, Window.unboundedFollowing)
-    )
+    # One message settles what was pending before it. Over all of the frame: from each row on, it would be looked for
+    # again for each row.
+    settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack")))
+    end = F.max(settling).over(Window.partitionBy(*log, "settled"))
     told = told.withColumn("newest", newest).withColumn("end", end)
     return told.where(_is_committed(is_continue, is_ack, is_new)).select(*messages.columns)
 

@@ -85,7 +85,7 @@ class Attached:
 
 def value_type(options: ReadOptions) -> ValueType:
     """Tell whether values are text or bytes. Raises OutboxTableError or DatabaseError."""
-    with connect(options.dsn) as connection:
+    with connect(options.conninfo) as connection:
         return _table(options).value_type(connection)
 
 
@@ -133,7 +133,7 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
 
 def offset_now(options: ReadOptions) -> dict[str, Any]:
     """Return the offset after all that is committed. Raises OutboxTableError if no stream can read the outbox."""
-    with connect(options.dsn) as connection:
+    with connect(options.conninfo) as connection:
         require_followed(connection, options)
         snapshot, found, server = now(connection, options)
     place = {"source": "snapshot", "prev": str(snapshot), "server": server}
@@ -143,7 +143,7 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
     """Return the parts of what is committed now: one for each segment and shard, or a single one without segments; and
     those of the archive, if one is named."""
-    with connect(options.dsn) as connection:
+    with connect(options.conninfo) as connection:
         if not is_followed(connection, options):
             return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
         snapshot, found, server = now(connection, options)
@@ -168,7 +168,7 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
         return
     for window in part.windows:
         yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
-    with connect(options.dsn) as connection:
+    with connect(options.conninfo) as connection:
         attached(connection, options).require(part.floor, part.below)
 
 
@@ -181,8 +181,8 @@ class Ahead:
         columns = {**COLUMNS, **empty, **none, "kafka_value": sql.SQL("NULL::text")}
         selection = Selection(table=_table(options).identifier, columns=columns)
         self._options = options
-        self._source = SnapshotSource(options.dsn, selection, subscription=_NAME)
-        self._connection = connect(options.dsn)
+        self._source = SnapshotSource(options.conninfo, selection, subscription=_NAME)
+        self._connection = connect(options.conninfo)
         self._at: Position | None = None
 
     def attached(self) -> Attached:
@@ -244,7 +244,7 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
     if window.last < HIGHEST_ID:
         conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
     selection = Selection(table=_table(options).identifier, columns=_FOLLOWED, conditions=conditions)
-    source = SnapshotSource(options.dsn, selection, subscription=_NAME)
+    source = SnapshotSource(options.conninfo, selection, subscription=_NAME)
     try:
         with _explained():
             source.open(window.position)
@@ -261,7 +261,7 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
 
 def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
     """Yield all rows by one statement."""
-    with connect(options.dsn) as connection:
+    with connect(options.conninfo) as connection:
         table = _table(options).identifier
         guard = require_all_rows(connection, [table])
         statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)

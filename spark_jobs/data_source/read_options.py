@@ -20,7 +20,7 @@ from harvest_lib.errors import ConfigError
 
 DSN_VARIABLE = "HARVEST_DSN"
 
-_BOTH = ("dsn", "outbox", "shards")
+_BOTH = ("dsn", "password", "outbox", "shards")
 _BATCH_ONLY = ("archive",)
 _STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
 _MOST_SHARDS = 1_000
@@ -49,6 +49,8 @@ class ReadOptions:
 
     dsn: str = field(repr=False)
     """libpq conninfo or URL without a password. Default: the environment variable `HARVEST_DSN` of the driver."""
+    password: str | None = field(default=None, repr=False)
+    """Spark hides this option. Default: `PGPASSWORD` of the driver, else a password file wherever it is read."""
     outbox: str = "outbox"
     """`table` or `schema.table`."""
     shards: int = 1
@@ -86,12 +88,20 @@ class ReadOptions:
             )
         return cls(
             dsn=_dsn(given.get("dsn") or os.environ.get(DSN_VARIABLE, "")),
+            password=given.get("password") or os.environ.get("PGPASSWORD"),
             outbox=_table(given.get("outbox", "outbox")),
             archive=given.get("archive"),
             shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
             max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two
         )
+
+    @property
+    def conninfo(self) -> str:
+        """What driver and tasks connect with."""
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - whoever connects has loaded it
+
+        return make_conninfo(self.dsn, password=self.password) if self.password else self.dsn
 
 
 def read_schema(options: Mapping[str, str]) -> StructType:
@@ -102,7 +112,7 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     # psycopg is needed on the driver alone, and only here.
     from spark_jobs.data_source.outbox_rows import value_type  # noqa: PLC0415
 
-    given = {name: value for name, value in options.items() if name.lower() in ("dsn", "outbox")}
+    given = {name: value for name, value in options.items() if name.lower() in ("dsn", "password", "outbox")}
     return _schema(_VALUE_TYPES[value_type(ReadOptions.parse(given, streaming=False))])
 
 
@@ -120,31 +130,12 @@ def check_schema(schema: StructType) -> None:
 
 def _dsn(text: str) -> str:
     # psycopg is needed on the driver alone: executors get options that were checked.
-    import psycopg  # noqa: PLC0415
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+    from spark_jobs.data_source.write_options import options_named, without_password  # noqa: PLC0415
 
     if not text:
-        raise ConfigError("no database is named", field="dsn", next_step=f"set the option dsn, or ${DSN_VARIABLE}")
-    try:
-        parts = conninfo_to_dict(text)
-        is_read = "@" not in str(parts.get("host") or "")
-    except psycopg.Error:
-        is_read = False
-    if not is_read:
-        # libpq's own message would repeat a piece of the DSN, which may be the password.
-        raise ConfigError(
-            "the DSN cannot be read",
-            field="dsn",
-            next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of the user",
-        )
-    if parts.get("password"):
-        raise ConfigError(
-            "the DSN has a password, which Spark would show in plans and logs",
-            field="dsn",
-            next_step="leave it out, and set PGPASSWORD (for executors: spark.executorEnv.PGPASSWORD), or name a "
-            "password file in the DSN: passfile=…",
-        )
-    return text
+        raise ConfigError("no database was named", field="dsn", next_step=f"set it, or {DSN_VARIABLE}")
+    with options_named():
+        return without_password(text)
 
 
 def _table(text: str) -> str:

@@ -73,7 +73,7 @@ class WriteOptions:
                 raise ConfigError(f"the option {name} is missing", field=name, next_step=OPTIONS[name])
         value = _columns(given, "value")
         return cls(
-            dsn=_without_password(dsn),
+            dsn=without_password(dsn),
             password=given.get("password"),
             outbox=given.get("outbox", "outbox"),
             table=given.get("table"),
@@ -155,7 +155,8 @@ def _name(given: Mapping[str, str], *, streaming: bool) -> str:
     )
 
 
-def _without_password(dsn: str) -> str:
+def without_password(dsn: str) -> str:
+    """Return a DSN. Raises ConfigError for one that has a password, or cannot be read."""
     if "password" in dsn_parts(dsn):
         raise ConfigError(
             "the DSN holds a password, which Spark would show in its plans and pages",

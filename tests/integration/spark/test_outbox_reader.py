@@ -4,10 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.encoded import prepared, write
 from support.native import Native
 from support.outbox_source import without_password
 
-from harvest_lib.errors import PositionLost
+from harvest_lib.errors import DatabaseAccessDenied, PositionLost, RecordError
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from spark_jobs.data_source import OutboxDataSource, outbox_rows
@@ -136,12 +138,48 @@ def test_a_segment_dropped_between_plan_and_read_is_a_failure(spark, native):
     assert ids(options, parts[1:]) == list(range(10, 26)), "which is still there"
 
 
-def test_goharvests_layout_is_read_in_one_piece(spark, dsn, tmp_path, make):
-    password_apart = without_password(dsn, tmp_path)
+def test_text_that_is_not_utf8_is_a_failure_that_names_the_record(encoded, tmp_path):
+    dsn = without_password(encoded("SQL_ASCII"), tmp_path)
+    prepared(dsn, "t", "snapshot")
+    write(dsn, "SQL_ASCII", (b"t", "\u00e9".encode(), b"v", [], []), (b"t", b"\xe9", b"v", [], []))
+    options = ReadOptions.parse({"dsn": dsn}, streaming=False)
+    with pytest.raises(RecordError, match="the record 2 cannot be read"):
+        ids(options, outbox_rows.plan_batch(options))
+
+
+def test_an_infinite_time_is_null(spark, native):
+    native.write(1)
+    native.connection.execute(
+        "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)"
+        " VALUES ('infinity', 't', 'k', '{}', '{}')"
+    )
+    assert [row.create_time is None for row in read(spark, native.dsn).orderBy("id").collect()] == [False, True]
+
+
+def test_who_cannot_see_all_rows_is_refused(native, unique):
+    native.write(2)
+    role = unique("reads")[:63]
+    native.connection.execute(
+        f"CREATE ROLE {role} LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role};"
+        f" ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE outbox OWNER TO {role};"
+        " ALTER TABLE outbox FORCE ROW LEVEL SECURITY"
+    )
+    options = ReadOptions.parse({"dsn": make_conninfo(native.dsn, options=f"-c role={role}")}, streaming=False)
+    try:
+        with pytest.raises(DatabaseAccessDenied, match="row-level security hides rows"):
+            ids(options, outbox_rows.plan_batch(options))
+    finally:
+        native.connection.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_goharvests_layout_is_read_in_one_piece(spark, dsn):
+    spark.dataSource.register(OutboxDataSource)
+    parts = conninfo_to_dict(dsn)
+    password = parts.pop("password")
     with psycopg.connect(dsn, autocommit=True) as connection:
         OutboxTable.parse("outbox").create(connection)
         append(connection, [OutboxRecord(topic="t", key=f"k{i}", value=str(i)) for i in range(12_000)])
-    frame = read(spark, password_apart, shards="2")
+    frame = read(spark, make_conninfo(**parts), password=password, shards="2")
     assert frame.rdd.getNumPartitions() == 1
     rows = frame.collect()
     assert [row.id for row in rows] == list(range(1, 12_001))

@@ -16,6 +16,11 @@ from spark_jobs.data_source import OutboxDataSource
 
 pytestmark = pytest.mark.spark
 
+END_OTHERS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
 
 @pytest.fixture
 def make(dsn, spark, tmp_path):
@@ -173,6 +178,21 @@ def test_an_idle_stream_makes_no_batches(native, follow):
             native.connection.execute("SELECT pg_current_xact_id()")
         time.sleep(2)  # forty polls
         assert len(stream.batches) == count
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
+def test_a_waiting_stream_outlives_its_connections(native, follow):
+    stream = follow()
+    native.write(1)
+    query = stream.start()
+    try:
+        eventually(lambda: stream.ids() == [1] or query.exception(), seconds=60)
+        time.sleep(1)  # until it waits
+        assert native.connection.execute(END_OTHERS).fetchone()[0]
+        native.write(1)
+        eventually(lambda: stream.ids() == [1, 2] or query.exception(), seconds=60)
         assert query.exception() is None
     finally:
         query.stop()

@@ -65,8 +65,17 @@ def test_options_are_taken_in_any_case_and_the_dsn_from_the_environment(monkeypa
     assert (given.dsn, given.max_records, given.shards, given.starting) == ("dbname=shop", 5, 2, "beginning")
     assert "shop" not in repr(given)
     monkeypatch.delenv("HARVEST_DSN")
-    with pytest.raises(ConfigError, match="no database is named"):
+    with pytest.raises(ConfigError, match="no database was named"):
         ReadOptions.parse({}, streaming=False)
+
+
+def test_a_password_has_an_option_and_is_not_shown(monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", "of-the-driver")
+    given = {"dsn": "dbname=shop"}
+    assert "password=of-the-driver" in ReadOptions.parse(given, streaming=False).conninfo
+    own = ReadOptions.parse({**given, "password": "own"}, streaming=False)
+    assert "password=own" in own.conninfo
+    assert "own" not in repr(own)
 
 
 def test_to_know_the_format_takes_no_client_of_postgres():
