@@ -18,7 +18,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
-EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra dagster --extra airflow --extra docs --extra dev
+EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
 WORKERS ?= 2
 # A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0

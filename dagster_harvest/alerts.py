@@ -24,8 +24,8 @@ def log_alert(text: str) -> None:
 
 def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[dg.SensorDefinition]:
     """Return the sensor of failures and that of recoveries, over all runs that touch the outbox, on by default."""
-    jobs = {settings.daemon_job_name, settings.audit_job_name}
-    assets = {settings.outbox_key, settings.business_key, *map(settings.audit_key, RESULTS)}
+    jobs = {settings.daemon_job_name, settings.audit_job_name, settings.archive_job_name}
+    assets = {settings.outbox_key, settings.business_key, settings.archive_key, *map(settings.audit_key, RESULTS)}
 
     def concerns_us(run: dg.DagsterRun) -> bool:
         return run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())

@@ -10,6 +10,7 @@ An unknown number is not zero: a check that cannot read its input fails and says
 compared nothing.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -175,7 +176,7 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=f"{settings.name}_audit_checks",
         specs=[
-            dg.AssetCheckSpec(name, asset=key, blocking=name != _DOES_NOT_BLOCK, description=judge.__doc__)
+            dg.AssetCheckSpec(name, asset=key, blocking=name != _DOES_NOT_BLOCK, description=inspect.getdoc(judge))
             for name, judge in _JUDGES.items()
         ],
         required_resource_keys={settings.resource_key},

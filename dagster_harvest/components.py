@@ -8,6 +8,7 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
 from dagster_harvest.alerts import alert_sensors
+from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
@@ -93,7 +94,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.RUNNING,
     )
-    return dg.Definitions(
+    found = dg.Definitions(
         assets=assets,
         asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
         jobs=jobs,
@@ -108,3 +109,4 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
             PIPES_KEY: _PIPES,
         },
     )
+    return found if settings.archive is None else dg.Definitions.merge(found, archive_definitions(settings))

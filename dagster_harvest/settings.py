@@ -114,6 +114,15 @@ class AuditSettings(dg.Model, dg.Resolvable):
     """One older than this is a failure. Default 50 hours."""
 
 
+class ArchiveSettings(dg.Model, dg.Resolvable):
+    """Where closed segments of a native outbox are archived before they are dropped: an asset, a partition for each."""
+
+    url: str = Field(min_length=1)
+    """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
+    look_every_seconds: int = Field(default=300, ge=5)
+    """How often a sensor looks for closed segments. Default 300 s."""
+
+
 class AssetKeys(dg.Model, dg.Resolvable):
     """The keys of the assets, with slashes between their parts. The last part is what the lineage shows, so it has to
     read by itself."""
@@ -128,6 +137,8 @@ class AssetKeys(dg.Model, dg.Resolvable):
     """Default `kafka/{topic}_topic`."""
     audit: str = "audit/{name}_audit_{result}"
     """A result of the audit: `summary`, `lost` and so on, `verified`. Default `audit/{name}_audit_{result}`."""
+    archive: str = "archive/{name}_archive"
+    """Default `archive/{name}_archive`."""
 
     @field_validator("*")
     @classmethod
@@ -152,6 +163,7 @@ _PLACES: Mapping[str, set[str]] = {
     "source": {"name", "source"},
     "business": {"name", "table"},
     "outbox": {"name"},
+    "archive": {"name"},
     "topic": {"name", "topic"},
     "audit": {"name", "result"},
 }
@@ -178,11 +190,13 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     thresholds: Thresholds = Field(default_factory=Thresholds)
     audit: AuditSettings = Field(default_factory=AuditSettings)
+    archive: ArchiveSettings | None = None
+    """Default none: segments are dropped once every subscription has passed them."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:
-        keys = [self.outbox_key, *self.topic_keys, *(self.audit_key(each) for each in RESULTS), self.business_key]
+        keys = [self.outbox_key, self.archive_key, self.business_key, *self.topic_keys, *map(self.audit_key, RESULTS)]
         if twice := [key.to_user_string() for key, count in Counter(filter(None, keys)).items() if count > 1]:
             message = f"asset_keys gives two assets the key {twice[0]}: let {{topic}} and {{result}} be in theirs"
             raise ValueError(message)
@@ -225,6 +239,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
         return self.asset_keys.make("source", name=self.name, source=self.writer.source)
 
     @property
+    def archive_key(self) -> dg.AssetKey:
+        return self.asset_keys.make("archive", name=self.name)
+
+    @property
     def topic_keys(self) -> list[dg.AssetKey]:
         return [self.asset_keys.make("topic", name=self.name, topic=topic) for topic in self.topics]
 
@@ -235,6 +253,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @property
     def audit_job_name(self) -> str:
         return f"{self.name}_audit"
+
+    @property
+    def archive_job_name(self) -> str:
+        return f"{self.name}_archive_segments"
 
     @property
     def load_job_name(self) -> str:

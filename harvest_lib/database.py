@@ -49,6 +49,9 @@ _NOT_LET_IN = re.compile(
 
 _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
+_TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
+"""What libpq says where it was to find a server that can be written to."""
+
 _WOULD_FILTER = "query would be affected by row-level security policy"
 """`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
 
@@ -144,6 +147,12 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step="check `sslrootcert`, by which we know the server, `sslmode`, and that `host` is a name its "
             "certificate is for",
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and _TAKES_NO_CHANGES.search(evidence):
+        return DatabaseUnavailable(
+            "this server takes no changes: it is a standby, or read-only",
+            evidence=evidence,
+            next_step="name the primary in `dataSource`, or all servers: host=a,b",
         )
     if (
         (state == "0A000" and "cached plan" in evidence)  # a column's type was changed meanwhile

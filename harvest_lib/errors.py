@@ -222,6 +222,12 @@ class NothingChecked(HarvestError):
     exit_code = 10
 
 
+class ArchiveError(HarvestError):
+    """The archive of segments cannot be written or read, is damaged, or is that of another outbox."""
+
+    exit_code = 11
+
+
 class StackError(HarvestError):
     """The local stack could not be brought up or down: see the log named in the message."""
 
@@ -244,6 +250,8 @@ def install_hint(extra: str) -> str:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     place = str(origin.get("url", ""))
     path = unquote(urlsplit(place).path)
+    if vcs := origin.get("vcs_info", {}):  # PEP 610 keeps the address without what pip needs to know it by
+        place = f"{vcs['vcs']}+{place}@{vcs['commit_id']}"
     is_folder, is_editable = "dir_info" in origin, origin.get("dir_info", {}).get("editable", False)
     if is_editable and Path(sys.prefix, ".ready").is_file():
         return f"make setup (in {path})"  # the environment of a clone, which has them all

@@ -43,7 +43,10 @@ def jdbc_jars(option: str | None) -> list[Path]:
     """
     named = option or os.environ.get(JARS_VARIABLE, "")
     jars = [Path(part.strip()).expanduser().absolute() for part in named.split(",") if part.strip()]
-    next_step = f"name the jar of org.postgresql:postgresql by --jdbc-jar or {JARS_VARIABLE}"
+    next_step = (
+        f"`export {JARS_VARIABLE}=$(python -m spark_jobs.jars)` downloads it once; or name the jar of "
+        "org.postgresql:postgresql by --jdbc-jar or that variable"
+    )
     if not jars:
         raise ConfigError("no Postgres JDBC driver was named", field="--jdbc-jar", next_step=next_step)
     for jar in jars:

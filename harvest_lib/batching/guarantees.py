@@ -130,4 +130,6 @@ class SequencedBatches:
             self._acknowledged = None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
             return outcome if self.store.save_pending(checkpoint, ()) else BatchFailed(reason=_REFUSED)
+        if isinstance(outcome, BatchCommitted) and checkpoint is None and not self.store.ask_again():
+            return BatchFailed(reason=_REFUSED)
         return outcome

@@ -38,7 +38,7 @@ class Barrier(Protocol):
         ...
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of rows that were parked that may go now; nothing is deferred."""
+        """Return those of rows that were parked that may go now; defer the rest, behind what is deferred already."""
         ...
 
     @property
@@ -117,12 +117,16 @@ class KeyBarrier:
         return admitted
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        before = {row[2] for row in (*self._waiting, *self._behind)}
+        waiting = {row[2] for row in self._waiting}
         picked: list[Row] = []
         for row in rows:
-            if row[2] not in self._sent and row[2] not in before:
-                self._sent.add(row[2])
+            key = row[2]
+            if key not in waiting and key not in self._sent:
+                self._sent.add(key)
                 picked.append(row)
+            else:
+                (self._waiting if key in waiting else self._behind).append(row)
+                self._sizes[row[0]] = row_bytes(row)
         return picked
 
     @property
@@ -179,7 +183,10 @@ class NoBarrier:
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
         before = {row[2] for row in self._waiting}
-        return [row for row in rows if row[2] not in before] if before else rows
+        if not before:
+            return rows
+        self._waiting = [*self._waiting, *(row for row in rows if row[2] in before)]
+        return [row for row in rows if row[2] not in before]
 
     @property
     def deferred_ids(self) -> list[int]:

@@ -93,7 +93,7 @@ JOIN {parked_ids} AS s
   ON s.kafka_topic = first.topic AND s.kafka_key = first.key AND s.subscription = %(subscription)s
   AND s.shard = %(shard)s
 WHERE (first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)) AND {s_matches}
-ORDER BY s.id LIMIT %(limit)s
+ORDER BY row_number() OVER (PARTITION BY s.kafka_topic, s.kafka_key ORDER BY s.id), s.id LIMIT %(limit)s
 """
 
 _RELEASE = f"""
@@ -199,7 +199,8 @@ class ParkedIds:
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
-        """Return what of the keys may be sent, ascending: what no record stands before that stays parked."""
+        """Return what of the keys may be sent: what no record stands before that stays parked. The first of each key
+        come first, then the second: so a long run of one key keeps no other key."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._connected().execute(self._due, values).fetchall()

@@ -1,7 +1,9 @@
 """What is sent again in a batch: what people asked for, of what was parked.
 
-Looked for about once a second, while anything is parked. Only records that the source has passed since it was opened
-may be sent so, or it would bring them once more: whoever asks here makes sure of that.
+Looked for about once a second, while anything is parked. A run of each key is freed at a time: what the barrier does
+not let go at once is deferred, as if it had come from the source just now. The next run waits for that. Only records
+that the source has passed since it was opened may be sent so, or it would bring them once more: whoever asks here makes
+sure of that.
 """
 
 import logging
@@ -21,12 +23,12 @@ _LOOK_SECONDS = 1.0
 """What is parked is checked this often: somebody may want it sent again."""
 _LOOKING_SHARE = 0.1
 """And looking takes no more of the time than this."""
-_BUSY_SECONDS = 0.01
 _SHOWN = 10
 
 
 class RedeliveryBatch(NamedTuple):
-    """The rows to be sent, and all the ids to be forgotten then: theirs, and those that are nowhere any more."""
+    """The rows to be sent, and all the ids to be forgotten then: theirs, those that were deferred, and those that are
+    nowhere any more."""
 
     rows: list[Row]
     ids: list[int]
@@ -40,6 +42,7 @@ class Redelivery:
         self._source = source
         self._parking = parking
         self._look_at = self._ask_at = 0.0
+        self._freed: set[int] = set()  # what was deferred of the last run
 
     @property
     def may_look(self) -> bool:
@@ -50,6 +53,8 @@ class Redelivery:
         """Return what is to go in a batch of its own, or None. What cannot be sent even now is left to the parking to
         write down. Raises RecordError under `stop`."""
         began = boot_seconds()
+        if not self._freed.isdisjoint(barrier.deferred_ids):
+            return None
         due = self._parking.due(min(self.size.records, self.size.page))
         now = boot_seconds()
         if not due:
@@ -64,11 +69,11 @@ class Redelivery:
         sendable = self._parking.sendable(rows)
         isolated = self._parking.oversized(sendable, self.size.largest)
         place = next((place for place, row in enumerate(sendable) if row[ID] in isolated), len(sendable))
-        picked = list(barrier.pick(sendable[: place or 1]))
+        run = sendable[: place or 1]
+        picked = list(barrier.pick(run))
+        self._freed = {row[ID] for row in run}.difference(row[ID] for row in picked)
+        barrier.isolated.update(isolated & self._freed)
         gone = sorted(set(looked_for).difference(row[ID] for row in rows))
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
-        elif not picked and len(sendable) == len(rows):
-            self._look_at = now + _BUSY_SECONDS  # earlier records of those keys are on their way
-            return None
-        return RedeliveryBatch(picked, [*gone, *(row[ID] for row in picked)])
+        return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])

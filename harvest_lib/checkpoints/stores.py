@@ -29,12 +29,12 @@ from harvest_lib.source.server_identity import timeline
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
 """Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
-there. Raises KafkaUnavailable."""
+there or refuses them. Raises KafkaUnavailable."""
 
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
-"""Whether a topic is there again, for which acknowledgements are pending, is asked this often."""
+"""Acknowledgements that are pending are tried again this often: their topic may be there, or take them, by now."""
 _LEAP = 1_000_000_000
 
 
@@ -105,6 +105,11 @@ class IntentStore(PostgresStore):
     def save_pending(self, checkpoint: Checkpoint, intents: Sequence[Intent]) -> bool:
         """Save a checkpoint with the acknowledgements that follow from it; False if it was refused."""
         return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
+
+    def ask_again(self) -> bool:
+        """Write what is pending once more, if it is time to; False if that could not be kept."""
+        is_due = bool(self._pending) and boot_seconds() >= self._ask_at
+        return not is_due or self.save_pending(self._mirror, ())
 
     def save(self, checkpoint: Checkpoint) -> bool:
         is_kept = (checkpoint.generation, checkpoint.number) == (self._mirror.generation, self._mirror.number)

@@ -2,7 +2,7 @@
 
 Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or nothing is running (`ps`); 2 usage error;
 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 10 nothing was checked; 130 interrupted.
+9 pipeline; 10 nothing was checked; 11 archive; 130 interrupted.
 """
 
 # Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
@@ -63,7 +63,7 @@ app = typer.Typer(
     cls=_Harvest,
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 problem found, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
-    "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked.",
+    "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

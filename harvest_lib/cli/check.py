@@ -20,8 +20,8 @@ def check(
     """Check configuration, Postgres, Kafka and clocks, and print every problem with the command that mends it.
 
     Run it as the role and with the settings of the harvester. It changes nothing.
-    Errors keep the harvester from working, warnings do not. The exit code is that
-    of the first error.
+    Errors keep the harvester from starting or records from arriving, warnings do
+    neither. The exit code is that of the first error.
 
     Examples:
 

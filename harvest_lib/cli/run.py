@@ -1,5 +1,6 @@
 """`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is told to stop."""
 
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import typer
 
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, LogFormatOption, configuration
-from harvest_lib.cli.terminal import stop_on_signals, watched
+from harvest_lib.cli.terminal import end_on_signals, stop_on_signals, watched
 
 
 def run(
@@ -51,8 +52,13 @@ def run(
     handler = actions.log_output.configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
     liveness = actions.liveness.Liveness(alive_file)
-    harvest = Harvest(settings.harvest)
-    stop_on_signals(harvest.stop)
+    harvest, asked = Harvest(settings.harvest), threading.Event()
+
+    def stop() -> None:
+        asked.set()
+        harvest.stop()
+
+    stop_on_signals(stop)
     shown = watched() and log_format == "console" and not no_status
     try:
         with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
@@ -66,8 +72,9 @@ def run(
                             liveness.show()
                         harvest.await_stopped(0.2)
     except HarvestError as error:
-        if harvest.has_started:
+        if harvest.has_started or asked.is_set():
             raise
+        end_on_signals()
         actions.check.refuse_to_start(settings.harvest, error)
     if drain:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")

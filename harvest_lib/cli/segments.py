@@ -1,4 +1,4 @@
-"""`harvest segments list | ensure | rotate | drop`: the partitions of a native outbox."""
+"""`harvest segments list | ensure | rotate | drop | archive | verify`: the partitions of a native outbox."""
 
 import json
 from typing import Annotated
@@ -10,7 +10,7 @@ from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
-app = group("segments", "The segments of a native outbox: list them, create new ones in advance, drop old ones.")
+app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
 
 @app.command("list")
@@ -60,10 +60,13 @@ def ensure(
 def rotate(
     config: ConfigFile = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only if the first record of the segment is older, e.g. 24h.")
+        str | None, typer.Option(help="Only if the first records of the segment are older, e.g. 24h.")
     ] = None,
 ) -> None:
-    """Have the next record written into the next segment. Run it as the owner of the table. Writers wait milliseconds.
+    """Have the next record written into the next segment. Run it as the owner of the table.
+
+    Writers wait milliseconds. While a transaction that has written stays open
+    they wait for 0.2 s at a time, for a minute at most.
 
     The ids that are left in the segment are skipped. Retention works by whole
     segments, so a table with few records needs this to be emptied in time. The
@@ -111,3 +114,51 @@ def drop(
         typer.echo(f"kept: {printable(done.kept)} and what follows: {printable(done.because)}")
     if done.held_segments:
         typer.echo(f"held back by that: {done.held_segments} closed segments, {done.held_bytes / 1e6:,.1f} MB")
+
+
+@app.command()
+def archive(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or a URL of fsspec such as s3://bucket/orders.")],
+    config: ConfigFile = None,
+    again: Annotated[bool, typer.Option("--again", help="Archive also what is in the archive already.")] = False,
+) -> None:
+    """Write closed segments into an archive of Parquet files, and read them back. Run it as the owner of the table.
+
+    From the first run on, no segment is dropped before it is in the archive
+    as it is then. It needs the extra `archive`.
+
+    Example:  harvest segments archive -f reaper.yaml /srv/archive/orders
+    """
+    from harvest_lib.archive import archive_segments, closed_segments
+
+    done = 0
+    with actions.segments.open_native(config) as (outbox, connection):
+        which = closed_segments(connection, outbox) if again else None
+        for each in archive_segments(connection, outbox, url, which):
+            typer.echo(f"archived: {actions.segments.archived_text(each)}")
+            done += 1
+    if not done:
+        typer.echo("nothing to archive: every closed segment is in the archive")
+
+
+@app.command()
+def verify(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where the archive is.")],
+) -> None:
+    """Read a whole archive: every file has the bytes and records that its manifest says, and no ids are missing.
+
+    Example:  harvest segments verify /srv/archive/orders
+    """
+    from harvest_lib.archive import verify_archive
+    from harvest_lib.errors import NothingChecked
+
+    done = 0
+    for each in verify_archive(url):
+        typer.echo(f"as written: {actions.segments.archived_text(each)}")
+        done += 1
+    if not done:
+        raise NothingChecked(
+            f"the archive {url} has no segment",
+            evidence="there is no manifest in its folder `segments`",
+            next_step="correct the URL, or run `harvest segments archive`",
+        )

@@ -20,6 +20,12 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
         signal.signal(number, ask_to_stop)
 
 
+def end_on_signals() -> None:
+    """Have SIGTERM and Ctrl-C end the process again, as they do by default."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def watched() -> bool:
     """Tell whether standard error is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown", ""}

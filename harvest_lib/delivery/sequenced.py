@@ -40,6 +40,10 @@ _AGAIN_SECONDS = 5.0
 _LAST_SECONDS = 2.0
 """At the end of a term acknowledgements are waited for; who leads next writes those that have not left by then."""
 _SLICE_SECONDS = 0.1
+_REFUSED = (
+    "the topic refuses the acknowledgement of what was delivered last ({reason}): set its `cleanup.policy` to delete, "
+    "or raise its `max.message.bytes`; some seconds later `harvest park retry`"
+)
 
 
 class Sequenced(PipelinedBatches):
@@ -119,28 +123,39 @@ class Sequenced(PipelinedBatches):
 
 
 def acknowledge_again(
-    settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider = Producer
+    settings: Mapping[str, object],
+    intents: Sequence[Intent],
+    provider: KafkaProducerProvider = Producer,
+    topics: Topics | None = None,
 ) -> Sequence[Intent]:
-    """Write acknowledgements that were kept, and wait until Kafka has them; return those whose topic is not there.
+    """Write acknowledgements that were kept, and wait until Kafka has them; return those whose topic is not there, or
+    refuses them. Records of the latter would be read before what is acknowledged: `topics` closes it until then.
 
     To repeat that is harmless, once nobody can send anything more under their producer's id that counts. Raises
     KafkaUnavailable.
     """
     try:
         partitions = topic_partitions(settings)
-        pending = [each for each in intents if each.partition >= partitions.get(each.topic, 0)]
-        if len(pending) < len(intents):
-            _write(settings, [each for each in intents if each not in pending], provider)
+        missing = [each for each in intents if each.partition >= partitions.get(each.topic, 0)]
+        refused = _write(settings, [each for each in intents if each not in missing], provider)
     except errors.KafkaError as error:
         raise errors.KafkaUnavailable(
             f"what was delivered last could not be acknowledged: {error.cause}",
             evidence=f"{error.evidence}; topics {', '.join(sorted({each.topic for each in intents}))}",
             next_step=f"readers of committed messages wait for that: {error.next_step}",
         ) from error
-    return pending
+    if topics is not None:
+        topics.close({topic: _REFUSED.format(reason=reason) for topic, reason in refused.items()})
+    return [each for each in intents if each in missing or each.topic in refused]
 
 
-def _write(settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider) -> None:
+def _write(
+    settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider
+) -> Mapping[str, str]:
+    """Write acknowledgements; return the topics that refuse them for good, with what Kafka says. Kafka names none: each
+    topic is tried alone if there is one."""
+    if not intents:
+        return {}
     publisher = Publisher(
         settings,
         producer_id=new_producer_id(),
@@ -151,5 +166,15 @@ def _write(settings: Mapping[str, object], intents: Sequence[Intent], provider: 
     try:
         publisher.acknowledge(intents)
         publisher.flush()
+    except errors.KafkaError:
+        if not publisher.refusal:
+            raise
     finally:
         publisher.close()
+    topics = sorted({each.topic for each in intents})
+    if not publisher.refusal or len(topics) == 1:
+        return dict.fromkeys(topics, publisher.refusal) if publisher.refusal else {}
+    refused: dict[str, str] = {}
+    for topic in topics:
+        refused |= _write(settings, [each for each in intents if each.topic == topic], provider)
+    return refused

@@ -91,6 +91,7 @@ class Topics:
         self._asked_at: dict[str, float] = {}
         self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is believed
         self._troubles: dict[str, _Trouble] = {}
+        self._closed: Mapping[str, str] = {}
         self._seen_well: set[str] = set()
         self._ask_at = self._heard_at = 0.0
         self._is_silent = False  # nobody answered when last asked; since they answer again, `_heard_at`
@@ -151,6 +152,15 @@ class Topics:
         """Ask again of every topic: one was made or removed, or its limit changed."""
         self._limits.clear()
         self._unfit.clear()
+
+    def close(self, topics: Mapping[str, str]) -> None:
+        """Refuse what is for these topics, and no longer for those that were closed before; their reasons."""
+        for topic in topics.keys() - self._closed.keys():
+            _log.warning("topic_refused", extra={"topic": topic, "reason": topics[topic]})
+        for topic in topics.keys() ^ self._closed.keys():
+            self._limits.pop(topic, None)
+            self._unfit.pop(topic, None)
+        self._closed = topics
 
     def blame(self, topic: str, reason: str) -> None:
         """Note that a record for a topic was not taken, for a reason that may pass."""
@@ -264,7 +274,9 @@ class Topics:
 
     def _note(self, topic: str, facts: Facts) -> None:
         self._asked_at[topic] = boot_seconds()
-        if facts.is_internal:
+        if topic in self._closed:
+            self._refuse(topic, self._closed[topic])
+        elif facts.is_internal:
             self._refuse(topic, _INTERNAL)
         elif self._keep_all and "compact" in facts.cleanup_policy:
             policy = f"cleanup.policy={facts.cleanup_policy}"

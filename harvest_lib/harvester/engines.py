@@ -23,9 +23,10 @@ from harvest_lib.checkpoints.table import check_subscription
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import translated
+from harvest_lib.database import connect, translated
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import (
+    ConfigError,
     DatabaseAccessDenied,
     DatabaseUnavailable,
     KafkaAccessDenied,
@@ -49,7 +50,7 @@ from harvest_lib.harvester.factory import (
     subscription_of,
 )
 from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.harvester.other_readers import acknowledge_pending, refuse_readers
+from harvest_lib.harvester.other_readers import acknowledge_pending, before_term, refuse_readers, refuse_readers_now
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
@@ -74,6 +75,10 @@ _log = logging.getLogger(__name__)
 
 _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
 """Whether those who lead lead our outbox is asked by who waits: first, and again."""
+
+
+Check = tuple[str, Callable[[], object]]
+"""What has to hold, by name. It raises HarvestError and changes nothing."""
 
 
 class InFlightRecords(Protocol):
@@ -165,12 +170,10 @@ class MarkEngine(Engine):
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
-        tables = [self._table.identifier]
         if self._config.parking != "stop":
             _check_parked(connection, self._table)
-            tables.append(self._table.parked.identifier)
-        check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
-        refuse_readers(connection, self._config, self._table)
+        for _, check in marking_checks(connection, self._config, self._table, parks=self._config.parking != "stop"):
+            check()
 
     def start(self) -> None:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
@@ -188,23 +191,14 @@ class MarkEngine(Engine):
             emit=callbacks.emit,
             delivered=callbacks.delivered,
         )
-        self._acknowledge_pending(term, stopping)
+        before_term(
+            self._config,
+            term,
+            stopping,
+            partial(acknowledge_pending, self._config, self._table, term.leader_id, self._producer_provider),
+        )
         self._watch.begin(term, stopping)
         return MarkLoop(term, ports, stopping)
-
-    def _acknowledge_pending(self, term: Term, stopping: threading.Event) -> None:
-        """See `acknowledge_pending`; servers that are away are waited for, as nothing may be sent before."""
-        complaint = ""
-        while term.is_live() and not stopping.is_set():
-            try:
-                acknowledge_pending(self._config, self._table, term.leader_id, self._producer_provider)
-            except (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied) as error:
-                if error.evidence != complaint:
-                    complaint = error.evidence
-                    _log.warning("harvest_interrupted", extra={"reason": str(error)})
-                stopping.wait(self._config.limits.io_error_backoff_seconds)
-            else:
-                return
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         return self._table.oldest_age_seconds(connection)
@@ -215,6 +209,35 @@ class MarkEngine(Engine):
         finally:
             if self._thread is not None:
                 self._thread.stop(deadline.remaining_seconds)
+
+
+def source_kind(
+    connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, marks: bool = False
+) -> str:
+    """Return the name of the source: the configuration's, and of `auto` what the table is good for, or `mark` if we are
+    to. Raises ConfigError for more shards than it can serve."""
+    kind: str = config.source
+    if kind == "auto":
+        reads = config.columns is not None or table.kind(connection) == "native"
+        kind = "snapshot" if reads and not marks else "mark"
+    if kind == "mark" and config.shards > 1:
+        raise ConfigError(
+            f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",
+            field="shards",
+            next_step=f"set it to 1, or turn {table} into the native table with `harvest migrate`",
+        )
+    return kind
+
+
+def marking_checks(
+    connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, parks: bool
+) -> list[Check]:
+    """Return what has to hold before a table is marked, once the tables are there."""
+    tables = [table.identifier, *([table.parked.identifier] if parks else [])]
+    return [
+        ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
+        ("no subscription reads it", lambda: refuse_readers(connection, config, table)),
+    ]
 
 
 def _check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
@@ -257,8 +280,6 @@ class BatchEngine(Engine):
         if self._kind == "mark":
             self._table.check(connection)
             self._check_parked(connection)
-            tables = [self._table.identifier, *([self._table.parked.identifier] if self._parks else [])]
-            check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))
         elif self._config.columns is not None:
             check_column_mapping(connection, self._table, self._config.columns)
         else:
@@ -269,9 +290,7 @@ class BatchEngine(Engine):
             create_beside(connection, self._table)
         for _, check in self.checks(connection):
             check()
-        if self._pool is not None:
-            rivals = make_rivals(self._config, self._pool())
-            rivals.refuse(connection, self._table.subscriptions.identifier, self._config.subscription)
+        self._refuse_rivals(connection)
         if self._config.delivery == "transactional":
             kafka = self._config.kafka_settings(for_producer=False)
             ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
@@ -279,11 +298,11 @@ class BatchEngine(Engine):
         if self._config.delivery == "sequenced":
             refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
 
-    def checks(self, connection: psycopg.Connection[Any]) -> list[tuple[str, Callable[[], object]]]:
-        """Return what has to hold once the tables are there, by name; each raises HarvestError and changes nothing."""
+    def checks(self, connection: psycopg.Connection[Any]) -> list[Check]:
+        """Return what has to hold once the tables are there."""
         table, subscription = self._table, subscription_of(self._config, self._kind)
         places = table.subscriptions.identifier
-        checks: list[tuple[str, Callable[[], object]]] = [
+        checks: list[Check] = [
             ("the subscription", lambda: check_subscription(connection, places, subscription)),
             ("rights, tried out and undone", lambda: self._check_grants(connection)),
             (
@@ -291,11 +310,30 @@ class BatchEngine(Engine):
                 lambda: check_identities(connection, places, table.identifier, subscription.name),
             ),
         ]
-        if self._kind != "mark" and self._config.columns is None:  # one that was begun has to be finished
+        if self._kind == "mark":
+            return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
+        if self._config.columns is None:  # one that was begun has to be finished
             checks.insert(
                 0, ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection))
             )
         return checks
+
+    def checks_with_kafka(self) -> list[Check]:
+        """Return what has to hold between Postgres and Kafka once the tables are there, on connections of its own."""
+
+        def refuse_rivals() -> None:
+            with connect(self._config.data_source.conninfo()) as connection:
+                self._refuse_rivals(connection, tell=False)
+
+        checks: list[Check] = [("no other pool leads", refuse_rivals)]
+        if self._config.delivery == "transactional":
+            checks.append(("the checkpoints in Kafka are of this outbox", self._refuse_another))
+        return checks
+
+    def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
+        if self._pool is not None:
+            rivals, subscription = make_rivals(self._config, self._pool()), self._config.subscription
+            rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
 
     def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
         """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,
@@ -349,6 +387,8 @@ class BatchEngine(Engine):
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
         config, table, kind = self._config, self._table, self._kind
+        if kind == "mark":
+            before_term(config, term, stopping, partial(refuse_readers_now, config, table))
         topics = make_topics(config)
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
@@ -381,4 +421,4 @@ class BatchEngine(Engine):
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         if self._kind == "mark":
             return self._table.oldest_age_seconds(connection)
-        return StatusReader(connection, self._config).waiting().age_seconds
+        return StatusReader(connection, self._config).oldest_age_seconds()

@@ -140,7 +140,7 @@ def make_guarantee(
         record_header=config.record_header,
         producer_provider=producer_provider,
     )
-    acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider)
+    acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
         case "barrier" | "pipelined":
             return AtLeastOnceBatches(PipelinedBatches(settings, topics), PostgresStore(checkpoints, acknowledge))

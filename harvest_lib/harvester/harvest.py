@@ -26,7 +26,7 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, require_session
 from harvest_lib.delivery import Delivery
-from harvest_lib.errors import ConfigError, HarvestError, LifecycleError
+from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import (
     Event,
     EventHandler,
@@ -37,7 +37,7 @@ from harvest_lib.events import (
     Meter,
     MeterRead,
 )
-from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine
+from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine, source_kind
 from harvest_lib.harvester.factory import make_leadership, read_pool, refuse_bad_settings
 from harvest_lib.harvester.progress import Progress
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
@@ -99,7 +99,7 @@ class Harvest:
         self._make_batch_engine = partial(
             BatchEngine, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
         )
-        self._marks = source is not None or delivery is not None or config.source == "mark"
+        self._has_own_parts = source is not None or delivery is not None  # which mark
         self._engine: Engine | None = None
         self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
         self._handler: EventHandler | None = None
@@ -356,16 +356,8 @@ class Harvest:
                 closing.callback(lambda: engine.close(deadline))  # before leadership goes: nothing of ours leaves then
 
     def _choose_engine(self, connection: psycopg.Connection[Any]) -> Engine:
-        config, kind = self._config, self._config.source
-        if kind == "auto":
-            reads = config.columns is not None or self._table.kind(connection) == "native"
-            kind = "snapshot" if not self._marks and reads else "mark"
-        if kind == "mark" and config.shards > 1:
-            raise ConfigError(
-                f"is {config.shards}, but `mark` has one writer: its leader marks for all keys",
-                field="shards",
-                next_step=f"set it to 1, or turn {self._table} into the native table with `harvest migrate`",
-            )
+        config = self._config
+        kind = source_kind(connection, config, self._table, marks=self._has_own_parts)
         if kind == "mark" and not config.exactly_once:
             return self._make_mark_engine(config, self._table)
         return self._make_batch_engine(config, self._table, kind)

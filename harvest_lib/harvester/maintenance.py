@@ -8,6 +8,7 @@ goes wrong with it is logged and tried again. It takes the table's owner; where 
 
 import logging
 import threading
+from typing import Any
 
 import psycopg
 
@@ -20,6 +21,9 @@ from harvest_lib.outbox import Dropping, OutboxTable, detached_segments, drop_pa
 _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 60.0
+_PATIENCE_SECONDS = 1.0
+"""How long a change that keeps writers waiting is attempted at a time. Behind a transaction that is open for hours it
+is attempted for hours, and each attempt may take 0.2 s of theirs."""
 
 
 class Maintenance:
@@ -40,25 +44,47 @@ class Maintenance:
         threading.Thread(target=self._run, args=(term, stopping), name="harvest-segments", daemon=True).start()
 
     def look(self) -> None:
-        """Do what there is to do now. Raises DatabaseError, or OutboxTableError."""
+        """Do what there is to do now: each step, whatever becomes of the others. Raises the first error, HarvestError
+        or psycopg's."""
+        errors: list[HarvestError | psycopg.Error] = []
         with connect(self._conninfo) as connection:
-            made = ensure_segments(connection, self._outbox)
-            rotated = (
-                rotate_segment(connection, self._outbox, older_than_seconds=self._max_age_seconds)
-                if self._max_age_seconds
-                else None
-            )
-            dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
-            detached = [str(each) for each in detached_segments(connection, self._outbox)]
+            for step in (self._create, self._rotate, self._drop, self._say_detached):
+                try:
+                    step(connection)
+                except (HarvestError, psycopg.Error) as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _create(self, connection: psycopg.Connection[Any]) -> None:
+        made = ensure_segments(connection, self._outbox, patience_seconds=_PATIENCE_SECONDS).made
+        if made:
+            _log.info("segments_changed", extra={"made": made, "dropped": []})
+
+    def _rotate(self, connection: psycopg.Connection[Any]) -> None:
+        if not self._max_age_seconds:
+            return
+        rotated = rotate_segment(
+            connection,
+            self._outbox,
+            older_than_seconds=self._max_age_seconds,
+            patience_seconds=_PATIENCE_SECONDS,
+        )
         if rotated is not None:
             _log.info("segment_rotated", extra={"segment": rotated.segment, "next_id": rotated.next_id})
+
+    def _drop(self, connection: psycopg.Connection[Any]) -> None:
+        dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
         self._say_held(dropped)
+        if dropped.dropped:
+            _log.info("segments_changed", extra={"made": 0, "dropped": list(dropped.dropped)})
+
+    def _say_detached(self, connection: psycopg.Connection[Any]) -> None:
+        detached = [str(each) for each in detached_segments(connection, self._outbox)]
         for each in detached:
             if each not in self._detached:  # once for each state that it is found in
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
-        if made.made or dropped.dropped:
-            _log.info("segments_changed", extra={"made": made.made, "dropped": list(dropped.dropped)})
 
     def _say_held(self, dropped: Dropping) -> None:
         held = (dropped.kept, dropped.held_segments)

@@ -5,6 +5,9 @@
 - Subscriptions that only read. Marking would delete what they have not read.
 """
 
+import logging
+import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,15 +21,39 @@ from harvest_lib.checkpoints.stores import PostgresStore
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.delivery import acknowledge_again
-from harvest_lib.errors import CheckpointError, DatabaseAccessDenied
+from harvest_lib.errors import (
+    CheckpointError,
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+)
 from harvest_lib.harvester.factory import make_checkpoints
 from harvest_lib.kafka_client import KafkaProducerProvider
+from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
+
+_log = logging.getLogger(__name__)
 
 _FOUND = """
 SELECT subscription, source, coalesce(jsonb_array_length(checkpoint -> 'intents'), 0) FROM {subscriptions}
 WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription, shard
 """
+
+
+def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, step: Callable[[], object]) -> None:
+    """Do what has to be done before a term marks; servers that are away are waited for."""
+    complaint = ""
+    while term.is_live() and not stopping.is_set():
+        try:
+            step()
+        except (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied) as error:
+            if error.evidence != complaint:
+                complaint = error.evidence
+                _log.warning("harvest_interrupted", extra={"reason": str(error)})
+            stopping.wait(config.limits.io_error_backoff_seconds)
+        else:
+            return
 
 
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
@@ -59,3 +86,9 @@ def acknowledge_pending(
     with closing(PostgresStore(make_checkpoints(config, table, "mark", 0), acknowledge)) as store:
         store.lead(leader_id)
         store.save(replace(store.load(), intents=()))
+
+
+def refuse_readers_now(config: HarvestConfig, table: OutboxTable) -> None:
+    """Do as `refuse_readers`, on a connection of its own."""
+    with connect(config.data_source.conninfo()) as connection:
+        refuse_readers(connection, config, table)

@@ -26,10 +26,12 @@ from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
-from harvest_lib.subscriptions.lag import Lag
+from harvest_lib.subscriptions.lag import MOST, Lag
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
+_FEW = 1_000
+"""Records that are read to tell how old the first is."""
 
 # Who leads, if it still does, and who was refused in the last ten minutes.
 _RIVALS = """
@@ -75,9 +77,20 @@ class StatusReader:
         """Return where the subscriptions of this table stand, or those of one name."""
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
 
-    def read(self, shards: Sequence[SubscriptionShard]) -> list[Read]:
-        """Return the shards with how far behind they are, counted to 100,000 records each."""
-        return [(each, self._subscriptions.lag(each)) for each in shards] if self._subscriptions is not None else []
+    def read(self, shards: Sequence[SubscriptionShard], most: int = MOST) -> list[Read]:
+        """Return the shards with how far behind they are, counted to `most` records each."""
+        if self._subscriptions is None:
+            return []
+        return [(each, self._subscriptions.lag(each, most)) for each in shards]
+
+    def oldest_age_seconds(self) -> float:
+        """Return the age of the oldest record that waits for the configured subscription, 0 if none does.
+
+        Reads few records: more only if none of the first is for one of its shards.
+        """
+        ours = self._ours(self.shards(self._config.subscription))
+        found = self.waiting(self.read(ours, most=_FEW))
+        return (self.waiting(self.read(ours)) if found.is_estimate and not found.records else found).age_seconds
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
         """Return what waits: for the configured subscription, if the table has it; else everything that is there.

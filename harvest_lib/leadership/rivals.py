@@ -70,16 +70,24 @@ class Rivals:
         self._heard: Pool | None = None
 
     def refuse(
-        self, connection: psycopg.Connection[Any], table: sql.Identifier, subscription: str, shard: int | None = None
+        self,
+        connection: psycopg.Connection[Any],
+        table: sql.Identifier,
+        subscription: str,
+        shard: int | None = None,
+        *,
+        tell: bool = True,
     ) -> None:
-        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and let it know."""
+        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and let it know
+        unless `tell` is false."""
         for led, leader_id, theirs in self.leaders(connection, table, subscription, shard):
             if theirs.is_one_election(self.pool):
                 continue
             values = {"subscription": subscription, "shard": led, "leader_id": leader_id}
-            with suppress(DatabaseAccessDenied), translated():
-                statement = sql.SQL(_TELL).format(table=in_statement(table))
-                connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
+            if tell:
+                with suppress(DatabaseAccessDenied), translated():
+                    statement = sql.SQL(_TELL).format(table=in_statement(table))
+                    connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
             raise one_outbox(self.pool, theirs)
 
     def leaders(

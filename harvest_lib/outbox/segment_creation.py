@@ -22,7 +22,7 @@ from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.checks import validate_checks
 from harvest_lib.outbox.native_table import DEFAULT_AHEAD, segment_of, segment_statement, segment_statements, tail_of
-from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.segments import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, Result, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
@@ -76,6 +76,7 @@ def ensure_segments(
     tests. Needs the owner's rights and a connection in autocommit. Raises DatabaseError if the lock cannot be had.
     """
     placed = outbox.placed(connection)
+    require_owner(connection, placed)
     with exclusively(connection, placed, patience_seconds):
         return _SegmentCreation(connection, placed, ahead, size, patience_seconds, after).run()
 

@@ -10,6 +10,10 @@ LEFT JOIN {segments} AS s ON s.segment = c.relname
 WHERE i.inhparent = %(outbox)s::regclass
 """
 
+OWNER = """
+SELECT pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s::regclass
+"""
+
 BYTES = "SELECT pg_total_relation_size(%s::regclass)"
 
 SEQUENCE = "SELECT pg_get_serial_sequence(%(outbox)s, 'id')"
@@ -136,10 +140,15 @@ ATTACH = "ALTER TABLE {outbox} ATTACH PARTITION {segment} FOR VALUES FROM ({lowe
 LOCK_SEQUENCE = "ALTER SEQUENCE {sequence} AS bigint"
 """Changes nothing: a sequence cannot be locked otherwise. nextval waits until the transaction has ended."""
 
-# Whatever writers put into create_time: no segment is older than the end of the one before, while that is known.
+# Whatever writers put into create_time: no segment is older than the end of the one before, while that is known. Times
+# that are still to come say nothing: of a writer that made them up, or of a clock that was set back since.
 AGE = """
-SELECT extract(epoch FROM clock_timestamp() - greatest(create_time, (SELECT max(passed_at) FROM {segments})))::float8
-FROM {segment} ORDER BY id LIMIT 1
+SELECT extract(epoch FROM clock_timestamp() - greatest(
+  min(create_time) FILTER (WHERE create_time <= clock_timestamp()),
+  (SELECT max(passed_at) FROM {segments} WHERE passed_at <= clock_timestamp())
+))::float8
+FROM (SELECT create_time FROM {segment} ORDER BY id LIMIT 100) AS first
+HAVING count(*) > 0
 """
 
 MOVE_SEQUENCE = "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value), true) FROM {sequence}"

@@ -5,6 +5,7 @@ A segment may go when all of this holds; each is looked up again before each one
 - every subscription has passed it: all its records are visible in `seen`, and neither `holds` nor a record that it has
   parked is below its end;
 - no parked record of its ids could be put back;
+- it is in the archive as it is now, if the outbox has one (see `archived_segments`);
 - every segment before it is gone.
 Without any subscription nothing goes: nobody is known to have read anything.
 
@@ -22,8 +23,9 @@ from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox import segment_queries as queries
+from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.segments import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
@@ -58,6 +60,8 @@ def drop_passed(
     than patience lasts: the segment is then detached for new transactions, and the next run finishes.
     """
     placed = outbox.placed(connection)
+    if not dry_run:
+        require_owner(connection, placed)
     # A record or a subscription that is hidden from us would look like one that is not there.
     check_all_rows(connection, [placed.identifier], segments=True)
     check_all_rows(
@@ -121,7 +125,9 @@ class _Retention:
             if segments.has_unseen(self.connection, segment, low_watermark):
                 return f"the subscription {subscription!r}, shard {shard}, has not passed it"
         parked = self._first_parked(segment)
-        return f"the record {parked} is parked and may be put back" if parked is not None else ""
+        if parked is not None:
+            return f"the record {parked} is parked and may be put back"
+        return ArchivedSegments(self.outbox).missing(self.connection, segment)
 
     def _drop(self, segment: Segment) -> None:
         self._value(queries.LEAVE, name=segment.name, leaving=True)

@@ -18,7 +18,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.native_table import DEFAULT_AHEAD
 from harvest_lib.outbox.segment_creation import ensure_segments
-from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.segments import Segment, Segments, require_owner
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
@@ -40,11 +40,13 @@ def rotate_segment(
 ) -> Rotated | None:
     """Have the next record written into the next segment; None if there is nothing to rotate.
 
-    There is nothing if the present segment has no record, or, with `older_than_seconds`, if its first record is not as
-    old by the database's clock. Missing segments are created. Needs the owner's rights and a connection in autocommit.
-    Raises DatabaseError if writers leave no gap for the lock.
+    There is nothing if the present segment has no record, or, with `older_than_seconds`, if the oldest of its first 100
+    records is not as old by the database's clock. Missing segments are created. Needs the owner's rights and a
+    connection in autocommit. Raises DatabaseError if writers leave no gap for the lock: one whose transaction is open
+    holds the sequence until it ends.
     """
     placed = outbox.placed(connection)
+    require_owner(connection, placed)
     segments = Segments(placed)
     with exclusively(connection, placed, patience_seconds):
         present = _present(segments.read(connection), segments.next_id(connection))
@@ -80,4 +82,6 @@ def _is_due(
     )
     with translated():
         row = connection.execute(statement, {}).fetchone()
-    return row is not None and (older_than_seconds is None or row[0] >= older_than_seconds)
+    if row is None or older_than_seconds is None:
+        return row is not None
+    return row[0] is not None and row[0] >= older_than_seconds

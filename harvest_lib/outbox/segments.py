@@ -49,6 +49,18 @@ class Segment:
         return self.upper is not None and next_id >= self.upper
 
 
+def require_owner(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Raise DatabaseAccessDenied unless our role may create, attach and drop segments: that is not to be granted."""
+    with translated():
+        row = connection.execute(queries.OWNER, (str(outbox),)).fetchone()
+    if row is not None and not row[1]:
+        raise DatabaseAccessDenied(
+            f"only its owner may change the segments of {outbox}",
+            evidence=f"it belongs to {row[0]!r}, and we are {connection.info.user!r}",
+            next_step=f"run `harvest segments` as {row[0]!r}, from cron: HARVEST_DSN names another user",
+        )
+
+
 class Segments:
     """The segments of one outbox."""
 

@@ -25,10 +25,12 @@ _PAUSE_SECONDS = 0.5
 _SHOWN = 5
 
 _HOLDERS = """
-SELECT DISTINCT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''), 'a prepared transaction')
+SELECT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''), 'a prepared transaction')
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
+GROUP BY 1 ORDER BY min(a.xact_start) NULLS FIRST
 """
+"""Those first whose transaction is the oldest: they are in the way."""
 
 # Not the lock that waits: whoever waits in a statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"

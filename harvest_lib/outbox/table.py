@@ -124,6 +124,11 @@ class OutboxTable:
         return self._beside("_segments", "its segments")
 
     @property
+    def archived(self) -> "OutboxTable":
+        """The name of the table beside this one that says which segments are in the archive."""
+        return self._beside("_archived", "its archived segments")
+
+    @property
     def parked_ids(self) -> "OutboxTable":
         """The name of the table beside this one that says what subscriptions could not send."""
         return self._beside("_set_aside", "its parked ids")

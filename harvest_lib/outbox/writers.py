@@ -24,7 +24,8 @@ def driver_of(given: object) -> "psycopg.Connection[Any]":
     """Return the driver's connection, in the transaction that the writer will commit.
 
     What a session of SQLAlchemy still holds is written first, so that business rows are locked before their records
-    are inserted. Raises TypeError for a connection of another kind, LifecycleError for Django's outside a transaction.
+    are inserted. Raises TypeError for a connection of another kind, LifecycleError for Django's outside a transaction
+    and SQLAlchemy's in AUTOCOMMIT.
     """
     given = _flushed(given)
     if isinstance(given, psycopg.Connection):
@@ -37,6 +38,7 @@ def driver_of(given: object) -> "psycopg.Connection[Any]":
     connection: Any = given
     if not connection.in_transaction():
         connection.begin()  # what goes past SQLAlchemy does not begin its transaction, and its commit would do nothing
+    _refuse_autocommit(driver)
     return driver
 
 
@@ -54,6 +56,8 @@ async def async_driver_of(given: object) -> "psycopg.AsyncConnection[Any] | asyn
         if is_asyncpg(driver) and not driver.is_in_transaction():
             await given.exec_driver_sql("SELECT 1")  # which begins asyncpg's transaction
     if isinstance(driver, psycopg.AsyncConnection):
+        if driver is not given:
+            _refuse_autocommit(driver)
         return driver
     if not is_asyncpg(driver):
         raise _refused(given, driver, "append_async", _TAKEN_ASYNC)
@@ -106,10 +110,18 @@ def _of_django(wrapper: Any) -> "psycopg.Connection[Any]":
     return driver
 
 
-def _without_transaction(block: str) -> LifecycleError:
+def _refuse_autocommit(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
+    """Raise LifecycleError where SQLAlchemy shows a transaction that Postgres does not have."""
+    if driver.autocommit:
+        raise _without_transaction("with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
+
+
+def _without_transaction(
+    block: str, evidence: str = "the connection commits each statement by itself"
+) -> LifecycleError:
     return LifecycleError(
         "there is no transaction: the records would be committed alone, whatever becomes of the business rows",
-        evidence="the connection commits each statement by itself",
+        evidence=evidence,
         next_step=f"write business rows and records in one block, `{block}`",
     )
 

@@ -136,6 +136,11 @@ class Publisher:
         if self._error is not None or len(self._producer):
             raise self._failed()
 
+    @property
+    def refusal(self) -> str:
+        """Return why Kafka would refuse what was handed over at each attempt; empty if it would not."""
+        return self._error.str() if self._error is not None and self._error.code() in _NEVER_TAKEN else ""
+
     def _failed(self) -> Exception:
         if self._refused is not None:
             return self._refused

@@ -33,7 +33,7 @@ from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.lag import Lag, lag
+from harvest_lib.subscriptions.lag import MOST, Lag, lag
 from harvest_lib.subscriptions.starting_points import (
     SOURCES,
     anchor,
@@ -147,9 +147,9 @@ class Subscriptions:
             next_step=f"correct the name, or `harvest subscriptions add {name}`",
         )
 
-    def lag(self, shard: SubscriptionShard) -> Lag:
-        """Return how far behind a shard is; counts no further than `harvest_lib.subscriptions.lag.MOST`. What waits for
-        one that marks is what is in the table, of whichever layout."""
+    def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
+        """Return how far behind a shard is; counts no further than `most`. What waits for one that marks is what is in
+        the table, of whichever layout."""
         if shard.source == "mark":
             there = self.outbox.backlog(self.connection)
             age = there.age_seconds if there.records else None
@@ -162,6 +162,7 @@ class Subscriptions:
             share=(shard.shard, shard.shards),
             topics=shard.topics,
             keys=shard.keys,
+            most=most,
         )
 
     # -- changing

@@ -14,7 +14,7 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Records that are checked; beyond, the number is a lower bound."""
+"""Records that are checked where nothing else is said; beyond, the number is a lower bound."""
 
 # Both searches go by the index on (transaction_id, id). What is in a batch that is being read by pages, up to where it
 # has come, is delivered; what was deferred is not.
@@ -62,18 +62,20 @@ def lag(
     share: tuple[int, int],
     topics: Sequence[str] | None,
     keys: str | None,
+    most: int = MOST,
 ) -> Lag:
-    """Return how far behind a position is, of a shard's `share` (shard, shards) of the keys, under a filter."""
+    """Return how far behind a position is, of a shard's `share` (shard, shards) of the keys, under a filter. Checks
+    `most` records at most."""
     after = _AFTER.get(source, _AFTER[snapshot.NAME])
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     statement = selection.fill(_LAG.replace("{after}", after), conditions)
     with translated():
-        row = connection.execute(statement, _values(source, position or {})).fetchone()
+        row = connection.execute(statement, _values(source, position or {}, most)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate has one row
     return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=max(0.0, row[2]) if row[2] is not None else None)
 
 
-def _values(source: str, position: Mapping[str, Any]) -> dict[str, Any]:
+def _values(source: str, position: Mapping[str, Any], most: int) -> dict[str, Any]:
     prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
     return {
         "xmax": str(prev.xmax),
@@ -83,6 +85,6 @@ def _values(source: str, position: Mapping[str, Any]) -> dict[str, Any]:
         "deferred": list(position.get("deferred", ())),
         "done": position.get("after", -(2**63)),
         "batch": position.get("cur", str(NOTHING)),
-        "limit": MOST + 1,
-        "most": MOST,
+        "limit": most + 1,
+        "most": most,
     }

@@ -28,6 +28,9 @@ _STAMP = (
     f"try_element_at(filter(headers, h -> h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES}"
     f" AND substring(h.value, 1, 1) = X'{VERSION:02X}'), -1).value"
 )
+OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
+LEADER = "substring(stamp, 2, 16)"
+"""What the column `stamp` says."""
 _OWN_ID = "CAST(try_element_at(filter(headers, h -> h.key = {name}), -1).value AS string)"
 _LEGAL_ID = r"^[\x20-\x7e]{1,200}$"
 
@@ -70,13 +73,11 @@ class Topics:
         finally:
             consumer.close()
 
-    def read(
-        self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
-    ) -> DataFrame:
-        """Return our records, as `comparison.compare` takes them, from where `logs` begin to where they end.
+    def raw(self, spark: SparkSession, logs: Logs, *, parts: int = 1) -> DataFrame:
+        """Return what Kafka's source returns of the logs, committed records of any kind, and `stamp`: the header
+        `harvest`, null in what is not ours. `parts` is how many partitions the frame has at least.
 
-        `observation` tells how many records of any kind there are. With `id_header` a record is known by the text that
-        header has; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
+        Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
         assigned: dict[str, list[int]] = {}
         for topic, partition in logs:
@@ -89,25 +90,34 @@ class Topics:
             "startingOffsets": _offsets({place: log.low for place, log in logs.items()}),
             "endingOffsets": _offsets({place: log.high for place, log in logs.items()}),
             "includeHeaders": "true",
-            "minPartitions": str(max(len(logs), spark.sparkContext.defaultParallelism)),
+            "minPartitions": str(max(len(logs), parts)),
         }
         try:
-            raw = spark.read.format("kafka").options(**options).load()
+            return spark.read.format("kafka").options(**options).load().withColumn("stamp", F.expr(_STAMP))
         except PySparkException as error:
             if "data source" in str(error).lower():
                 raise ConfigError(
                     "Spark has no Kafka source",
                     field="HARVEST_SPARK_JARS",
-                    next_step="name the jars of org.apache.spark:spark-sql-kafka-0-10_2.13 and what they need",
+                    next_step="`export HARVEST_SPARK_JARS=$(python -m spark_jobs.jars)` downloads it once; or name the "
+                    "jars of org.apache.spark:spark-sql-kafka-0-10_2.13 and what they need",
                 ) from error
             raise
+
+    def read(
+        self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
+    ) -> DataFrame:
+        """Return our records, as `comparison.compare` takes them, from where `logs` begin to where they end.
+
+        `observation` tells how many records of any kind there are. With `id_header` a record is known by the text that
+        header has; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
+        """
+        raw = self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism)
         ends = F.from_json(
             F.lit(_offsets({place: log.high for place, log in before.items()})), "map<string,map<string,bigint>>"
         )
-        stamped = raw.withColumn("stamp", F.expr(_STAMP)).observe(
-            observation, F.count(F.lit(1)).alias("records"), F.count("stamp").alias("ours")
-        )
-        outbox_id = F.expr("CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)")
+        stamped = raw.observe(observation, F.count(F.lit(1)).alias("records"), F.count("stamp").alias("ours"))
+        outbox_id = F.expr(OUTBOX_ID)
         record = outbox_id
         if id_header is not None:
             own_id = F.expr(_OWN_ID.format(name=_quoted(id_header)))
@@ -116,7 +126,7 @@ class Topics:
         return stamped.where(F.col("stamp").isNotNull()).select(
             record.alias("record"),
             outbox_id.alias("outbox_id"),
-            F.expr("substring(stamp, 2, 16)").alias("leader"),
+            F.expr(LEADER).alias("leader"),
             *("topic", "partition", "offset", "key"),
             F.col("timestamp").alias("at"),
             (F.col("offset") < ends[F.col("topic")][F.col("partition").cast("string")]).alias("is_judged"),

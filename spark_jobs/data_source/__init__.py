@@ -27,9 +27,15 @@ class OutboxDataSource(DataSource):
         """Return the name for `format`."""
         return "outbox"
 
+    def schema(self) -> "StructType":
+        """Return the columns of a record, as the table has them."""
+        from spark_jobs.data_source.read_options import read_schema  # noqa: PLC0415 - who writes needs none of it
+
+        return read_schema(self.options)
+
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return what `spark.read` reads a snapshot of the outbox with."""
-        from spark_jobs.data_source.reader import OutboxReader  # noqa: PLC0415 - who writes needs none of it
+        from spark_jobs.data_source.reader import OutboxReader  # noqa: PLC0415 - as above
 
         return OutboxReader(self.options, schema)
 

@@ -64,7 +64,8 @@ def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
             evidence=f"promoted at {entry.promoted_at.isoformat()} with {entry.rows} rows, hash {entry.content_hash}; "
             f"now it has {content}",
             next_step="give the new data a batch id of its own, or write the data of before; if ids start again "
-            "(a stream without its checkpoint), give the stream a new name",
+            "(a stream without its checkpoint), give the stream a new name; if nothing changed, the frame is not the "
+            "same each time it is computed: leave `current_timestamp` and `rand` out of it, or save it first",
         )
 
 

@@ -61,13 +61,25 @@ ALSO_TOLD = {
 }
 
 
+def _histories(mode, seed):
+    """A folder that no other test removes, nor this one in another process."""
+    return default_state() / "chaos" / f"test-{os.getpid()}-{mode.replace('/', '-')}-{seed}"
+
+
+def test_no_two_runs_share_a_folder():
+    runs = [*RUNS, *(each.values for each in LONG_RUNS)]
+    folders = {_histories(mode, seed) for mode, seed, _ in runs}
+    assert len(folders) == len(runs)
+    assert all(folder.parent == default_state() / "chaos" for folder in folders)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("mode", "seed", "faults"), [*RUNS, *LONG_RUNS])
 def test_every_promise_is_kept(mode, seed, faults):
     if faults == MACHINE:
         require(mounts_lacking(), "mount")
         require(networks_lacking(), "ip")
-    folder = default_state() / "chaos" / f"test-{os.getpid()}"  # what failed is kept
+    folder = _histories(mode, seed)  # what failed is kept
     command = [sys.executable, "-m", "harvest_lib.cli", "chaos", "--json", "--brokers", "1"]
     command += ["--duration", "35s" if (mode, seed, faults) in RUNS else "100s"]
     command += ["--way", mode, "--seed", str(seed), "--faults", faults, "--rate", "200", "--histories", folder]

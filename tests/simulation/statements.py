@@ -1,6 +1,7 @@
 """What the product's statements mean on a simulated server. Each is known by its text; one that is not is an error."""
 
 import json
+from collections import Counter
 
 from psycopg import sql
 
@@ -265,14 +266,15 @@ class Statements:
         return [(topic, key) for topic, key, each in known if each not in places or places[each][3] or places[each][4]]
 
     def due(self, values, _transaction):
-        places, due = sorted(self._database.set_aside.items()), []
+        places, due, found = sorted(self._database.set_aside.items()), [], Counter()
         moved = list(zip(values["topics"], values["keys"], strict=True))
         for record_id, (*key, _, _, retry) in places:
             stays = [each for each, (*other, _, held, again) in places if other == key and not held and not again]
             is_first = record_id < min(stays, default=record_id + 1)
             if tuple(key) in moved and (is_first or (retry and not values["keep_order"])):
-                due.append((record_id,))
-        return due[: values["limit"]]
+                due.append((found[tuple(key)], record_id))
+                found[tuple(key)] += 1
+        return [(record_id,) for _, record_id in sorted(due)[: values["limit"]]]
 
     def release(self, values, transaction):
         if self._database.subscription["epoch"] != values["epoch"]:

@@ -132,12 +132,15 @@ class FakePlaces:
         return [key for key, each in known if each not in rows or rows[each][2] or rows[each][3]]
 
     def due(self, keys, limit, *, keep_order):
-        due = []
+        due, stays, places = [], {}, Counter()
+        for record_id, (key, _, held, retry) in sorted(self.rows.items()):
+            if not held and not retry:
+                stays.setdefault(key, record_id)
         for record_id, (key, _, _, retry) in sorted(self.rows.items()):
-            stays = [i for i, (k, _, held, again) in self.rows.items() if k == key and not held and not again]
-            if key in keys and (record_id < min(stays, default=record_id + 1) or (retry and not keep_order)):
-                due.append(record_id)
-        return due[:limit]
+            if key in keys and (record_id < stays.get(key, record_id + 1) or (retry and not keep_order)):
+                due.append((places[key], record_id))
+                places[key] += 1
+        return [record_id for _, record_id in sorted(due)[:limit]]
 
     def release(self, ids):
         if self.before_release is not None:

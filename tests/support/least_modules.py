@@ -52,6 +52,7 @@ _PIPELINE = "its subject is the ends of a pipeline, and no harvester runs"
 _SERVERS = "its subject is the servers of the stack or the way to them, and no harvester runs"
 _SINK = "its subject is a writer: Spark, or a table that it writes to"
 _SPARK_AUDIT = "its subject is the audit by Spark, which keeps a schema of its own: the owner's work"
+_SPARK_READER = "its subject is Spark that reads, and no harvester is limited"
 
 EXEMPT = {
     "contract/test_delivery": _PART,
@@ -95,6 +96,7 @@ EXEMPT = {
     "integration/dagster/test_audit": _DAGSTER,
     "integration/dagster/test_project": _DAGSTER,
     "integration/dagster/test_checks": _DAGSTER,
+    "integration/dagster/test_archive": _DAGSTER,
     "integration/dagster/test_commands": _DAGSTER,
     "integration/dagster/test_scaffold": _DAGSTER,
     "integration/dagster/test_daemon": _DAGSTER,
@@ -139,9 +141,11 @@ EXEMPT = {
     "integration/harvester/test_pooler": _SERVERS,
     "integration/outbox/test_load_generator": "its subject is a writer, and no harvester runs",
     "integration/delivery/test_rejected_records": "delivery/test_parked_among_good parks under what is printed",
+    "integration/outbox/test_archive": "its subject is dropping segments, which is the owner's work",
     "integration/outbox/test_segments": "its subject is making and dropping segments, which is the owner's work",
     "integration/outbox/test_segment_rotation": "its subject is leaving segments, which is the owner's work",
     "integration/outbox/test_table_visibility": "its subject is a question to the catalog, and no harvester runs",
+    "integration/spark/test_jars": "its subject is what is downloaded, and no harvester runs",
     "integration/spark/test_audit": _SPARK_AUDIT,
     "integration/spark/test_audit_comparison": _SPARK_AUDIT,
     "integration/spark/test_audit_encodings": _SPARK_AUDIT,
@@ -149,6 +153,11 @@ EXEMPT = {
     "integration/spark/test_audit_results": _SPARK_AUDIT,
     "integration/spark/test_audit_row_security": _SPARK_AUDIT,
     "integration/spark/test_contracts": _SINK,
+    "integration/spark/test_harvested": _SPARK_READER,
+    "integration/spark/test_outbox_connect": _SPARK_READER,
+    "integration/spark/test_outbox_reader": _SPARK_READER,
+    "integration/spark/test_outbox_stream_reader": _SPARK_READER,
+    "integration/spark/test_reading_page": _SPARK_READER,
     "integration/harvester/test_start_errors": "its subject is other users, and servers that are not there",
     "integration/harvester/test_status": "its subject is the command that looks, on servers of its own",
     "integration/subscriptions/test_lock": _PART,

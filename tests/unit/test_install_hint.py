@@ -10,6 +10,7 @@ from harvest_lib.errors import install_hint
 
 WHEEL = {"url": "file:///tmp/outbox_harvester-0.1.0-py3-none-any.whl", "archive_info": {}}
 FOLDER = {"url": "file:///home/bob/my%20shop", "dir_info": {}}
+CLONE = {"url": "https://git.example.com/harvester", "vcs_info": {"vcs": "git", "commit_id": "8a2f01"}}
 EDITABLE = {"url": "file:///home/bob/harvester", "dir_info": {"editable": True}}
 
 WAYS = {
@@ -17,6 +18,12 @@ WAYS = {
     "pip, from a wheel": (WHEEL, "pip", "/venv", f"pip install 'outbox-harvester[local] @ {WHEEL['url']}'"),
     "pip, from a folder": (FOLDER, "pip", "/venv", "pip install '/home/bob/my shop[local]'"),
     "pip, editable": (EDITABLE, "pip", "/venv", "pip install -e '/home/bob/harvester[local]'"),
+    "pip, from a repository": (
+        CLONE,
+        "pip",
+        "/venv",
+        "pip install 'outbox-harvester[local] @ git+https://git.example.com/harvester@8a2f01'",
+    ),
     "uv": (None, "uv", "/venv", "uv pip install 'outbox-harvester[local]'"),
     "uv tool": (
         None,

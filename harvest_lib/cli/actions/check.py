@@ -48,10 +48,11 @@ def show(report: Report, console: Console | None = None) -> None:
         checks = ", ".join(what for each, what in report.passed if each == area)
         _print(console, Text.assemble(("ok", "green"), f"       {area}: {printable(checks)}"))
     for each in report.findings:
-        _print(console, Text.assemble((f"{each.severity:<9}", _COLOURS[each.severity]), f"{each.area}: {each.cause}"))
+        cause = printable(each.cause)
+        _print(console, Text.assemble((f"{each.severity:<9}", _COLOURS[each.severity]), f"{each.area}: {cause}"))
         for what, text in (("evidence", each.evidence), ("next step", each.next_step)):
             if text:
-                _print(console, Text(f"         {what}: {text}"))
+                _print(console, Text(f"         {what}: {printable(text)}"))
     if report.findings and not report.passed:
         _print(console, Text("Postgres and Kafka were not checked: correct the configuration first."))
     errors, warnings = len(report.errors), len(report.findings) - len(report.errors)

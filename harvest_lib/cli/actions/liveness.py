@@ -26,7 +26,11 @@ class Liveness:
         self._remove()
 
     def show(self) -> None:
-        """Show that the process works; at most once a second, however often it is called. Raises ConfigError."""
+        """Show that the process works; at most once a second, however often it is called.
+
+        Raises ConfigError if the first sign cannot be given. Of a later one whoever supervises hears by its absence: a
+        disk that is full for a moment ends no harvester.
+        """
         now = time.monotonic()
         if self._shown_at is not None and now - self._shown_at < _EVERY_SECONDS:
             return
@@ -34,11 +38,12 @@ class Liveness:
             try:
                 self._file.touch()
             except OSError as error:
-                raise ConfigError(
-                    f"the alive file cannot be written: {error.strerror}",
-                    source=str(self._file),
-                    next_step="create its folder, writable for this user, or leave `--alive-file` out",
-                ) from error
+                if self._shown_at is None:
+                    raise ConfigError(
+                        f"the alive file cannot be written: {error.strerror}",
+                        source=str(self._file),
+                        next_step="create its folder, writable for this user, or leave `--alive-file` out",
+                    ) from error
         _tell_systemd("WATCHDOG=1" if self._shown_at is not None else "READY=1")
         self._shown_at = now
 

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from harvest_lib.archive import Archived
 from harvest_lib.cli.actions.outbox import open_outbox
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import printable
@@ -51,6 +52,11 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         megabytes = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
         table.add_row(Text(printable(str(row["segment"]))), *map(str, ends), megabytes, row["state"])
     print_table(table)
+
+
+def archived_text(archived: Archived) -> str:
+    size = f"{archived.bytes / 1e6:,.1f} MB in {archived.files} files"
+    return f"{printable(archived.segment)}, {archived.records:,} records, {size}"
 
 
 def detached_row(detached: Detached) -> dict[str, Any]:

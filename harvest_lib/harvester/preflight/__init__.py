@@ -19,5 +19,5 @@ def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
     that are named in the outbox and by its subscription."""
     report = Report()
     found = check_postgres(config, report)
-    check_kafka(config, {*topics, *found}, report)
+    check_kafka(config, {*topics, *found.topics}, report, found.checks)
     return report

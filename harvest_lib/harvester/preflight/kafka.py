@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from harvest_lib.clock import Deadline
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, TopicCompacted, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
+from harvest_lib.harvester.engines import Check
 from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.kafka_client import (
@@ -31,6 +32,8 @@ from harvest_lib.kafka_client import (
 
 _SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
+_SAFE_COPIES = 2
+"""Copies of a record that survive the loss of a broker."""
 _NO_COORDINATOR = (
     ClientError.COORDINATOR_NOT_AVAILABLE,
     ClientError.NOT_COORDINATOR,
@@ -39,13 +42,18 @@ _NO_COORDINATOR = (
 )
 
 
-def check_kafka(config: HarvestConfig, topics: Collection[str], report: Report) -> None:
-    """Report what is wrong with Kafka for a harvester that delivers to `topics`."""
+def check_kafka(
+    config: HarvestConfig, topics: Collection[str], report: Report, with_postgres: Sequence[Check] = ()
+) -> None:
+    """Report what is wrong with Kafka for a harvester that delivers to `topics`. `with_postgres` is checked too, if the
+    brokers answer."""
     if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
         return
     settings = config.kafka_settings(for_producer=False)
     present: dict[str, int] = {}
     if report.run("kafka", "the brokers answer", lambda: present.update(topic_partitions(settings))):
+        for what, step in with_postgres:
+            report.run("kafka", what, step)
         _Cluster(config, present, report).check(topics)
 
 
@@ -75,7 +83,7 @@ class _Cluster:
             self._report.warn(
                 "kafka",
                 "no topic that records go to was checked",
-                evidence="the outbox has no record, and the subscription names no topic",
+                evidence="no record that can be read is in the outbox, and the subscription names no topic",
                 next_step="name them: `harvest check --topic orders`",
             )
 
@@ -125,11 +133,11 @@ class _Cluster:
     def _topic(self, topic: str) -> None:
         """Check a topic that records go to."""
         if topic not in self._present:
-            command = ["kafka-topics.sh", "--bootstrap-server", self._servers, "--create", "--topic", topic]
+            create = self._command("kafka-topics.sh", "--create", "--topic", topic, "--partitions", "6")
             raise TopicMissing(
                 f"the topic {topic!r} does not exist, or is not ours to see: its records would be parked",
                 evidence=f"it is not among the {len(self._present)} topics that Kafka lists to us",
-                next_step=f"{shlex.join([*command, '--partitions', '6'])}; or grant `Describe` and `Write` on it",
+                next_step=f"{create}; or grant `Describe` and `Write` on it",
             )
         described = self._describe(topic, "Write")
         self._require("topic", topic, described.authorized_operations, {"Write": AclOperation.WRITE})
@@ -169,7 +177,7 @@ class _Cluster:
             elif least == 1:
                 unsafe.append(topic)
             elif least == replicas:
-                strict.append(topic)
+                strict.append((topic, replicas))
         names = ", ".join
         if single:
             self._report.warn(
@@ -183,15 +191,19 @@ class _Cluster:
                 "kafka",
                 f"Kafka acknowledges records of {names(unsafe)} that only one broker has: they are lost with it",
                 evidence="min.insync.replicas is 1",
-                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in unsafe),
+                next_step="; ".join(self._alter(each, f"min.insync.replicas={_SAFE_COPIES}") for each in unsafe),
             )
         if strict:
+            lower = [
+                self._alter(each, f"min.insync.replicas={number - 1}")
+                for each, number in strict
+                if number > _SAFE_COPIES
+            ]
             self._report.warn(
                 "kafka",
-                f"while one broker is away, {names(strict)} take no records",
+                f"while one broker is away, {names(each for each, _ in strict)} take no records",
                 evidence="min.insync.replicas is as high as the replication factor",
-                next_step="; ".join(self._alter(each, "min.insync.replicas=2") for each in strict)
-                + ", or add replicas",
+                next_step="; or ".join([*lower, "add replicas: kafka-reassign-partitions.sh"]),
             )
 
     def _refuse_replicas(self, topic: str, least: int, replicas: int) -> None:
@@ -259,15 +271,10 @@ class _Cluster:
         )
 
     def _alter(self, topic: str, setting: str) -> str:
-        return shlex.join(
-            [
-                "kafka-configs.sh",
-                "--bootstrap-server",
-                self._servers,
-                "--alter",
-                "--topic",
-                topic,
-                "--add-config",
-                setting,
-            ]
-        )
+        return self._command("kafka-configs.sh", "--alter", "--topic", topic, "--add-config", setting)
+
+    def _command(self, tool: str, *arguments: str) -> str:
+        """Return a command for this cluster; where it asks who is there, as whom `harvest grants kafka` prints."""
+        is_open = str(self._settings.get("security.protocol", "plaintext")).lower() == "plaintext"
+        who = () if is_open else ("--command-config", "operator.properties")
+        return shlex.join([tool, "--bootstrap-server", self._servers, *who, *arguments])

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,10 +14,10 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
-from harvest_lib.harvester.engines import BatchEngine
-from harvest_lib.harvester.factory import make_selection
+from harvest_lib.harvester.engines import BatchEngine, Check, marking_checks, source_kind
+from harvest_lib.harvester.factory import make_selection, read_pool
 from harvest_lib.harvester.preflight.report import Report
-from harvest_lib.outbox import OutboxTable, check_column_mapping
+from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement
 from harvest_lib.outbox.row_security import check_all_rows
 
@@ -49,13 +51,22 @@ SELECT DISTINCT topic FROM (
 _FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 
-def check_postgres(config: HarvestConfig, report: Report) -> Collection[str]:
-    """Report what is wrong, and return the topics that records or the subscription name."""
+@dataclass(slots=True)
+class Found:
+    """What Postgres tells the checks of Kafka: the topics that records or the subscription name, and what can be
+    checked once both servers are known to answer."""
+
+    topics: set[str] = field(default_factory=set)
+    checks: list[Check] = field(default_factory=list)
+
+
+def check_postgres(config: HarvestConfig, report: Report) -> Found:
+    """Report what is wrong, and return what was found."""
     conninfo = config.data_source.conninfo()
     with ExitStack() as opened:
         connections: list[psycopg.Connection[Any]] = []
         if not report.run("postgres", "Postgres answers", lambda: connections.append(connect(conninfo))):
-            return ()
+            return Found()
         connection = opened.enter_context(connections[0])
         report.passed.append(("postgres", f"connection to {connection.info.dbname} as {connection.info.user}"))
         report.run("postgres", "a session of its own", lambda: require_session(conninfo))
@@ -87,15 +98,15 @@ class _Table:
         self._connection = connection
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
-        self._native = False
+        self._kind = "mark"
         self._mode: ReadingMode = "mark"
 
-    def check(self) -> Collection[str]:
-        run, connection, table = self._report.run, self._connection, self._table
+    def check(self) -> Found:
+        run, connection, table, found = self._report.run, self._connection, self._table, Found()
         if not run("postgres", "a server that takes changes", self._require_primary):
-            return ()
+            return found
         if not run("postgres", f"the table {table}", self._find):
-            return ()
+            return found
         sound = run("postgres", "columns", self._columns)
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
@@ -103,12 +114,36 @@ class _Table:
         sound &= run("postgres", "tables beside it", self._beside)
         sound &= run("postgres", "grants", self._grants)
         sound &= run("postgres", "row-level security", self._all_rows)
-        if sound and self._mode != "mark" and not self._missing():  # else they would fail for what was found above
-            kind = "mark" if self._mode == "mark_batches" else self._kind()
-            engine = BatchEngine(self._config, table, kind)
-            for what, step in engine.checks(connection):
+        if sound:  # else what follows would fail for what was found above
+            checks, found.checks = self._engine_checks()
+            for what, step in checks:
                 run("postgres", what, step)
-        return self._topics()
+        run("postgres", "topics that are named", lambda: found.topics.update(self._topics()))
+        return found
+
+    def _engine_checks(self) -> tuple[list[Check], list[Check]]:
+        """Return what the engine that will run has to find: in Postgres, and between Postgres and Kafka."""
+        config, table, connection = self._config, self._table, self._connection
+        parks = config.parking != "stop"
+        checks: list[Check] = []
+        if parks and self._mode == "mark" and table.parked.exists(connection):  # else a start creates it
+            checks.append(("the table of parked records", lambda: ParkedRecords(table).check(connection)))
+        if parks and self._mode == "mark_batches":
+            self._warn_unless_parks()
+        if self._mode == "mark":
+            return [*checks, *marking_checks(connection, config, table, parks=parks)], []
+        if self._missing():  # a start creates them, and finds nothing in them
+            return checks, []
+        engine = BatchEngine(config, table, self._kind, pool=partial(read_pool, config))
+        return engine.checks(connection), engine.checks_with_kafka()
+
+    def _warn_unless_parks(self) -> None:
+        """Warn where a harvester starts, and then stops at a record that can never be sent."""
+        try:
+            if not self._owns() or self._table.parked.exists(self._connection):
+                ParkedRecords(self._table).check(self._connection)
+        except (DatabaseAccessDenied, OutboxTableError) as error:
+            self._report.warn("postgres", error.cause, evidence=error.evidence, next_step=error.next_step)
 
     def _require_primary(self) -> None:
         with translated():
@@ -121,15 +156,9 @@ class _Table:
             )
 
     def _find(self) -> None:
-        config = self._config
-        self._native = self._table.kind(self._connection) == "native"
-        reads = config.source in {"snapshot", "transaction_id"} or (
-            config.source == "auto" and (self._native or config.columns is not None)
-        )
-        self._mode = "batches" if reads else "mark_batches" if config.exactly_once else "mark"
-
-    def _kind(self) -> str:
-        return "snapshot" if self._config.source == "auto" else self._config.source
+        self._table.kind(self._connection)  # else there is none
+        self._kind = source_kind(self._connection, self._config, self._table)
+        self._mode = "batches" if self._kind != "mark" else "mark_batches" if self._config.exactly_once else "mark"
 
     def _columns(self) -> None:
         if self._config.columns is not None:
@@ -163,14 +192,17 @@ class _Table:
     def _beside(self) -> None:
         """Raise OutboxTableError if tables are missing that a start could not create."""
         table, missing = self._table, self._missing()
-        with translated():
-            row = self._connection.execute(_MAY_CREATE, (str(table),)).fetchone()
-        if missing and row != (True,):
+        if missing and not self._owns():
             raise OutboxTableError(
                 f"{', '.join(map(str, missing))}: missing beside {table}",
                 evidence=f"{self._connection.info.user!r} does not own {table}, and may not create them",
                 next_step="run `harvest init` as the owner, then what `harvest grants postgres` prints",
             )
+
+    def _owns(self) -> bool:
+        """Tell whether a start could create tables beside the outbox."""
+        with translated():
+            return self._connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
 
     def _missing(self) -> list[OutboxTable]:
         table = self._table
@@ -202,6 +234,6 @@ class _Table:
             rows = self._connection.execute(statement, {"most": _MOST_TOPICS}).fetchall()
             found.update(row[0] for row in rows)
             if self._mode != "mark" and self._table.subscriptions.exists(self._connection):
-                named = sql.SQL(_FILTERED).format(self._table.subscriptions.identifier)
+                named = sql.SQL(_FILTERED).format(in_statement(self._table.subscriptions.identifier))
                 found.update(row[0] for row in self._connection.execute(named, (self._config.subscription,)))
         return found

@@ -13,7 +13,7 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem: an `error` keeps the harvester from working, a `warning` does not."""
+    """A problem: an `error` keeps the harvester from starting or records from arriving, a `warning` does neither."""
 
     severity: Severity
     area: Area

@@ -2,20 +2,29 @@
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+from support.servers import standby_of
+from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.harvester import preflight
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import postgres as postgres_checks
+from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable
 
 CANARY = "canary-77b1"
@@ -145,6 +154,133 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
     assert done.stderr.count("does not answer") == 1
 
 
+def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, group_id):
+    """Kafka takes the connection and does not answer: to look at everything takes as long again."""
+    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        servers = {
+            "HARVEST_DSN": dsn,
+            "HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}",
+            "HARVEST_LEADER_GROUP_ID": group_id,
+        }
+        command = [sys.executable, "-m", "harvest_lib.cli", "run"]
+        run = subprocess.Popen(command, env={**environment, **servers}, stderr=subprocess.PIPE, text=True)
+        # The first is of the client that tries the settings out, the second of one that looks for the brokers.
+        with silent.accept()[0], silent.accept()[0]:
+            native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
+            run.send_signal(signal.SIGTERM)
+            said = run.communicate(timeout=60)[1]
+    assert run.returncode == 6
+    assert said.count("error") == 1, "not that of the sequence"
+
+
+# -- what a harvester refuses to start with is found, and nothing else
+
+
+def goharvest(connection):
+    OutboxTable.parse("outbox").create(connection)
+
+
+def native_table(connection, name="outbox"):
+    NativeTable(outbox=OutboxTable.parse(name)).create(connection)
+
+
+def native_with_a_reader(connection):
+    native_table(connection)
+    connection.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('search', 0, 1, 'snapshot')"
+    )
+
+
+def parked_elsewhere(connection):
+    goharvest(connection)
+    connection.execute("CREATE TABLE outbox_parked (id bigint)")
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (goharvest, {}, ""),
+        (goharvest, {"shards": 2}, "`mark` has one writer"),
+        (goharvest, {"source": "snapshot"}, "does not say which transaction"),
+        (goharvest, {"source": "mark", "delivery": "transactional"}, ""),
+        (native_with_a_reader, {}, ""),
+        (native_with_a_reader, {"source": "mark"}, "would delete what they have not read"),
+        (native_with_a_reader, {"source": "mark", "delivery": "transactional"}, "would delete what they have not read"),
+        (native_with_a_reader, {"source": "mark", "delivery": "sequenced"}, "would delete what they have not read"),
+        (parked_elsewhere, {"source": "mark"}, "is not one of parked records"),
+        (parked_elsewhere, {"source": "mark", "parking": "stop"}, ""),
+        (partial(native_table, name="100%s of it"), {"outbox_table": "100%s of it"}, ""),
+    ],
+)
+def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, bootstrap_servers, group_id, make, settings, said):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        make(connection)
+    kafka = {"bootstrap.servers": bootstrap_servers}
+    config = HarvestConfig(leader_group_id=group_id, base_kafka_config=kafka, data_source=dsn, **settings)
+    found = causes(preflight.inspect(config))
+    refused = ""
+    try:
+        Harvest(config).drain(60)
+    except HarvestError as error:
+        refused = error.cause
+    assert found == ([refused] if refused else [])
+    assert said in refused
+    assert bool(said) == bool(refused)
+
+
+def test_where_records_cannot_be_parked_beside_checkpoints_is_a_warning(dsn, inspected):
+    """The harvester starts, and would stop at the first record that can never be sent."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        parked_elsewhere(connection)
+    report = inspected(source="mark", delivery="transactional")
+    assert causes(report) == []
+    assert any("is not one of parked records" in each for each in causes(report, "warning"))
+
+
+def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not_told(
+    native, inspected, dsn, bootstrap_servers, unique
+):
+    other = HarvestConfig(
+        leader_group_id=unique("other"), base_kafka_config={"bootstrap.servers": bootstrap_servers}, data_source=dsn
+    )
+    with Harvest(other) as harvest:
+        eventually(lambda: harvest.is_leader, 30, "leads")
+        eventually(lambda: causes(inspected()), 10, "is found")
+        (said,) = causes(inspected())
+        assert "another pool harvests the subscription" in said
+        assert native.execute("SELECT leader ? 'rival' FROM outbox_subscriptions").fetchall() == [(False,)]
+
+
+def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, dsn, bootstrap_servers, group_id):
+    native_table(native, "billing")
+    used = HarvestConfig(
+        leader_group_id=group_id,
+        base_kafka_config={"bootstrap.servers": bootstrap_servers},
+        data_source=dsn,
+        delivery="transactional",
+    )
+    Harvest(used).drain(60)
+    assert causes(inspected(delivery="transactional")) == []
+    (said,) = causes(inspected(delivery="transactional", outbox_table="billing"))
+    assert "belongs to another outbox" in said
+
+
+def test_what_writers_name_moves_no_cursor(dsn, harvest, bootstrap_servers, group_id):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        goharvest(connection)
+        connection.execute(
+            "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
+            "VALUES (now(), E'a\\x1b[2J\\nok       kafka', 'k', '{}', '{}')"
+        )
+    servers = {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "HARVEST_LEADER_GROUP_ID": group_id}
+    done = harvest("check", **servers)
+    assert done.returncode == 6
+    assert "\x1b" not in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("ok       kafka'")] == []
+
+
 FIVE = """\
 harvest:
   baseKafkaConfg:
@@ -191,6 +327,35 @@ def test_the_index_that_is_needed_follows_the_source(dsn, inspected, kind):
         else:
             OutboxTable.parse("outbox").create(connection)
     assert not any("no index" in each for each in causes(inspected(), "warning"))
+
+
+def test_rows_that_are_hidden_are_an_error(native, inspected, dsn, unique):
+    with role_of(native, unique) as role:
+        name, limited = sql.Identifier(role), make_conninfo(dsn, user=role, password=CANARY)
+        native.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(name))
+        assert causes(inspected(data_source=limited)) == []
+        native.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+        (said,) = causes(inspected(data_source=limited))
+        assert "row-level security hides rows" in said
+
+
+def test_a_standby_is_an_error(tmp_path, inspected):
+    primary = PostgresServer(tmp_path / "primary", durable=False)
+    primary.start()
+    try:
+        with psycopg.connect(primary.dsn, autocommit=True) as connection:
+            native_table(connection)
+        assert causes(inspected(data_source=primary.dsn)) == []
+        standby = standby_of(primary, tmp_path / "standby")
+        try:
+            for attributes in ("read-write", "primary", "any"):
+                (said,) = inspected(data_source=make_conninfo(standby.dsn, target_session_attrs=attributes)).errors
+                assert "standby" in said.cause
+                assert "name the primary" in said.next_step
+        finally:
+            standby.stop()
+    finally:
+        primary.stop()
 
 
 def test_a_clock_that_is_off_is_a_warning(native, inspected, monkeypatch):
@@ -258,7 +423,8 @@ def test_what_grants_prints_is_enough_and_each_part_is_missed(secured, way):
     secured.make(way)
     report = preflight.inspect(secured.config(**way), [secured.topic])
     assert any("lacks privileges" in each or "may not" in each or "beside" in each for each in causes(report))
-    assert any(f"'{secured.topic}'" in each for each in causes(report))
+    (unseen,) = [each for each in report.errors if f"'{secured.topic}'" in each.cause]
+    assert "--command-config operator.properties --create --topic" in unseen.next_step
     assert any("the group" in each for each in causes(report))
     secured.grant(**way)
     secured.permit(**way)
@@ -283,6 +449,28 @@ def test_each_grant_that_is_taken_away_is_named(secured):
                 assert said.startswith(f"GRANT {privilege}")
                 secured.owner.execute(said.encode())
                 assert missing_grants(connection, needs) == []
+
+
+def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
+    way = {**SNAPSHOT, "leadership": "neli"}
+    secured.prepare(way)
+    config = secured.config(**way)
+    eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], 30, "what was granted counts")
+    ours = {"principal": "User:harvester", "name": secured.topic, "operation": AclOperation.WRITE}
+    with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
+        seen = AclBinding(
+            ResourceType.TOPIC,
+            secured.topic,
+            ResourcePatternType.LITERAL,
+            "User:harvester",
+            "*",
+            AclOperation.DESCRIBE,
+            AclPermissionType.ALLOW,
+        )
+        for future in secured.admin.create_acls([seen]).values():
+            future.result(10)
+        said = f"we lack Write on the topic {secured.topic!r}"
+        eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], 30, "it is found")
 
 
 # -- where it is shown

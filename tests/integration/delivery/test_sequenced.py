@@ -6,6 +6,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic, steps
 from support.sequenced import check_ids, read_acknowledged, read_ids
@@ -214,17 +215,19 @@ def test_so_it_is_by_one_that_marks_and_acknowledges_nothing_itself(leader, read
     assert outbox.subscription()["epoch"] == epoch, "the row is left alone once nothing is pending"
 
 
-def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config):
+@pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
+def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config, delivery):
     """It would delete what that has not read."""
-    Harvest(config(source="snapshot")).drain(60)
+    Harvest(config(source="snapshot", subscription="search")).drain(60)
     with pytest.raises(CheckpointError, match="would delete what they have not read") as refused:
-        Harvest(config(source="mark", delivery="barrier")).drain(60)
-    assert "harvest subscriptions remove default" in refused.value.next_step
+        Harvest(config(source="mark", delivery=delivery)).drain(60)
+    assert "harvest subscriptions remove search" in refused.value.next_step
 
 
-def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, config, group_id, bootstrap_servers):
+@pytest.mark.parametrize("delivery", ["barrier", "transactional", "sequenced"])
+def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, config, delivery):
     """As after a migration under a running pool."""
-    engine = Harvest(config(source="mark", delivery="barrier"))
+    engine = Harvest(config(source="mark", delivery=delivery))
     engine.start()
     try:
         eventually(lambda: engine.is_leader, 20, "leads")
@@ -489,3 +492,59 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
     assert read_topic(bootstrap_servers, compacted) == []
     ids = sorted(record.outbox_id for record in read_acknowledged(bootstrap_servers, topic))
     assert ids == [*range(1, 11), *range(13, 22)], "its key goes on in another topic"
+
+
+# -- a topic that stops to take acknowledgements
+
+
+def alter(admin, topic, **settings):
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+def append(outbox, key, topic):
+    outbox.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, 'v')", (topic, key)
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ({"cleanup_policy": "compact"}, {"cleanup_policy": "delete"}),
+        ({"max_message_bytes": "20"}, {"max_message_bytes": "1000000"}),
+    ],
+)
+def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
+    outbox, config, bootstrap_servers, make_topic, admin, bad, good, caplog
+):
+    """I8: others go on; what is for it waits, in order, until it is mended and people want it sent."""
+    other = make_topic(1)
+    with Harvest(config()) as harvest:
+        append(outbox, "a", other)
+        append(outbox, "b", outbox.topic)
+        eventually(lambda: harvest.delivered_records == 2, 30, "both topics are known")
+        alter(admin, other, **bad)
+
+        def is_parked():
+            append(outbox, "a", other)
+            return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] > 1
+
+        eventually(is_parked, 40, "what comes is parked")
+        before = harvest.delivered_records
+        append(outbox, "b", outbox.topic)
+        eventually(lambda: harvest.delivered_records == before + 1, 20, "the other topic goes on")
+        alter(admin, other, **good)
+
+        def is_caught_up():
+            outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
+            return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] == 0
+
+        eventually(is_caught_up, 60, "all is sent again")
+    written = [each for (each,) in outbox.connection.execute("SELECT id FROM outbox WHERE kafka_topic = %s", (other,))]
+    assert [each.outbox_id for each in read_acknowledged(bootstrap_servers, other)] == sorted(written)

@@ -128,7 +128,9 @@ def test_the_quickstart_with_separate_roles(servers, newcomer):
             eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
         newcomer.type(block)
     assert "0 errors" in "".join(newcomer.said), "of `harvest check`"
-    assert "lost" in newcomer.said[-1]
+    assert "lost" in newcomer.said[-2]
+    assert "there are enough segments" in newcomer.said[-1]
+    assert "kept: outbox_from_0" in newcomer.said[-1]
 
 
 OBJECTS = """

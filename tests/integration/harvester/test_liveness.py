@@ -1,5 +1,6 @@
 """How `harvest run` tells a supervisor that it works: the alive file, and systemd's protocol."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import threading
 from support.waiting import eventually
 
 from harvest_lib import Harvest, HarvestConfig
+from harvest_lib.cli.actions.liveness import Liveness
 
 
 def test_systemd_is_told_of_each_state(allowed, reaper, outbox, tmp_path):
@@ -49,6 +51,25 @@ def test_a_sign_that_cannot_be_given_ends_it(harvest, reaper, outbox, tmp_path):
     ended = harvest("run", "-f", reaper, "--alive-file", str(tmp_path / "missing" / "alive"))
     assert ended.returncode == 3
     assert "create its folder" in ended.stderr
+
+
+def test_a_later_sign_that_cannot_be_given_ends_nothing(tmp_path, monkeypatch):
+    """The harvester may lead: a disk that fails for a moment is for the probe to judge."""
+    monkeypatch.setattr("harvest_lib.cli.actions.liveness._EVERY_SECONDS", 0)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with Liveness(folder / "alive") as liveness:
+            liveness.show()
+            shutil.rmtree(folder)
+            liveness.show()
+            folder.mkdir()
+            liveness.show()
+            assert (folder / "alive").exists()
+        assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
 
 
 def test_a_thread_that_hangs_is_not_responsive(outbox, dsn, bootstrap_servers, monkeypatch):

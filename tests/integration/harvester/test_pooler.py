@@ -12,8 +12,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.machine import require
 from support.waiting import eventually
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, require_session
 from harvest_lib.errors import DatabaseError
+from harvest_lib.harvester import preflight
 from infra.chaos.namespaces import has_program
 
 PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
@@ -81,3 +83,11 @@ def test_a_pooler_by_the_transaction_is_refused(pooled):
     with connect(conninfo), pytest.raises(DatabaseError, match="not a session") as error:
         require_session(conninfo)
     assert "pool_mode = session" in error.value.next_step
+
+
+def test_harvest_check_finds_it(outbox, pooled, bootstrap_servers):
+    for mode, found in (("session", False), ("transaction", True)):
+        config = HarvestConfig(
+            leadership="solo", base_kafka_config={"bootstrap.servers": bootstrap_servers}, data_source=pooled(mode)
+        )
+        assert any("not a session" in each.cause for each in preflight.inspect(config).errors) is found

@@ -9,8 +9,9 @@ from support.native import Native
 from support.outbox import Outbox, harvest_config
 from support.waiting import eventually
 
-from harvest_lib.harvester import progress
+from harvest_lib.harvester import progress, status
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
@@ -98,3 +99,26 @@ def test_the_topics_of_parked_records_are_said(started, dsn):
         return {name for each in events(caplog, "records_parked") for name in each.topics}
 
     eventually(lambda: named() == {f"{topic}-none", f"{topic}-nowhere"}, 30, "both are named")
+
+
+def test_the_age_is_read_from_the_first_records_that_wait(dsn, bootstrap_servers, group_id, monkeypatch):
+    """It is asked for once a minute: a large backlog is not counted for it."""
+    monkeypatch.setattr(status, "_FEW", 5)
+    native = Native(dsn, size=1_000_000)
+    native.subscribe(native.snapshot())
+    reader = StatusReader(native.connection, harvest_config(dsn, bootstrap_servers, group_id, subscription="s"))
+    assert reader.oldest_age_seconds() == 0.0
+
+    def write(topic, hours, records):
+        native.connection.execute(
+            "INSERT INTO outbox (create_time, kafka_topic, kafka_key) "
+            "SELECT now() - make_interval(hours => %s), %s, 'k' FROM generate_series(1, %s)",
+            (hours, topic, records),
+        )
+
+    write("theirs", 2, 10)
+    write("ours", 9, 1)
+    assert 7_200 <= reader.oldest_age_seconds() < 7_300
+    native.connection.execute("UPDATE outbox_subscriptions SET topics = ARRAY['ours']")
+    assert 32_400 <= reader.oldest_age_seconds() < 32_500, "none of the first is ours"
+    native.connection.close()

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from support.native import Native
-from support.outbox import harvest_config
+from support.outbox import harvest_config, read_topic
 
 from harvest_lib.harvester.harvest import Harvest
 
@@ -116,3 +116,36 @@ def test_what_a_drain_costs_kafka(outbox, bootstrap_servers, group_id, delivery,
         spent[kind] = spent.get(kind, 0) + number
     assert 4 <= spent.pop("Produce") <= produces
     assert sum(spent.values()) <= others, spent
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
+def test_what_is_retried_of_few_keys_goes_in_runs(dsn, bootstrap_servers, group_id, make_topic, unique, delivery):
+    """Redelivery costs about as much as delivery: so keys that are written on are caught up with."""
+    topic, keys, each = unique("later"), 6, 200
+    native = Native(dsn, size=1_000_000)
+    native.connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+        "SELECT %s, 'key-' || g %% %s, repeat('x', 200) FROM generate_series(1, %s) g",
+        (topic, keys, keys * each),
+    )
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery)
+    assert Harvest(config).drain(60).records == 0
+    parked = "SELECT count(*) FROM outbox_set_aside"
+    assert native.connection.execute(parked).fetchone()[0] == keys * each
+    make_topic(name=topic, partitions=2)
+    native.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
+    before, numbers = counts(dsn), []
+    number = "SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions"
+    numbers.append(native.connection.execute(number).fetchone()[0])
+    assert Harvest(config).drain(60).records == keys * each
+    numbers.append(native.connection.execute(number).fetchone()[0])
+    assert native.connection.execute(parked).fetchone()[0] == 0
+    done = counts(dsn)[0] - before[0]
+    runs = each if delivery == "barrier" else 3  # under the barrier a key has one record in a batch
+    assert numbers[1] - numbers[0] <= runs + 10
+    assert done <= 3 * runs + 120, "pages, checkpoints, and a few looks at what is parked"
+    ids = {}
+    for record in read_topic(bootstrap_servers, topic):
+        ids.setdefault(record.key, []).append(record.outbox_id)
+    assert len(ids) == keys
+    assert all(found == sorted(found) for found in ids.values())

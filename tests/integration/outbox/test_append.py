@@ -128,14 +128,17 @@ class AsyncSessionWriter(SyncWriter):
         async def run():
             engine = self._engine()
             try:
-                async with AsyncSession(engine) as session:
-                    counts = [await append_async(session, batch, **options) for batch in batches]
-                    await (session.rollback() if undo else session.commit())
+                async with self._opened(engine) as opened:
+                    counts = [await append_async(opened, batch, **options) for batch in batches]
+                    await (opened.rollback() if undo else opened.commit())
             finally:
                 await engine.dispose()
             return counts
 
         return asyncio.run(run())
+
+    def _opened(self, engine):
+        return AsyncSession(engine)
 
     def _engine(self):
         async def connected():
@@ -152,6 +155,17 @@ class AsyncpgSessionWriter(AsyncSessionWriter):
             return await asyncpg.connect(**asyncpg_options(self._dsn))
 
         return create_async_engine("postgresql+asyncpg://", async_creator=connected)
+
+
+class AsyncConnectionWriter(AsyncSessionWriter):
+    """Writes through an async connection of SQLAlchemy, whose transaction nobody has begun."""
+
+    def _opened(self, engine):
+        return engine.connect()
+
+
+class AsyncpgConnectionWriter(AsyncConnectionWriter, AsyncpgSessionWriter):
+    """The same over asyncpg."""
 
 
 class DjangoWriter(SyncWriter):
@@ -219,6 +233,8 @@ WRITERS = {
     "sqlalchemy": SqlalchemyWriter,
     "sqlalchemy_session": SessionWriter,
     "sqlalchemy_async": AsyncSessionWriter,
+    "sqlalchemy_async_connection": AsyncConnectionWriter,
+    "sqlalchemy_asyncpg_connection": AsyncpgConnectionWriter,
     "sqlalchemy_asyncpg": AsyncpgSessionWriter,
     "asyncpg": AsyncpgWriter,
     "asyncpg_pool": AsyncpgPoolWriter,
@@ -447,6 +463,28 @@ def test_records_outside_a_transaction_are_refused_where_that_is_easily_forgotte
             await connection.close()
 
     with pytest.raises(LifecycleError, match=r"connection\.transaction"):
+        asyncio.run(run())
+    assert table.rows() == []
+
+
+def test_a_transaction_of_sqlalchemy_that_postgres_does_not_have_is_refused(table, dsn):
+    """A rollback would leave the records."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn)).execution_options(
+        isolation_level="AUTOCOMMIT"
+    )
+    with engine.begin() as connection, pytest.raises(LifecycleError, match="AUTOCOMMIT"):
+        append(connection, records("k"))
+
+    async def run():
+        made = create_async_engine(
+            "postgresql+psycopg://",
+            async_creator=lambda: psycopg.AsyncConnection.connect(dsn),
+            isolation_level="AUTOCOMMIT",
+        )
+        async with made.begin() as connection:
+            await append_async(connection, records("k"))
+
+    with pytest.raises(LifecycleError, match="AUTOCOMMIT"):
         asyncio.run(run())
     assert table.rows() == []
 

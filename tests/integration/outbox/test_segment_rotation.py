@@ -2,19 +2,22 @@
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from support.native import Native
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import DatabaseError
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
 from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.outbox import Segments, rotate_segment
+from harvest_lib.outbox import Segments, drop_passed, ensure_segments, rotate_segment
 
 DAY = 86_400.0
 
@@ -79,6 +82,40 @@ def test_dates_that_writers_make_up_do_not_use_up_segments(native):
     assert rotate(native, older_than_seconds=DAY) is not None
 
 
+def test_dates_to_come_do_not_keep_a_segment(native):
+    """Else one record would keep payloads for good: a writer made its date up, or a clock was set back since."""
+    native.connection.execute(
+        "INSERT INTO outbox (create_time, kafka_topic, kafka_key) VALUES ('2999-01-01', 't', 'k')"
+    )
+    assert rotate(native, older_than_seconds=DAY) is None, "how old it is is not known"
+    native.write(1)
+    native.connection.execute("UPDATE outbox SET create_time = now() - interval '2 days' WHERE id = 2")
+    assert rotate(native, older_than_seconds=DAY).segment == "outbox_from_0"
+    native.closed()
+    native.connection.execute("UPDATE outbox_segments SET passed_at = now() + interval '1 year'")
+    native.write(1)
+    assert rotate(native, older_than_seconds=DAY) is None
+    native.connection.execute("UPDATE outbox SET create_time = now() - interval '2 days' WHERE id = 10")
+    assert rotate(native, older_than_seconds=DAY).segment == "outbox_from_10"
+
+
+@pytest.mark.parametrize("change", [rotate_segment, ensure_segments, drop_passed])
+def test_who_does_not_own_the_table_is_told_who_does(native, dsn, unique, change):
+    native.write(1)
+    role = sql.Identifier(unique("role")[:60])
+    native.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p'").format(role))
+    try:
+        native.connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA public TO {}").format(role))
+        native.connection.execute(sql.SQL("GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO {}").format(role))
+        limited = make_conninfo(dsn, user=role.as_string(None).strip('"'), password="p")
+        with psycopg.connect(limited, autocommit=True) as connection:
+            with pytest.raises(DatabaseAccessDenied, match="only its owner") as refused:
+                change(connection, native.table)
+            assert f"as {native.connection.info.user!r}" in refused.value.next_step
+    finally:
+        native.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(role))
+
+
 def test_segments_are_made_first_and_a_tail_with_records_is_left_too(native):
     for _ in range(8):
         native.write(1)
@@ -138,8 +175,10 @@ def test_a_transaction_that_stays_open_is_named_and_holds_up_no_writer_for_long(
     native.write(1)
     with psycopg.connect(dsn) as writer:
         native.write(1, connection=writer)
-        with pytest.raises(DatabaseError, match=str(writer.info.backend_pid)):
-            rotate(native, patience_seconds=0.5)
+        with psycopg.connect(dsn) as reader:
+            reader.execute("SELECT last_value FROM outbox_id_seq")  # which holds up nobody, and began later
+            with pytest.raises(DatabaseError, match=f"held by pid {writer.info.backend_pid} "):
+                rotate(native, patience_seconds=0.5)
         writer.rollback()
     assert rotate(native) is not None
 
@@ -171,6 +210,21 @@ def test_the_harvester_rotates_by_age_and_drops_what_was_delivered(native, dsn, 
     assert (said.segment, said.next_id) == ("outbox_from_0", 10)
     assert "outbox_from_0" not in native.names()
     assert native.count() == 0
+
+
+def test_a_transaction_that_keeps_rotation_waiting_keeps_nothing_else(native, dsn):
+    """And for a second a minute only is it tried: each time writers wait with it."""
+    native.write(15)
+    native.subscribe(native.snapshot())
+    native.closed()
+    age(native, DAY)
+    with psycopg.connect(dsn) as writer:
+        writer.execute("SELECT nextval('outbox_id_seq')")
+        began = time.monotonic()
+        with pytest.raises(DatabaseError, match=str(writer.info.backend_pid)):
+            maintenance(dsn, native).look()
+        assert time.monotonic() - began < 10
+    assert native.names()[0] == "outbox_from_10", "dropped all the same"
 
 
 def test_zero_leaves_segments_to_their_ids(native, dsn):

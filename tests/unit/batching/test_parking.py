@@ -1,5 +1,7 @@
 """What can never be sent, in the loop in batches over fakes: parked before it is passed, and found out quickly."""
 
+from functools import partial
+
 import pytest
 from support.batches import BatchRuns
 from support.rows import row
@@ -159,6 +161,94 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     assert steps_back(runs.kafka.log) == 0
     assert runs.kafka.checkpoint.holds is None
     assert runs.kafka.most_of_a_key == 1 or not one_per_key
+
+
+def test_what_is_retried_of_a_key_is_freed_in_runs(places_asked):
+    """One of a key goes at a time, but they are asked for by the hundred, and others of other keys are not kept."""
+    runs, asked = places_asked
+    fill(runs, 600, keys=6)
+    runs.topics.bad.update(dict.fromkeys(range(1, 7), "bad"))
+    runs.run()
+    assert len(runs.places.rows) == 600
+    runs.topics.bad.clear()
+    runs.places.retry(*range(1, 7))
+    asked.clear()
+    runs.kafka.batches.clear()
+    runs.run()
+    assert runs.places.rows == {}
+    assert sorted(runs.kafka.ids) == list(range(1, 601))
+    assert steps_back(runs.kafka.log) == 0
+    assert runs.kafka.most_of_a_key == 1
+    assert asked.count("due") <= 4
+    assert asked.count("release") <= 3
+    assert len(runs.kafka.batches) <= 110, "each key has a hundred"
+
+
+def test_a_key_with_a_long_run_does_not_keep_another_one():
+    runs = BatchRuns(one_per_key=True)
+    runs.table.insert(*[row(n, "long" if n <= 1_500 else "short") for n in range(1, 1_511)])
+    runs.topics.bad.update({1: "bad", 1_501: "bad"})
+    runs.run()
+    runs.topics.bad.clear()
+    runs.places.retry(1, 1_501)
+    runs.run()
+    assert runs.places.rows == {}
+    assert sorted(runs.kafka.ids) == list(range(1, 1_511))
+    assert runs.kafka.ids.index(1_510) < 50
+    assert steps_back(runs.kafka.log) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["not_committed", "committed"])
+def test_a_run_that_was_freed_survives_its_leader(lost):
+    """What has not gone of it is deferred in the checkpoint, and goes first under the next leader."""
+    runs = BatchRuns(one_per_key=True)
+    fill(runs, 120, keys=3)
+    runs.topics.bad.update({1: "bad", 2: "bad", 3: "bad"})
+    runs.run()
+    runs.topics.bad.clear()
+    runs.places.retry(1, 2, 3)
+    first = runs.loop()
+    while len(runs.kafka.ids) < 30:
+        first.turn()
+    assert runs.places.rows == {}
+    assert len(runs.kafka.checkpoint.position["deferred"]) >= 80
+    assert runs.kafka.checkpoint.holds == min(runs.kafka.checkpoint.position["deferred"]), "retention keeps them"
+    runs.table.insert(*[row(n, f"k{n % 3}") for n in range(121, 151)])
+    runs.kafka.broken, runs.kafka.lost = 2, lost
+    runs.run()
+    assert sorted(runs.kafka.ids) == list(range(1, 151))
+    assert steps_back(runs.kafka.log) == 0
+
+
+def test_no_more_is_freed_before_a_run_has_gone():
+    """Memory, and the ids in a checkpoint, are bounded by one run."""
+    runs = BatchRuns(one_per_key=True)
+    fill(runs, 5_000, keys=2)
+    runs.topics.bad.update({1: "bad", 2: "bad"})
+    runs.run()
+    runs.topics.bad.clear()
+    runs.places.retry(1, 2)
+    loop, most = runs.loop(), 0
+    while not loop.idle:
+        loop.turn()
+        loop._redelivery._look_at = 0.0
+        most = max(most, len(loop._barrier.deferred_ids))
+    assert sorted(runs.kafka.ids) == list(range(1, 5_001))
+    assert 0 < most <= 2_000
+
+
+@pytest.fixture
+def places_asked(monkeypatch):
+    """A bench, and what its leader asks of the table of parked ids."""
+    runs, asked = BatchRuns(one_per_key=True), []
+
+    def noted(name, call, *values, **named):
+        asked.append(name)
+        return call(*values, **named)
+
+    for name in ("load", "moved", "due", "release", "add"):
+        monkeypatch.setattr(runs.places, name, partial(noted, name, getattr(runs.places, name)))
+    return runs, asked
 
 
 def test_a_leader_that_dies_before_it_forgets_what_it_retried_repeats_nothing():

@@ -1,0 +1,249 @@
+"""Where an archive lies, and its small files: which outbox it is of, and a manifest for each segment.
+
+    outbox.json                                     whose archive it is
+    segments/<segment>.json                         the manifest: files, counts, hashes; written last
+    records/day=2026-11-23/topic=orders/<segment>.parquet
+
+A file of records counts only if a manifest names it. Days are those of `create_time`, in UTC.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+from urllib.parse import quote
+
+from harvest_lib.errors import ArchiveError, install_hint
+
+VERSION = 1
+_CHUNK_BYTES = 1 << 20
+_ABOUT = "outbox.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedFile:
+    """One file of records, of one day and topic, in the order of their ids. `sha256` is of the file's bytes."""
+
+    path: str
+    topic: str
+    day: str
+    records: int
+    first_id: int
+    last_id: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What the archive has of one segment: ids from `lower` on and below `upper`; None is without a beginning."""
+
+    segment: str
+    lower: int | None
+    upper: int
+    records: int
+    last_transaction: int | None
+    columns: Mapping[str, str]
+    files: Sequence[ArchivedFile]
+
+
+class ArchiveFiles:
+    """The files of one archive, under a URL of fsspec or a path: a folder here, `s3://…`, `hdfs://…`.
+
+    All calls raise ArchiveError if the file system refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            import fsspec  # noqa: PLC0415 - optional
+
+            self._system, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise ArchiveError(
+                f"the archive {url} cannot be opened",
+                evidence=str(error),
+                next_step=f"correct the URL, or install what it needs: {install_hint('archive')}, and fsspec's package "
+                "for this file system",
+            ) from error
+
+    def claim(self, identity: str, outbox: str) -> None:
+        """Make the archive that of an outbox. Raises ArchiveError if it is that of another."""
+        about = self._read_json(_ABOUT)
+        if about is None:
+            self._write_json(_ABOUT, {"version": VERSION, "outbox": outbox, "identity": identity})
+            about = self._read_json(_ABOUT) or {}
+        self._refuse_newer(about, _ABOUT)
+        if about.get("identity") != identity:
+            raise ArchiveError(
+                f"the archive {self.url} is that of another outbox",
+                evidence=f"it is of {about.get('outbox')} ({about.get('identity')}), this is {outbox} ({identity})",
+                next_step="give each outbox a URL of its own",
+            )
+
+    def manifests(self) -> Sequence[Manifest]:
+        """Return what the archive has of each segment, in the order of ids."""
+        with self._translated("listed"):
+            names = self._system.glob(f"{self._root}/segments/*.json")
+        found = [self.manifest(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names]
+        return sorted(filter(None, found), key=lambda each: each.upper)
+
+    def manifest(self, segment: str) -> Manifest | None:
+        """Return what the archive has of a segment, None if nothing."""
+        name = _manifest_name(segment)
+        content = self._read_json(name)
+        if content is None:
+            return None
+        self._refuse_newer(content, name)
+        try:
+            files = [ArchivedFile(**each) for each in content.pop("files")]
+            return Manifest(**{**{k: v for k, v in content.items() if k != "version"}, "files": files})
+        except (KeyError, TypeError) as error:
+            raise self._damaged(name, f"it is no manifest: {error}") from error
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write the manifest, read it back, and remove files of the segment that it does not name."""
+        name = _manifest_name(manifest.segment)
+        self._write_json(name, {"version": VERSION, **asdict(manifest)})
+        if self.manifest(manifest.segment) != manifest:
+            raise self._damaged(name, "what was read back is not what was written")
+        named = {f"{self._root}/{each.path}" for each in manifest.files}
+        with self._translated("cleared"):
+            there = self._system.glob(f"{self._root}/records/*/*/{_glob_quoted(_quoted(manifest.segment))}.parquet")
+            for stray in set(there) - named:
+                self._system.rm_file(stray)
+
+    def path(self, segment: str, *, day: str, topic: str) -> str:
+        """Return where the records of a segment, day and topic lie, from the archive's root."""
+        return f"records/day={_quoted(day)}/topic={_quoted(topic)}/{_quoted(segment)}.parquet"
+
+    @contextmanager
+    def written(self, path: str) -> Iterator["HashingFile"]:
+        """Open a file to be written from its beginning, in place of what is there."""
+        with self._translated("written"):
+            self._system.makedirs(f"{self._root}/{path}".rsplit("/", 1)[0], exist_ok=True)
+            with self._system.open(f"{self._root}/{path}", "wb") as file:
+                yield HashingFile(file)
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[IO[bytes]]:
+        """Open a file to be read."""
+        with self._translated("read"), self._system.open(f"{self._root}/{path}", "rb") as file:
+            yield file
+
+    def check_bytes(self, file: ArchivedFile) -> None:
+        """Raise ArchiveError unless a file has the bytes that its manifest says."""
+        found = hashlib.sha256()
+        with self.opened(file.path) as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                found.update(chunk)
+        if found.hexdigest() != file.sha256:
+            raise self._damaged(file.path, f"its SHA-256 is {found.hexdigest()}, the manifest says {file.sha256}")
+
+    def _damaged(self, path: str, evidence: str) -> ArchiveError:
+        return ArchiveError(
+            f"{path} in the archive {self.url} is damaged",
+            evidence=evidence,
+            next_step="restore it from a copy of the archive; while its segment is in the outbox: "
+            "`harvest segments archive --again`",
+        )
+
+    def _refuse_newer(self, content: Mapping[str, Any], name: str) -> None:
+        if content.get("version", 0) > VERSION:
+            raise ArchiveError(
+                f"the archive {self.url} is of a newer version",
+                evidence=f"{name} has version {content['version']}, this program knows {VERSION}",
+                next_step="upgrade outbox-harvester here",
+            )
+
+    def _read_json(self, path: str) -> dict[str, Any] | None:
+        with self._translated("read"):
+            try:
+                text = self._system.cat_file(f"{self._root}/{path}")
+            except FileNotFoundError:
+                return None
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise self._damaged(path, f"it is no JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise self._damaged(path, "it is no JSON object")
+        return content
+
+    def _write_json(self, path: str, content: Mapping[str, Any]) -> None:
+        with self._translated("written"):
+            self._system.makedirs(f"{self._root}/{path}".rsplit("/", 1)[0], exist_ok=True)
+            self._system.pipe_file(f"{self._root}/{path}", json.dumps(content, indent=1).encode())
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ArchiveError:
+            raise
+        except FileNotFoundError as error:
+            raise self._damaged(str(error.filename or error), "it is missing") from error
+        except OSError as error:
+            raise ArchiveError(
+                f"the archive {self.url} could not be {what}",
+                evidence=f"{type(error).__name__}: {error}",
+                next_step="check space and rights there, then run this again: nothing is dropped that is not archived",
+            ) from error
+
+
+class HashingFile:
+    """A file that is written from its beginning to its end, and hashed on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        """Write all of it."""
+        self._file.write(content)
+        self._hash.update(content)
+        self.bytes += memoryview(content).nbytes
+        return memoryview(content).nbytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed when it is closed."""
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self.bytes
+
+    def readable(self) -> bool:
+        """It is not."""
+        return False
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False
+
+    def close(self) -> None:
+        """Leave closing to whoever opened it."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written, in hexadecimal."""
+        return self._hash.hexdigest()
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="-_.") or "%"
+
+
+def _glob_quoted(name: str) -> str:
+    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+
+
+def _manifest_name(segment: str) -> str:
+    return f"segments/{_quoted(segment)}.json"

@@ -1,0 +1,142 @@
+"""Records of a segment as tables of Arrow: as Postgres has them, and as a file of Parquet has them.
+
+The columns are those of the outbox. `create_time` is in microseconds of UTC; infinity, which Postgres knows, is the
+largest and smallest number of 64 bits, as it is there. `transaction_id` is a 64-bit integer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.errors import ArchiveError, install_hint
+from harvest_lib.outbox.segments import Segment
+
+_MOST_RECORDS = 50_000
+_MOST_BYTES = 32 * 1024 * 1024
+"""A table has no more of either, but for one record."""
+_FETCHED = 500
+
+_MICROSECONDS = """
+CASE create_time WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN -9223372036854775808
+     ELSE (extract(epoch FROM create_time) * 1000000)::bigint END
+"""
+_DAY = """
+CASE WHEN isfinite(create_time) THEN to_char(create_time AT TIME ZONE 'UTC', 'YYYY-MM-DD') ELSE create_time::text END
+"""
+_SELECT = f"""
+SELECT {_DAY}, kafka_topic,
+       id, transaction_id::text::bigint, {_MICROSECONDS}, kafka_topic, kafka_key, kafka_value,
+       kafka_header_keys, kafka_header_values
+FROM {{segment}} ORDER BY kafka_topic COLLATE "C", {_DAY} COLLATE "C", id
+"""  # noqa: S608 - it is above
+_VALUE_TYPE = """
+SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'kafka_value'
+"""
+
+_TOTALS = """
+SELECT count(*), (SELECT transaction_id::text::bigint FROM {segment} ORDER BY transaction_id DESC LIMIT 1)
+FROM {segment}
+"""
+
+Rows = Iterator[tuple[Any, ...]]
+
+
+def load_pyarrow() -> Any:
+    """Return the module. Raises ArchiveError where it is not installed."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - optional, and half a second
+        import pyarrow.parquet  # noqa: PLC0415 - as above
+    except ImportError as error:
+        raise ArchiveError(
+            "an archive needs the package pyarrow, which is not installed",
+            evidence=str(error),
+            next_step=install_hint("archive"),
+        ) from error
+    return pa
+
+
+class SegmentRecords:
+    """The rows of one segment, in one transaction of the connection, by topic, day and id."""
+
+    def __init__(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
+        self._connection = connection
+        self.segment = segment
+        with translated():
+            row = connection.execute(_VALUE_TYPE, (str(segment.table),)).fetchone()
+        self.schema = schema_of(is_binary=row is not None and bool(row[0]))
+
+    def totals(self) -> tuple[int, int | None]:
+        """Return how many records there are, and the last transaction that wrote one."""
+        with translated():
+            row = self._connection.execute(sql.SQL(_TOTALS).format(segment=self.segment.table.identifier)).fetchone()
+        return row if row is not None else (0, None)
+
+    def groups(self) -> Iterator[tuple[str, str, Rows]]:
+        """Yield topic, day and rows by id; each group has to be read to its end before the next one."""
+        statement = sql.SQL(_SELECT).format(segment=self.segment.table.identifier)
+        with translated(), self._connection.cursor("harvest_archive") as cursor:
+            cursor.itersize = _FETCHED
+            cursor.execute(statement)
+            for (topic, day), rows in groupby(cursor, key=itemgetter(1, 0)):
+                yield topic, day, (row[2:] for row in rows)
+
+    def tables(self, rows: Rows) -> Iterator[Any]:
+        """Yield the rows as tables of bounded size."""
+        taken: list[tuple[Any, ...]] = []
+        size = 0
+        for row in rows:
+            taken.append(row)
+            size += _size(row)
+            if len(taken) >= _MOST_RECORDS or size >= _MOST_BYTES:
+                yield self.table(taken)
+                taken, size = [], 0
+        if taken:
+            yield self.table(taken)
+
+    def table(self, rows: Sequence[tuple[Any, ...]]) -> Any:
+        """Return rows as a table of Arrow. Raises ArchiveError for text that is no UTF-8."""
+        pa = load_pyarrow()
+        try:
+            columns = [
+                pa.array(column, type=field.type if field.name != "create_time" else pa.int64()).cast(field.type)
+                for column, field in zip(zip(*rows, strict=True), self.schema, strict=True)
+            ]
+        except (UnicodeEncodeError, pa.ArrowInvalid) as error:
+            raise ArchiveError(
+                f"the segment {self.segment.name} has a record that Parquet cannot hold",
+                evidence=f"between the ids {rows[0][0]} and {rows[-1][0]}: {error}",
+                next_step="let the outbox have `bytea` values (`harvest init --bytea`), or keep this segment by hand",
+            ) from error
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def schema_of(*, is_binary: bool) -> Any:
+    """Return the schema of version 1. `is_binary`: values are bytes, else text."""
+    pa = load_pyarrow()
+    return pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("transaction_id", pa.int64(), nullable=False),
+            pa.field("create_time", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("kafka_topic", pa.string(), nullable=False),
+            pa.field("kafka_key", pa.string(), nullable=False),
+            pa.field("kafka_value", pa.binary() if is_binary else pa.string()),
+            pa.field("kafka_header_keys", pa.list_(pa.string()), nullable=False),
+            pa.field("kafka_header_values", pa.list_(pa.string()), nullable=False),
+        ]
+    )
+
+
+def names_and_types(schema: Any) -> Mapping[str, str]:
+    """Return a schema as a manifest says it."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def _size(row: tuple[Any, ...]) -> int:
+    value, keys, values = row[5], row[6], row[7]
+    return 100 + len(value or "") + sum(map(len, keys)) + sum(len(each or "") for each in values)

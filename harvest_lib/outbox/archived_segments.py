@@ -1,0 +1,85 @@
+"""Which segments of an outbox are in its archive, in the table `<outbox>_archived`.
+
+An outbox has an archive once this table is there. From then on no segment is dropped that the table does not name as it
+is now. `DROP TABLE` ends that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox.segments import Segment
+from harvest_lib.outbox.table import OutboxTable
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {archived} (
+  segment          TEXT PRIMARY KEY,
+  url              TEXT NOT NULL,
+  records          BIGINT NOT NULL,
+  last_transaction XID8,
+  archived_at      TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp()
+)"""
+
+_PUT = """
+INSERT INTO {archived} (segment, url, records, last_transaction) VALUES (%s, %s, %s, %s::text::xid8)
+ON CONFLICT (segment) DO UPDATE
+SET (url, records, last_transaction, archived_at) =
+    (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
+"""
+
+_NAMES = "SELECT segment FROM {archived} WHERE url = %s"
+
+# A record that was parked and put back has a transaction id of its own.
+_IS_AS_IT_WAS = """
+SELECT (%s OR a.records = (SELECT count(*) FROM {segment})) AND a.last_transaction IS NOT DISTINCT FROM (
+  SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1
+)
+FROM {archived} AS a WHERE a.segment = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSegments:
+    """The archived segments of one outbox. All calls raise DatabaseError."""
+
+    outbox: OutboxTable
+
+    def create(self, connection: psycopg.Connection[Any]) -> None:
+        """Create the table, so that no segment is dropped any more that is not archived. Needs the owner's rights."""
+        self._execute(connection, _CREATE)
+
+    def put(
+        self, connection: psycopg.Connection[Any], segment: str, *, url: str, records: int, last_transaction: int | None
+    ) -> None:
+        """Note that a segment is in an archive with so many records, the last of this transaction."""
+        self._execute(connection, _PUT, segment, url, records, last_transaction)
+
+    def names(self, connection: psycopg.Connection[Any], url: str) -> Sequence[str]:
+        """Return the segments that are in an archive, dropped ones too."""
+        return [row[0] for row in self._execute(connection, _NAMES, url)]
+
+    def missing(self, connection: psycopg.Connection[Any], segment: Segment, *, uncounted: bool = False) -> str:
+        """Say what is not in the archive yet of a closed segment; nothing if all is, or the outbox has no archive.
+
+        `uncounted` looks at the last transaction alone, which reads one row.
+        """
+        placed = self.outbox.placed(connection)
+        if not placed.archived.exists(connection):
+            return ""
+        names = {"segment": in_statement(segment.table.identifier)}
+        row = self._execute(connection, _IS_AS_IT_WAS, uncounted, segment.name, **names).fetchone()
+        if row is None:
+            return "it is not in the archive yet: `harvest segments archive`"
+        changed = "it has changed since it was archived: `harvest segments archive`, `--again` if rows were deleted"
+        return "" if row[0] else changed
+
+    def _execute(
+        self, connection: psycopg.Connection[Any], query: str, *values: object, **names: sql.Composable
+    ) -> psycopg.Cursor[Any]:
+        archived = in_statement(self.outbox.placed(connection).archived.identifier)
+        with translated():
+            return connection.execute(sql.SQL(query).format(archived=archived, **names), values)

@@ -1,0 +1,299 @@
+"""The rows of an outbox for Spark: what a snapshot sees of ranges of ids, and whether all of it is still there.
+
+Rows are read by `SnapshotSource`, page by page: no transaction stays open, so nothing of Postgres waits for Spark.
+Which rows those are is decided by snapshots as text, which each task gets. After a task has read its rows it looks
+whether the segments they were in are still attached. If not, it fails: rows that had gone would not have been missed.
+
+An outbox whose rows are deleted when they were delivered has no such rows. It is read by one statement, which has a
+snapshot of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from harvest_lib.database import connect, translated
+from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
+from harvest_lib.outbox import OutboxTable, Segment, Segments
+from harvest_lib.outbox.row_security import require_all_rows
+from harvest_lib.outbox.table import ValueType
+from harvest_lib.record import Row, Unreadable
+from harvest_lib.source import Position, Selection, SnapshotSource, server_identity
+from harvest_lib.source.filters import shard_conditions
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.readable import readable
+from harvest_lib.source.selection import COLUMNS
+from spark_jobs.data_source.read_options import ReadOptions
+from spark_jobs.data_source.windows import HIGHEST_ID, LOWEST_ID, NOTHING, OutboxPartition, Window, dropped
+
+_PAGE_ROWS = 5_000
+_NAME = "Spark"
+
+# A `Row` has no place for these two, so they come in front of the key, which cannot be null.
+_KEY = sql.SQL(
+    "coalesce(CASE WHEN isfinite(create_time) THEN (extract(epoch FROM create_time) * 1000000)::bigint END::text, '')"
+    " || ' ' || {transaction_id} || ' ' || kafka_key"
+)
+_FOLLOWED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("transaction_id::text"))}
+_PURGED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("''"))}
+
+_SNAPSHOT = "SELECT pg_current_snapshot()::text"
+_MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
+_ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """The segments that are there, ascending."""
+
+    segments: Sequence[Segment]
+
+    @property
+    def floor(self) -> int:
+        """The lowest id that has a segment."""
+        return _lower(self.segments[0]) if self.segments else HIGHEST_ID
+
+    @property
+    def closed(self) -> int:
+        """The id below which nothing is inserted any more."""
+        end = self.floor
+        for each in self.segments:
+            if each.closed_at is None or each.upper is None or _lower(each) != end:
+                break
+            end = each.upper
+        return end
+
+    def require(self, first: int, below: int | None = None) -> None:
+        """Raise PositionLost unless all ids from `first` on have a segment, up to `below` if that is given."""
+        covered = first
+        for each in self.segments:
+            if _lower(each) > covered:
+                break
+            covered = max(covered, HIGHEST_ID if each.upper is None else each.upper)
+        wanted = below if below is not None else max((_lower(each) for each in self.segments), default=HIGHEST_ID)
+        if covered < wanted:
+            raise dropped(f"there is no segment for the id {covered} any more, ids from {first} on were to be read")
+
+
+def value_type(options: ReadOptions) -> ValueType:
+    """Tell whether values are text or bytes. Raises OutboxTableError or DatabaseError."""
+    with connect(options.dsn) as connection:
+        return _table(options).value_type(connection)
+
+
+def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
+    """Tell whether rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
+    table = _table(options)
+    if table.check_columns(connection) != "native":
+        return False
+    beside = table.placed(connection).subscriptions
+    if not beside.exists(connection):
+        return True
+    with translated():
+        row = connection.execute(sql.SQL(_MARKS).format(subscriptions=beside.identifier)).fetchone()
+    return row is None or not row[0]
+
+
+def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> None:
+    """Raise OutboxTableError unless a stream can read the outbox."""
+    if not is_followed(connection, options):
+        raise OutboxTableError(
+            f"no stream can follow the outbox {options.outbox}: its rows are deleted when they were delivered",
+            evidence="it has goharvest's layout, or a subscription that marks",
+            next_step="turn it into the native table (`harvest migrate`) and harvest with `source: snapshot`, or read "
+            "it as a batch, or read the topics",
+        )
+
+
+def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attached:
+    """Return the segments, without those that are being detached."""
+    found = Segments(_table(options)).read(connection)
+    return Attached(segments=[each for each in found if not each.detaching])
+
+
+def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snapshot, Attached, dict[str, str]]:
+    """Return a snapshot, the segments as that sees them, and the server's place. All that it sees is on disk."""
+    server_identity.require_primary(connection)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with translated(), connection.transaction():
+        row = connection.execute(_SNAPSHOT).fetchone()
+        segments = attached(connection, options)
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    server_identity.barrier(connection)
+    return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
+
+
+def offset_now(options: ReadOptions) -> dict[str, Any]:
+    """Return the offset after all that is committed. Raises OutboxTableError if no stream can read the outbox."""
+    with connect(options.dsn) as connection:
+        require_followed(connection, options)
+        snapshot, found, server = now(connection, options)
+    place = {"source": "snapshot", "prev": str(snapshot), "server": server}
+    return {**place, "floor": found.floor, "closed": found.closed}
+
+
+def plan_batch(options: ReadOptions) -> list[OutboxPartition]:
+    """Return the parts of what is committed now: one for each segment and shard, or a single one without segments."""
+    with connect(options.dsn) as connection:
+        if not is_followed(connection, options):
+            return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
+        snapshot, found, server = now(connection, options)
+    parts = []
+    for each in found.segments:
+        first, last = _lower(each), HIGHEST_ID if each.upper is None else each.upper - 1
+        window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)
+        parts += [
+            OutboxPartition(windows=(window,), shard=shard, floor=first, below=each.upper)
+            for shard in range(options.shards)
+        ]
+    return parts
+
+
+def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, ascending by id within each of its windows."""
+    arrow = to_arrow_schema(schema)
+    if not part.windows:
+        yield from (_batch(rows, arrow) for rows in _all_now(options) if rows)
+        return
+    for window in part.windows:
+        yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
+    with connect(options.dsn) as connection:
+        attached(connection, options).require(part.floor, part.below)
+
+
+class Ahead:
+    """Looks how far a micro-batch may go, without reading what is in the records."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}
+        none = {name: sql.SQL("ARRAY[]::text[]") for name in ("kafka_header_keys", "kafka_header_values")}
+        columns = {**COLUMNS, **empty, **none, "kafka_value": sql.SQL("NULL::text")}
+        selection = Selection(table=_table(options).identifier, columns=columns)
+        self._options = options
+        self._source = SnapshotSource(options.dsn, selection, subscription=_NAME)
+        self._connection = connect(options.dsn)
+        self._at: Position | None = None
+
+    def attached(self) -> Attached:
+        """Return the segments. Raises OutboxTableError if rows are deleted by now."""
+        require_followed(self._connection, self._options)
+        return attached(self._connection, self._options)
+
+    def after(self, position: Position, limit: int | None) -> Position | None:
+        """Return the position after at most `limit` further records, or after all there are; None where there are no
+        more. Raises CheckpointError, ServerRegressed, or another HarvestError."""
+        if self._at != position:
+            with _explained():
+                self._source.open(position)
+            self._at = position
+        page, left = None, 1 if limit is None else limit
+        while left > 0:
+            page = self._source.read(min(left, _PAGE_ROWS))
+            if page is None:
+                return None
+            self._at = page.position
+            left -= len(page.rows)
+            if "cur" not in page.position:
+                break
+        assert page is not None  # noqa: S101 - a limit is at least 1
+        if limit is None and "cur" in page.position:
+            return {"source": page.position["source"], "prev": page.position["cur"], "server": page.position["server"]}
+        return page.position
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._source.close()
+        self._connection.close()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what a refusal of a position means to a query of Spark's, instead of what it means to a subscription."""
+    try:
+        yield
+    except (CheckpointError, ServerRegressed) as error:
+        raise type(error)(
+            "the query's checkpoint does not fit this database: it was restored, failed over, or is another one",
+            evidence=f"{error.cause}: {error.evidence}",
+            next_step="correct the DSN; or compare what was read with the outbox, and start the query with a new "
+            "checkpoint",
+        ) from error
+
+
+def _table(options: ReadOptions) -> OutboxTable:
+    return OutboxTable.parse(options.outbox)
+
+
+def _lower(segment: Segment) -> int:
+    return LOWEST_ID if segment.lower is None else segment.lower
+
+
+def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[Row]]:
+    conditions = list(shard_conditions(shard, options.shards))
+    if window.last < HIGHEST_ID:
+        conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
+    selection = Selection(table=_table(options).identifier, columns=_FOLLOWED, conditions=conditions)
+    source = SnapshotSource(options.dsn, selection, subscription=_NAME)
+    try:
+        with _explained():
+            source.open(window.position)
+        while True:
+            page = source.read(_PAGE_ROWS)
+            if page is None:
+                return
+            yield page.rows
+            if "cur" not in page.position:
+                return
+    finally:
+        source.close()
+
+
+def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
+    """Yield all rows by one statement."""
+    with connect(options.dsn) as connection:
+        table = _table(options).identifier
+        guard = require_all_rows(connection, [table])
+        statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)
+        with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
+            cursor.execute(statement, {})
+            while rows := cursor.fetchmany(_PAGE_ROWS):
+                yield readable(cast("list[Row]", rows), connection)
+
+
+def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    ids, topics, keys, values, names, contents = zip(*rows, strict=True)
+    for record_id, name in zip(ids, contents, strict=True):
+        if name and isinstance(name[0], Unreadable):
+            raise RecordError(
+                f"the record {record_id} cannot be read",
+                evidence=str(name[0]),
+                next_step="correct it in the outbox, where it was written",
+            )
+    parts = [key.split(" ", 2) for key in keys]
+    columns = {
+        "id": ids,
+        "transaction_id": [int(xid) if xid else None for _, xid, _ in parts],
+        "create_time": [int(at) if at else None for at, _, _ in parts],
+        "kafka_topic": topics,
+        "kafka_key": [key for _, _, key in parts],
+        "kafka_value": values,
+        "kafka_header_keys": names,
+        "kafka_header_values": contents,
+    }
+    try:
+        return pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
+        )
+    except (pa.ArrowException, UnicodeError) as error:
+        raise RecordError(
+            f"a record from {ids[0]} to {ids[-1]} has a value that Spark has no type for",
+            evidence=type(error).__name__,
+            next_step="look at their headers, which are to be lists of text, and correct them where they were written",
+        ) from None

@@ -1,0 +1,156 @@
+"""The options of `spark.read` and `spark.readStream` with the format `outbox`, checked before anything is read."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from harvest_lib.errors import ConfigError
+
+DSN_VARIABLE = "HARVEST_DSN"
+
+_BOTH = ("dsn", "outbox", "shards")
+_STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
+_MOST_SHARDS = 1_000
+_MOST_RECORDS = 10_000_000
+
+_VALUE_TYPES: Mapping[str, DataType] = {"text": StringType(), "bytea": BinaryType()}
+
+
+def _schema(value: DataType) -> StructType:
+    columns = {
+        "id": LongType(),
+        "transaction_id": LongType(),
+        "create_time": TimestampType(),
+        "kafka_topic": StringType(),
+        "kafka_key": StringType(),
+        "kafka_value": value,
+        "kafka_header_keys": ArrayType(StringType()),
+        "kafka_header_values": ArrayType(StringType()),
+    }
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What is read, and how."""
+
+    dsn: str = field(repr=False)
+    """libpq conninfo or URL without a password. Default: the environment variable `HARVEST_DSN` of the driver."""
+    outbox: str = "outbox"
+    """`table` or `schema.table`."""
+    shards: int = 1
+    """Into how many parts by key: of a segment in a batch, of a micro-batch in a stream."""
+    max_records: int | None = None
+    """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
+    starting: Literal["beginning", "now"] = "beginning"
+    """`startingOffsets`: where a stream without a checkpoint starts."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
+        """Check the options, whose names are taken in any case. Raises ConfigError."""
+        known = (*_BOTH, *_STREAM_ONLY) if streaming else _BOTH
+        names = {name.lower(): name for name in known}
+        given: dict[str, str] = {}
+        for spelled, value in options.items():
+            name = names.get(spelled.lower())
+            if name is None:
+                only = spelled.lower() in {each.lower() for each in _STREAM_ONLY}
+                raise ConfigError(
+                    f"the option {spelled!r} is for spark.readStream alone"
+                    if only
+                    else f"the format outbox has no option {spelled!r} for reading",
+                    field=spelled,
+                    next_step=f"use {', '.join(known)}",
+                )
+            given[name] = value
+        most = given.get("maxRecordsPerBatch")
+        starting = given.get("startingOffsets", "beginning")
+        if starting not in ("beginning", "now"):
+            raise ConfigError(
+                f"a stream cannot start at {starting!r}", field="startingOffsets", next_step="use beginning or now"
+            )
+        return cls(
+            dsn=_dsn(given.get("dsn") or os.environ.get(DSN_VARIABLE, "")),
+            outbox=_table(given.get("outbox", "outbox")),
+            shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
+            max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
+            starting=starting,  # type: ignore[arg-type]  # it is one of the two
+        )
+
+
+def read_schema(options: Mapping[str, str]) -> StructType:
+    """Return the schema of what is read: values are binary where the outbox has bytes, else strings.
+
+    Raises ConfigError, OutboxTableError or DatabaseError.
+    """
+    # psycopg is needed on the driver alone, and only here.
+    from spark_jobs.data_source.outbox_rows import value_type  # noqa: PLC0415
+
+    given = {name: value for name, value in options.items() if name.lower() in ("dsn", "outbox")}
+    return _schema(_VALUE_TYPES[value_type(ReadOptions.parse(given, streaming=False))])
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise ConfigError unless a schema is one of those that `read_schema` returns."""
+    found = schema.simpleString()
+    if found in [_schema(value).simpleString() for value in _VALUE_TYPES.values()]:
+        return
+    raise ConfigError(
+        f"the format outbox does not read as {found}",
+        field="schema",
+        next_step="leave the schema out, and choose columns with select",
+    )
+
+
+def _dsn(text: str) -> str:
+    # psycopg is needed on the driver alone: executors get options that were checked.
+    import psycopg  # noqa: PLC0415
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    if not text:
+        raise ConfigError("no database is named", field="dsn", next_step=f"set the option dsn, or ${DSN_VARIABLE}")
+    try:
+        parts = conninfo_to_dict(text)
+        is_read = "@" not in str(parts.get("host") or "")
+    except psycopg.Error:
+        is_read = False
+    if not is_read:
+        # libpq's own message would repeat a piece of the DSN, which may be the password.
+        raise ConfigError(
+            "the DSN cannot be read",
+            field="dsn",
+            next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of the user",
+        )
+    if parts.get("password"):
+        raise ConfigError(
+            "the DSN has a password, which Spark would show in plans and logs",
+            field="dsn",
+            next_step="leave it out, and set PGPASSWORD (for executors: spark.executorEnv.PGPASSWORD), or name a "
+            "password file in the DSN: passfile=…",
+        )
+    return text
+
+
+def _table(text: str) -> str:
+    parts = text.split(".")
+    if len(parts) > 2 or not all(parts) or "\0" in text:  # noqa: PLR2004 - a schema and a table
+        raise ConfigError(f"{text!r} cannot name a table", field="outbox", next_step="use table or schema.table")
+    return text
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise ConfigError(f"{text!r} is no number from 1 to {most}", field=name, next_step="correct the option")
+    return int(text)

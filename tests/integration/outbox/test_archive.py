@@ -1,0 +1,272 @@
+"""The archive of closed segments: what is in it is what was in Postgres, and nothing is dropped that is not."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pyarrow.dataset
+import pytest
+from support.native import Native
+
+from harvest_lib.archive import ArchiveFiles, archive_segments, closed_segments, verify_archive
+from harvest_lib.archive.files import HashingFile
+from harvest_lib.archive.records import SegmentRecords
+from harvest_lib.errors import ArchiveError, DatabaseError
+from harvest_lib.outbox import append, drop_passed
+from harvest_lib.outbox.archived_segments import ArchivedSegments
+from harvest_lib.record import OutboxRecord
+
+SEGMENT = 10
+
+
+@pytest.fixture
+def native(dsn):
+    return Native(dsn, size=SEGMENT)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return str(tmp_path / "an archive")
+
+
+def archive(native, url, segments=None):
+    return list(archive_segments(native.connection, native.table, url, segments))
+
+
+def dropped(native):
+    return drop_passed(native.connection, native.table, keep_seconds=0)
+
+
+def rows(native, last):
+    """What Postgres has below an id, as an archive says it."""
+    statement = """
+    SELECT id, transaction_id::text::bigint, create_time, kafka_topic, kafka_key, kafka_value,
+           kafka_header_keys, kafka_header_values FROM {} WHERE id <= %s ORDER BY id
+    """
+    return native.connection.execute(statement.format(native.table), (last,)).fetchall()
+
+
+def archived_rows(url):
+    table = pyarrow.dataset.dataset(f"{url}/records", format="parquet").to_table().sort_by("id")
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def test_an_archive_has_what_postgres_had(native, url):
+    """All that a column can hold, over two topics and days."""
+    hostile = ["", "ü€\U0001f600", "a/b", "..", "line\nbreak", '"', "%", "x" * 9_999, None]
+    records = [
+        OutboxRecord(topic=f"t{n % 2}", key=f"k{n % 3}", value=value, headers=[("h", str(n)), ("h", "")])
+        for n, value in enumerate(hostile)
+    ]
+    append(native.connection, [*records, *records, *records])
+    native.connection.execute("UPDATE outbox SET create_time = '2026-01-02 03:04:05.678901+00' WHERE id % 4 = 0")
+    expected = rows(native, 2 * SEGMENT - 1)
+    done = archive(native, url)
+    assert [each.records for each in done] == [SEGMENT - 1, SEGMENT]
+    assert archived_rows(url) == expected
+    assert [each.records for each in verify_archive(url)] == [SEGMENT - 1, SEGMENT]
+    manifest = ArchiveFiles(url).manifest("outbox_from_0")
+    assert {file.day for file in manifest.files} == {"2026-01-02", datetime.now(UTC).strftime("%Y-%m-%d")}
+    assert {file.topic for file in manifest.files} == {"t0", "t1"}
+
+
+def test_bytes_infinite_times_and_topics_that_kafka_has_not(dsn, url):
+    native = Native(dsn, size=SEGMENT, value_type="bytea")
+    for topic in ("../../etc", "ü ", "a=b", "", ".."):
+        native.connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, create_time) "
+            "VALUES (%s, 'k', '\\x00ff'::bytea, 'infinity'), (%s, 'k', NULL, '-infinity')",
+            (topic, topic),
+        )
+    assert archive(native, url)[0].records == SEGMENT - 1
+    files = ArchiveFiles(url).manifest("outbox_from_0").files
+    assert {each.day for each in files} == {"infinity", "-infinity"}
+    assert {each.topic for each in files} == {"../../etc", "ü ", "a=b", "", ".."}
+    assert list(verify_archive(url))
+    table = pyarrow.parquet.read_table(f"{url}/{files[0].path}")
+    assert table["create_time"].cast("int64")[0].as_py() in {2**63 - 1, -(2**63)}
+
+
+def test_what_is_archived_is_not_archived_again_and_what_is_open_never(native, url):
+    native.write(SEGMENT)
+    assert [each.segment for each in archive(native, url)] == ["outbox_from_0"]
+    assert archive(native, url) == []
+    assert [each.segment for each in archive(native, url, closed_segments(native.connection, native.table))] == [
+        "outbox_from_0"
+    ]
+    with psycopg.connect(native.dsn) as writer:
+        native.write(SEGMENT, writer)
+        assert archive(native, url) == [], "its writer has not ended"
+    assert [each.segment for each in archive(native, url)] == ["outbox_from_10"]
+
+
+def test_a_segment_is_dropped_only_once_it_is_archived(native, url):
+    native.write(2 * SEGMENT)
+    archive(native, url)
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    done = dropped(native)
+    assert done.dropped == ["outbox_from_0", "outbox_from_10"]
+    assert "not in the archive yet" in done.because
+    assert [each.segment for each in archive(native, url)] == ["outbox_from_20"]
+    assert dropped(native).dropped == ["outbox_from_20"]
+    assert [each.records for each in verify_archive(url)] == [9, 10, 10]
+
+
+def test_what_changed_since_is_archived_again_before_it_goes(native, url):
+    """As a parked record that is put back does."""
+    native.write(SEGMENT)
+    archive(native, url)
+    native.connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (0, 't', 'put back')")
+    native.subscribe(native.snapshot())
+    assert "changed since it was archived" in dropped(native).because
+    assert archive(native, url)[0].records == SEGMENT
+    assert dropped(native).dropped == ["outbox_from_0"]
+
+
+def test_without_an_archive_segments_go_as_before(native):
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    assert dropped(native).dropped == ["outbox_from_0"]
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone", "manifest gone", "manifest altered"])
+def test_damage_is_found(native, url, damage):
+    native.write(3 * SEGMENT)
+    archive(native, url)
+    files = ArchiveFiles(url)
+    path = Path(url) / files.manifest("outbox_from_10").files[0].path
+    manifest = Path(url) / "segments" / "outbox_from_10.json"
+    if damage == "altered":
+        content = path.read_bytes()
+        path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    elif damage == "cut":
+        os.truncate(path, 100)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "manifest gone":
+        manifest.unlink()
+    else:
+        manifest.write_text('{"version": 1, "segment"')
+    with pytest.raises(ArchiveError, match="outbox_from_10" if damage != "manifest gone" else "lacks ids") as refused:
+        list(verify_archive(url))
+    assert refused.value.evidence
+    assert refused.value.next_step
+
+
+@pytest.mark.parametrize("said", ["other bytes arrive than were sent", "other rows are sent than were read"])
+def test_what_is_not_read_back_as_it_is_in_postgres_is_not_archived(native, url, monkeypatch, said):
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    if said == "other bytes arrive than were sent":
+        monkeypatch.setattr(HashingFile, "sha256", "0" * 64)
+    else:
+        tables, first = SegmentRecords.tables, iter([True])
+
+        def other(table):
+            return table.set_column(4, table.schema.field(4), [["other"] * table.num_rows])
+
+        def altered(records, rows):
+            return (other(each) if next(first, False) else each for each in tables(records, rows))
+
+        monkeypatch.setattr(SegmentRecords, "tables", altered)
+    with pytest.raises(ArchiveError):
+        archive(native, url)
+    assert ArchiveFiles(url).manifests() == []
+    assert "not in the archive yet" in dropped(native).because
+
+
+def test_an_archive_of_a_newer_version_is_refused(native, url):
+    native.write(SEGMENT)
+    archive(native, url)
+    path = Path(url) / "segments" / "outbox_from_0.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2, "more": True}))
+    with pytest.raises(ArchiveError, match="newer version"):
+        list(verify_archive(url))
+
+
+def test_two_outboxes_need_two_archives(native, url, dsn):
+    native.write(SEGMENT)
+    archive(native, url)
+    other = Native(dsn, name="other", size=SEGMENT)
+    append(other.connection, [OutboxRecord(topic="t", key="k", value="v")] * SEGMENT, table="other")
+    with pytest.raises(ArchiveError, match="another outbox"):
+        archive(other, url)
+
+
+def test_no_room_costs_nothing(native, tmp_path):
+    """Nothing is noted, and nothing is dropped, of a segment that could not be written."""
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    place = tmp_path / "archive"
+    path = ArchiveFiles(str(place)).path("outbox_from_0", day=datetime.now(UTC).strftime("%Y-%m-%d"), topic="t")
+    (place / path).parent.mkdir(parents=True)
+    (place / path).symlink_to("/dev/full")
+    with pytest.raises(ArchiveError, match="could not be written") as refused:
+        archive(native, str(place))
+    assert "No space left" in refused.value.evidence
+    assert "not in the archive yet" in dropped(native).because
+    (place / path).unlink()
+    assert archive(native, str(place))[0].records == SEGMENT - 1
+    assert dropped(native).dropped == ["outbox_from_0"]
+
+
+def test_two_do_not_archive_at_once(native, url, dsn):
+    native.write(2 * SEGMENT)
+    first = archive_segments(native.connection, native.table, url)
+    next(first)
+    with (
+        psycopg.connect(dsn, autocommit=True) as connection,
+        pytest.raises(DatabaseError, match="another command archives"),
+    ):
+        list(archive_segments(connection, native.table, url))
+    assert len(list(first)) == 1
+
+
+KILLED = """
+import os, sys
+from harvest_lib.archive import archive_segments, files
+from harvest_lib.database import connect
+from harvest_lib.outbox import OutboxTable
+
+seen = 0
+def after(what):
+    def done(*arguments, **options):
+        global seen
+        result = what(*arguments, **options)
+        seen += 1
+        if seen == int(sys.argv[3]):
+            os._exit(9)
+        return result
+    return done
+
+for name in ("written", "check_bytes", "_write_json", "publish", "opened"):
+    setattr(files.ArchiveFiles, name, after(getattr(files.ArchiveFiles, name)))
+for each in archive_segments(connect(sys.argv[1]), OutboxTable.parse("outbox"), sys.argv[2]):
+    print(each.segment)
+"""
+
+
+def test_killed_at_every_step_it_is_finished_by_the_next_run(native, url):
+    native.write(2 * SEGMENT + 1)
+    native.subscribe(native.snapshot())
+    expected = rows(native, 2 * SEGMENT - 1)
+    for step in range(1, 100):
+        command = [sys.executable, "-c", KILLED, native.dsn, url, str(step)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode in {0, 9}, done.stderr
+        archived = set(ArchivedSegments(native.table).names(native.connection, url)) if step > 1 else set()
+        assert {each.segment for each in ArchiveFiles(url).manifests()} >= archived
+        if done.returncode == 0:
+            break
+        native.connection.execute("DROP TABLE IF EXISTS outbox_archived")
+        for manifest in ArchiveFiles(url).manifests()[1:]:
+            (Path(url) / "segments" / f"{manifest.segment}.json").unlink()
+    assert step > 8
+    archive(native, url)
+    assert archived_rows(url) == expected
+    assert dropped(native).dropped == ["outbox_from_0", "outbox_from_10"]

@@ -1,0 +1,22 @@
+"""The command that brings the jars: what it prints is what the jobs take."""
+
+from spark_jobs.jars import main
+from spark_jobs.session import JARS_VARIABLE, jdbc_jars
+
+
+def test_what_is_printed_is_what_the_jobs_take(parts, capsys, monkeypatch):
+    monkeypatch.setenv("HARVEST_HOME", str(parts))
+    assert main([]) == 0
+    monkeypatch.setenv(JARS_VARIABLE, capsys.readouterr().out.strip())
+    names = [jar.name for jar in jdbc_jars(None)]
+    assert any(name.startswith("postgresql-") for name in names)
+    assert any(name.startswith("spark-sql-kafka-0-10_") for name in names)
+
+
+def test_what_cannot_be_brought_is_an_error(tmp_path, capsys, monkeypatch):
+    (tmp_path / "jars").write_text("no folder")
+    monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
+    assert main([]) != 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "next step" in said.err

@@ -1,0 +1,30 @@
+"""The programs of docs/spark-reading.md, run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.native import Native
+from support.outbox_source import without_password
+
+pytestmark = pytest.mark.spark
+
+PAGE = Path(__file__).parents[3] / "docs" / "spark-reading.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_programs_of_the_page_run(spark, dsn, tmp_path, monkeypatch, make_topic, bootstrap_servers, capsys):
+    native = Native(without_password(dsn, tmp_path))
+    native.write(5)
+    topic = make_topic()
+    monkeypatch.setenv("HARVEST_DSN", native.dsn)
+    monkeypatch.setenv("SPARK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("BOOTSTRAP_SERVERS", bootstrap_servers)
+    assert len(PROGRAMS) == 3
+    for program in PROGRAMS:
+        exec(program.replace('"orders"', repr(topic)), {})  # noqa: S102 - ours
+    native.connection.close()
+    assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "records")).collect()) == [1, 2, 3, 4, 5]
+    shown = capsys.readouterr().out
+    assert "|          t|    5|" in shown
+    assert "|outbox_id|" in shown
