@@ -1,8 +1,8 @@
 """A driver whose tasks fail at random while copies of slow ones run: batch after batch into one outbox.
 
-Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <jar> <runs> <folder>`,
-with the connection string in FAULTY_DSN. Writes a line of JSON per batch: what became of it. Every fault leaves an
-empty file in the folder.
+Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <way> <jar> <runs>
+<folder>`, with the connection string in FAULTY_DSN. The way is `sink` or `format`. Writes a line of JSON per batch:
+what became of it. Every fault leaves an empty file in the folder.
 
 Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
 and connections to Postgres are cut, now and then between a commit and its acknowledgement.
@@ -19,19 +19,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyspark
-from psycopg.conninfo import conninfo_to_dict
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from support.outbox_format import target
 
 from harvest_lib.errors import HarvestError
 from infra.chaos.link import Links
 from spark_jobs import outbox_sink
+from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.outbox_sink import BatchId, Records, sink
 
 ROWS = 2_000
 PARTITIONS = 8
-DRIVERS = 1
-"""Connections of the driver: it has one before its tasks have theirs, asks for the table, and is not to be cut then."""
+DRIVERS = {"sink": 1, "format": 0}
+"""Connections of the driver: the sink's has one before its tasks have theirs, asks for the table, and is not to be cut
+then."""
 RECORDS = Records(
     topic="faulty", key="customer", value=["id", "place"], headers={"batch": BatchId()}, order_by=["place"]
 )
@@ -71,14 +77,14 @@ def unreliable(folder, row_of_fault):
 
 
 @contextmanager
-def cuts(proxy, folder):
+def cuts(proxy, folder, drivers):
     """Cut all connections of tasks every now and then."""
     ended = threading.Event()
 
     def cut():
         dice = random.Random()
         while not ended.wait(dice.uniform(2, 10)):
-            while proxy.connections <= DRIVERS and not ended.wait(0.05):
+            while proxy.connections <= drivers and not ended.wait(0.05):
                 pass
             (folder / f"cut-{uuid.uuid4()}").touch()
             proxy.cut()
@@ -122,25 +128,43 @@ def session(jar, folder):
     return SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
 
 
-def main(jar, runs, folder):
+def by_sink(frame, batch, *, dsn, proxy):
+    """Write a batch by the sink, whose tasks alone go through the proxy."""
+    real, info = outbox_sink.jdbc_target, conninfo_to_dict(dsn)
+
+    def through_proxy(connection, tables):
+        target = real(connection, tables)
+        return replace(target, url=target.url.replace(f":{info['port']}/", f":{proxy.port}/"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox_sink, "jdbc_target", through_proxy)
+        report = sink(frame, dsn=dsn, batch_id=batch, records=RECORDS, table="faulty")
+    return {"status": report.status, "rows": report.rows}
+
+
+def by_format(frame, batch, *, dsn, proxy):
+    """Write a batch by the data source, whose driver goes through the proxy too."""
+    options = target(make_conninfo(dsn, host=proxy.host, port=proxy.port), batchId=batch, batchHeader="batch")
+    options |= {"topic": "faulty", "value": "id,place", "orderBy": "place", "table": "faulty"}
+    frame.write.format("outbox").options(**options).mode("append").save()
+    return {"status": "promoted", "rows": ROWS}
+
+
+def main(way, jar, runs, folder):
     dsn = os.environ["FAULTY_DSN"]
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     folder = Path(folder)
     os.environ["SPARK_HOME"] = str(home(folder))
     info = conninfo_to_dict(dsn)
-    real = outbox_sink.jdbc_target
+    write = {"sink": by_sink, "format": by_format}[way]
     with Links() as links:
         proxy = links.add()
         proxy.forward_to(str(info["host"]), int(info["port"]))
 
-        def through_proxy(connection, tables):
-            target = real(connection, tables)
-            return replace(target, url=target.url.replace(f":{info['port']}/", f":{proxy.port}/"))
-
-        outbox_sink.jdbc_target = through_proxy
         spark = session(jar, folder)
-        with cuts(proxy, folder):
+        spark.dataSource.register(OutboxDataSource)
+        with cuts(proxy, folder, DRIVERS[way]):
             for run in range(int(runs)):
                 fail = F.udf(unreliable(str(folder), 25), "bigint")
                 frame = spark.range(0, ROWS, 1, PARTITIONS).select(
@@ -149,10 +173,10 @@ def main(jar, runs, folder):
                     ((F.col("id") * 997) % ROWS).alias("place"),
                 )
                 try:
-                    report = sink(frame, dsn=dsn, batch_id=f"batch-{run}", records=RECORDS, table="faulty")
-                    said = {"batch": report.batch, "status": report.status, "rows": report.rows}
-                except HarvestError as error:
-                    said = {"batch": f"batch-{run}", "status": "failed", "error": str(error)}
+                    said = write(frame, f"batch-{run}", dsn=dsn, proxy=proxy)
+                except (HarvestError, PySparkException, Py4JError) as error:
+                    said = {"status": "failed", "error": str(error)}
+                said["batch"] = f"batch-{run}"
                 sys.stdout.write(json.dumps(said) + "\n")
                 sys.stdout.flush()
         spark.stop()

@@ -125,6 +125,7 @@ EXEMPT = {
     "integration/spark/test_data_source_faults": _SINK,
     "integration/spark/test_data_source_refusals": _SINK,
     "integration/spark/test_data_source_writing": _SINK,
+    "integration/spark/test_named_attempts": _SINK,
     "integration/spark/test_outbox_sink": _SINK,
     "integration/spark/test_outbox_sink_command": _SINK,
     "integration/spark/test_outbox_sink_faults": _SINK,

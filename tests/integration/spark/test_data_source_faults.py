@@ -43,12 +43,15 @@ def promoted(database, batches):
 class InBackground(threading.Thread):
     """A write that waits for the test. `failed` is the error that it ended with."""
 
-    def __init__(self, write):
+    def __init__(self, spark, write):
         super().__init__()
-        self.write, self.failed = write, ""
+        self.spark, self.write, self.failed = spark, write, ""
 
     def run(self):
         try:
+            self.spark.createDataFrame(
+                [], "n int"
+            )  # makes the session this thread's: Spark looks there for data sources
             self.write()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.failed = str(error)
@@ -134,10 +137,11 @@ def test_a_connection_that_is_lost_while_the_driver_promotes_is_made_anew(stream
         link = links.add()
         link.forward_to(str(info["host"]), int(info["port"]))
         dsn = target(make_conninfo(database.dsn, host=link.host, port=link.port))["dsn"]
-        run = InBackground(lambda: stream.run(dsn=dsn))
+        run = InBackground(stream.spark, lambda: stream.run(dsn=dsn))
         with held(database, moment):
             run.start()
-            eventually(lambda: waiting(database), DEADLINE_SECONDS)
+            eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+            assert not run.failed
             link.cut()
             link.heal()
             eventually(lambda: len(waiting(database)) > 1, DEADLINE_SECONDS)  # it has come again
@@ -150,7 +154,7 @@ def test_sessions_of_tasks_that_are_ended_leave_nothing_and_the_query_goes_on(st
     ((table,),) = database.ask("SELECT relname FROM pg_class WHERE relname ~ '^outbox_staging_'")
     with psycopg.connect(database.dsn) as holder:
         holder.execute(f'LOCK TABLE "{table}" IN SHARE ROW EXCLUSIVE MODE')
-        run = InBackground(stream.run)
+        run = InBackground(stream.spark, stream.run)
         run.start()
         copying = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
             WHERE query LIKE 'COPY%' AND datname = current_database()"""
@@ -171,9 +175,10 @@ def test_staged_rows_that_postgres_lost_in_a_crash_are_missed(spark, database):
     ((table,),) = database.ask("SELECT relname FROM pg_class WHERE relname ~ '^outbox_staging_'")
     with psycopg.connect(database.dsn) as holder:
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
-        run = InBackground(lambda: write(frame, database.dsn, "b"))
+        run = InBackground(spark, lambda: write(frame, database.dsn, "b"))
         run.start()
-        eventually(lambda: waiting(database), DEADLINE_SECONDS)
+        eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+        assert not run.failed
         database.connection.execute(f'DELETE FROM "{table}"')  # noqa: S608
     run.join(DEADLINE_SECONDS)
     assert "the tasks name 100 rows; 0 of them are staged" in run.failed

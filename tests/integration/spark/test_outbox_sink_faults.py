@@ -29,9 +29,10 @@ LEFT JOIN (
 """
 
 
+@pytest.mark.parametrize("way", ["sink", "format"])
 @pytest.mark.parametrize("runs", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.timeout(1_800)
-def test_no_row_is_missing_and_none_comes_twice(dsn, runs, tmp_path):
+def test_no_row_is_missing_and_none_comes_twice(dsn, way, runs, tmp_path):
     java_home = find_java(default_state())
     (jar,) = jars.resolve(jars.POSTGRES_JDBC, default_state(), java_home)
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -42,7 +43,7 @@ def test_no_row_is_missing_and_none_comes_twice(dsn, runs, tmp_path):
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
             "FAULTY_DSN": dsn,
         }
-        command = [sys.executable, "-m", "support.faulty_spark", str(jar), str(runs), str(tmp_path)]
+        command = [sys.executable, "-m", "support.faulty_spark", way, str(jar), str(runs), str(tmp_path)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3_000:]
         # A run whose tasks fail too often, or whose promotion is refused, promotes nothing: it is the next's to repeat.
@@ -54,4 +55,5 @@ def test_no_row_is_missing_and_none_comes_twice(dsn, runs, tmp_path):
         missing = connection.execute(_MISSING_AND_DOUBLE, {"runs": runs, "rows": ROWS}).fetchone()
         assert missing == (0, 0, runs * ROWS), faults
         assert connection.execute("SELECT count(*), count(DISTINCT id) FROM faulty").fetchone() == (runs * ROWS, ROWS)
-        assert connection.execute("SELECT count(*) FROM faulty_staging").fetchone() == (0,)
+        if way == "sink":  # by the other a copy may still commit what nobody will promote
+            assert connection.execute("SELECT count(*) FROM faulty_staging").fetchone() == (0,)
