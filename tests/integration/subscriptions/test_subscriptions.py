@@ -185,7 +185,7 @@ def test_what_an_earlier_subscription_of_the_name_left_in_kafka_does_not_count(o
     """Else the new one would begin where the old one ended, and skip."""
     write(outbox, "a", "b")
     outbox.harvest(delivery="transactional").drain(60)
-    outbox.subscriptions.remove("default")
+    outbox.subscriptions.remove("default", force=True)  # the last session may still be closing
     outbox.subscriptions.add("default")
     outbox.harvest(delivery="transactional").drain(60)
     assert sorted(outbox.arrived(isolation="read_committed")) == [1, 1, 2, 2]
@@ -335,11 +335,10 @@ def test_the_lag_is_what_is_still_to_come(outbox, source):
     assert lags("some")[0].oldest_age_seconds is None
 
 
-def test_a_long_lag_is_a_lower_bound(outbox, monkeypatch):
-    monkeypatch.setattr("harvest_lib.subscriptions.lag.MOST", 10)
+def test_a_long_lag_is_a_lower_bound(outbox):
     outbox.subscriptions.add("s")
     outbox.fill(50)
-    lag = outbox.subscriptions.lag(outbox.shard("s"))
+    lag = outbox.subscriptions.lag(outbox.shard("s"), most=10)
     assert (lag.records, lag.is_estimate) == (11, True)
 
 
