@@ -150,7 +150,7 @@ WHOLE = OutboxCheckpoint(
 
 def test_a_checkpoint_with_everything_in_it():
     old = golden("checkpoints/whole.json", lambda: json.loads(json.dumps(WHOLE.as_json())))
-    found = read_checkpoint(old)
+    found = read_checkpoint(old, "default", 0)
     assert found == WHOLE
     assert found.origin == WHOLE.origin
     assert found.as_json() == old
