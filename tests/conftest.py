@@ -102,14 +102,19 @@ def dsn(stack: Stack, unique: Unique) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_topic(admin: AdminClient, unique: Unique) -> MakeTopic:
-    """Make a topic of this test's own: `make_topic(partitions=3, **{"cleanup.policy": "compact"})` returns its name."""
+def make_topic(admin: AdminClient, unique: Unique) -> Iterator[MakeTopic]:
+    """Make a topic of this test's own: `make_topic(partitions=3, **{"cleanup.policy": "compact"})` returns its name.
+
+    It goes with the test: the large values of all tests together would fill a small disk.
+    """
+    made: list[str] = []
 
     def make(partitions: int = 1, name: str = "", **config: object) -> str:
         topic = name or unique("topic")
         settings = {setting: str(value) for setting, value in config.items()}
         for future in admin.create_topics([NewTopic(topic, partitions, config=settings)]).values():
             future.result(30)
+        made.append(topic)
 
         def led() -> bool:
             found = admin.list_topics(topic, timeout=10).topics[topic].partitions
@@ -118,7 +123,10 @@ def make_topic(admin: AdminClient, unique: Unique) -> MakeTopic:
         eventually(led, 30, f"topic {topic} has a leader for each partition")
         return topic
 
-    return make
+    yield make
+    if made:
+        for future in admin.delete_topics(made).values():
+            future.exception(30)  # a test may have deleted it
 
 
 @pytest.fixture

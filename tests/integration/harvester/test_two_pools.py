@@ -64,7 +64,7 @@ def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, m
     outbox.fill(5)
     pools = [member(outbox, leadership="solo", name="one"), member(outbox, leadership="neli", name="other")]
     with monkeypatch.context() as patched:
-        patched.setattr(Rivals, "refuse", lambda *_: None)
+        patched.setattr(Rivals, "refuse", lambda *_, **__: None)
         patched.setattr(Solo, "terms", lambda *_, **__: ())  # it does not begin before both have started
         for each in pools:
             each.start()
