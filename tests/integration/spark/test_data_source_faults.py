@@ -14,8 +14,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.outbox_format import FileStream, environment, hundred_orders, target, write
+from support.servers import crash
+from support.sink import Database
 from support.waiting import eventually
 
+from harvest_lib.local_stack.postgres import PostgresServer
 from infra.chaos.link import Links
 from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.sink import queries
@@ -65,6 +68,15 @@ def stream(spark, database, tmp_path):
     made.run()
     made.add(1)
     return made
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A Postgres of the test's own, to be killed."""
+    made = PostgresServer(tmp_path / "postgres", durable=False)
+    made.start()
+    yield made
+    made.stop()
 
 
 @contextmanager
@@ -185,6 +197,48 @@ def test_staged_rows_that_postgres_lost_in_a_crash_are_missed(spark, database):
     assert database.counts() == {"outbox": 100, "outbox_batches": 1}
     write(frame, database.dsn, "b")
     assert database.counts() == {"outbox": 200, "outbox_batches": 2}
+
+
+@pytest.mark.parametrize("moment", ["promotion", "commit"])
+def test_a_postgres_that_crashes_while_the_driver_promotes_has_all_or_nothing(spark, server, tmp_path, moment):
+    database = Database(server.dsn)
+    stream = FileStream(spark, database, tmp_path)
+    stream.add(0)
+    stream.run()
+    stream.add(1)
+    run = InBackground(spark, stream.run)
+    with pytest.raises(psycopg.OperationalError), held(database, moment):  # the holder's connection is lost too
+        run.start()
+        eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+        assert not run.failed
+        crash(server)
+    run.join(DEADLINE_SECONDS)
+    assert "0 of them are staged" in run.failed
+    stream.database = Database(server.dsn)
+    assert stream.numbers() == list(range(10))
+    stream.run()
+    assert stream.numbers() == list(range(20))
+
+
+@pytest.mark.parametrize("crashes", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.timeout(3_600)
+def test_a_postgres_that_crashes_at_any_moment_has_each_row_once(spark, server, tmp_path, crashes):
+    stream = FileStream(spark, Database(server.dsn), tmp_path)
+    dice, stopped = random.Random(crashes), 0
+    for number in range(crashes):
+        for more in range(4):
+            stream.add(4 * number + more)
+        run = InBackground(spark, stream.run)
+        run.start()
+        time.sleep(dice.uniform(0.5, 4))  # of a run of several seconds
+        crash(server)
+        run.join(DEADLINE_SECONDS)
+        assert not run.is_alive()
+        stopped += bool(run.failed)
+    assert stopped, "no crash met a query"
+    stream.database = Database(server.dsn)
+    stream.run()
+    assert stream.numbers() == list(range(40 * crashes))
 
 
 @pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.long)])
