@@ -1,6 +1,7 @@
 """What every test may ask for: the servers, and a database, topics and names of its own."""
 
 import re
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,6 +34,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         exempt = [item for item in items if reason(item.path, getattr(item, "originalname", item.name))]
         config.hook.pytest_deselected(items=exempt)
         items[:] = [item for item in items if item not in exempt]
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Give signals back what they did: a command that ran in this process ignores them, and so would its children."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 Unique = Callable[[str], str]

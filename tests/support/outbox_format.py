@@ -61,7 +61,7 @@ def connected(folder):
             yield session
             session.stop()
         finally:
-            server.terminate()
+            server.kill()  # all that it has is in the folder
 
 
 def target(dsn, **options):
