@@ -42,6 +42,7 @@ MODULES = {
     "integration/spark/test_data_source_writing",
     "integration/spark/test_flights_to_outbox",
     "integration/spark/test_harvested",
+    "integration/spark/test_local_cluster",
     "integration/spark/test_outbox_connect",
     "integration/spark/test_outbox_sink_command",
     "integration/spark/test_outbox_sink_faults",
