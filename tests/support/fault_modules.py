@@ -40,6 +40,7 @@ MODULES = {
     "integration/spark/test_data_source_faults",
     "integration/spark/test_data_source_refusals",
     "integration/spark/test_data_source_writing",
+    "integration/spark/test_declarative_pipeline",
     "integration/spark/test_flights_to_outbox",
     "integration/spark/test_harvested",
     "integration/spark/test_local_cluster",
