@@ -136,10 +136,10 @@ class _Demo:
         """Let all orders through, end every part once it has nothing left to do, and compare."""
         self.orders.stop()
         rows = self.orders.count()
-        self._await_effects(rows)
+        self._await(lambda: self._ask("SELECT count(DISTINCT order_id) FROM orders") >= rows, "Spark does not get done")
         self.query.finish()
         self._working.remove(self.query)
-        self._await_effects(self._ask("SELECT count(*) FROM outbox"))
+        self._await_effects(self._ask("SELECT count(*) FROM orders"))
         self._working.remove(self.harvesters)
         self.harvesters.end()
         records = in_topic(self._place)
@@ -210,16 +210,19 @@ class _Demo:
         self.consumers.inject_faults(self.orders.count, self._effects)
 
     def _await_effects(self, goal: int) -> None:
+        self._await(lambda: self._effects() >= goal, "not all orders take effect")
+
+    def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
         def reached() -> bool:
             for part in self._working:
                 part.look()
-            return self._effects() >= goal
+            return condition()
 
         until(
             reached,
             _WAIT_SECONDS,
-            "not all orders take effect",
-            evidence=lambda: f"{self._effects():,} of {goal:,}",
+            otherwise,
+            evidence=lambda: f"{self._effects():,} of {self.orders.count():,} orders have taken effect",
             next_step=self._advice,
         )
 
