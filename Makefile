@@ -23,7 +23,7 @@ WORKERS ?= 2
 # A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help setup demo demo-consume demo-pipeline test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo-consume: setup  ## flights are counted exactly, while those who count are k
 
 demo-pipeline: setup  ## a table is copied and followed into Kafka, a second table and Parquet, through ten kills
 	@$(BIN)/python -m infra.demo_pipeline
+
+demo-spark: setup  ## orders go from files through Spark, outbox and topic into totals, while each joint is killed
+	@$(BIN)/python -m infra.demo_spark
 
 test: lint audit  ## lint, types, layers, audit and the quick tests, on WORKERS=2 workers
 	@sh infra/machine.sh pooler

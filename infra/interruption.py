@@ -7,8 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from harvest_lib.errors import HarvestError
@@ -46,7 +45,7 @@ def show_error(error: HarvestError) -> None:
 
 
 def run_demo(
-    name: str, run: Callable[[Path, Progress], dict[str, Any]], table: Callable[[Mapping[str, Any]], Table]
+    name: str, run: Callable[[Path, Progress], dict[str, Any]], shown: Callable[[Mapping[str, Any]], RenderableType]
 ) -> int:
     """Run a demo in the state folder, write its report below the folder of its name, show it, return the exit code."""
     interrupt_on_signals()
@@ -62,6 +61,6 @@ def run_demo(
         return 1
     file = make_folder(state / name) / "report.json"
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    console.print(table(report))
+    console.print(shown(report))
     console.print(f"  {file}", soft_wrap=True)
     return 0 if report["ok"] else 1

@@ -66,7 +66,7 @@ class Place:
 
 
 @contextmanager
-def made(stack: Stack) -> Iterator[Place]:
+def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
     """Make the outbox table and the topic, and remove them at the end from the user's servers."""
     own = secrets.token_hex(4)
     with ExitStack() as removal:
@@ -75,7 +75,7 @@ def made(stack: Stack) -> Iterator[Place]:
         place = Place(
             dsn=dsn,
             bootstrap_servers=stack.bootstrap_servers,
-            topic=f"flights{suffix}",
+            topic=f"{topic}{suffix}",
             group=f"harvest-demo{suffix}",
         )
         if not stack.kafka:

@@ -99,8 +99,8 @@ class Topics:
                 raise ConfigError(
                     "Spark has no Kafka source",
                     field="HARVEST_SPARK_JARS",
-                    next_step="`export HARVEST_SPARK_JARS=$(python -m spark_jobs.jars)` downloads it once; or name the "
-                    "jars of org.apache.spark:spark-sql-kafka-0-10_2.13 and what they need",
+                    next_step="`export HARVEST_SPARK_JARS=$(python -m spark_jobs.jars)` downloads it once; or start "
+                    f"Spark with spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}",
                 ) from error
             raise
 

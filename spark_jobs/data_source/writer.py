@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as spark
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from harvest_lib.errors import ConfigError, DatabaseUnavailable
 from spark_jobs.data_source.write_options import WriteOptions, conninfo_of, options_named
@@ -31,6 +31,11 @@ from spark_jobs.sink.promotion import LedgerEntry, promote, refused
 from spark_jobs.sink.records import BatchId, Fixed, HeaderSource
 from spark_jobs.sink.staging import staged_columns
 from spark_jobs.sink.staging_tables import Staged, clear_staging, new_run
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # Spark 4.0 has one class for Arrow, which it takes for streams too
+    DataSourceStreamArrowWriter = DataSourceArrowWriter  # type: ignore[assignment,misc]  # of 4.1, the one checked
 
 _PAUSE_SECONDS = 0.5
 _PLAN_SECONDS = 5

@@ -118,8 +118,15 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
         raise DatabaseError(
             f"Spark could not write batch {batch} to the staging table {target.table}",
             evidence=sentence_of(error),
-            next_step="correct what the message names and run the batch again: nothing of it was promoted",
+            next_step=next_step_of(error),
         ) from error
+
+
+def next_step_of(error: Exception) -> str:
+    """Return what to do about it: Spark's message for a driver that is missing names only its class."""
+    if "ClassNotFoundException: org.postgresql.Driver" in str(error):
+        return "start Spark with spark.jars.packages=org.postgresql:postgresql:42.7.11: nothing was promoted"
+    return "correct what the message names and run the batch again: nothing of it was promoted"
 
 
 def _option(value: str) -> str:

@@ -58,6 +58,7 @@ RUN_AS_MODULES = (
     *NO_OPTIONS_OF_THEIR_OWN,
     "harvest_lib.examples.bank_transfer",
     "harvest_lib.examples.flight_counts",
+    "harvest_lib.examples.order_totals",
     "spark_jobs.audit",
     "spark_jobs.flights_by_day",
     "spark_jobs.flights_to_outbox",

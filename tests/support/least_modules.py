@@ -148,6 +148,8 @@ EXEMPT = {
     "integration/outbox/test_table_visibility": "its subject is a question to the catalog, and no harvester runs",
     "integration/spark/test_archived": "its subject is what Spark reads, and no harvester runs",
     "integration/spark/test_jars": "its subject is what is downloaded, and no harvester runs",
+    "integration/spark/test_declarative_pipeline": _SINK,
+    "integration/spark/test_local_cluster": _SINK,
     "integration/spark/test_audit": _SPARK_AUDIT,
     "integration/spark/test_audit_comparison": _SPARK_AUDIT,
     "integration/spark/test_audit_encodings": _SPARK_AUDIT,

@@ -16,7 +16,7 @@ from harvest_lib.local_stack.state import default_state
 from spark_jobs.data_source import OutboxDataSource
 
 ROOT = Path(__file__).parents[2]
-_LISTENS = re.compile(r"started at: \S*?:(\d+)")
+_LISTENS = re.compile(r"started at: \S*:(\d+)\s")
 
 
 def environment():

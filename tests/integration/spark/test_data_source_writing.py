@@ -85,7 +85,7 @@ def test_all_types_come_through(spark, database):
                TIMESTAMP '9999-12-31 23:59:59.999999Z' AS at, TIMESTAMP_NTZ '0001-01-01 00:00:00' AS local,
                array('x"\\', NULL, '') AS texts, array(1L, 2L) AS longs, CAST(NULL AS STRING) AS nothing,
                array(TIMESTAMP '2026-11-21 10:00:00.000001Z') AS times, 'a' AS batch, 'b' AS row, 'c' AS `with.dot`,
-               concat('ü"''\\N ', char(9), char(10), '\\.', char(10), char(13)) AS quoted""")
+               concat('ü"', char(39), '\\N ', char(9), char(10), '\\.', char(10), char(13)) AS quoted""")
     write(row, database.dsn, key="key")
     ((_, value, _, _),) = database.records()
     assert json.loads(value, parse_float=str) == {

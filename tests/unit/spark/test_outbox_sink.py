@@ -5,10 +5,11 @@ from psycopg import sql
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.local_stack.jars import POSTGRES_JDBC
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
 from spark_jobs.sink.database import TableColumn, Tables
 from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.staging import sentence_of, staged_columns
+from spark_jobs.sink.staging import next_step_of, sentence_of, staged_columns
 from spark_jobs.sink.staging_tables import writer_name
 from spark_jobs.sink.statement import Attempt, promotion
 
@@ -119,3 +120,10 @@ def test_a_batch_needs_an_id_and_a_stream_a_name(batch):
 def test_bad_arguments_exit_with_3(arguments, capsys):
     assert main(arguments) == 3
     assert "next step" in capsys.readouterr().err
+
+
+def test_a_driver_that_is_missing_is_named_by_its_coordinates():
+    (coordinates,) = POSTGRES_JDBC.coordinates
+    missing = RuntimeError("calling o44.save.\njava.lang.ClassNotFoundException: org.postgresql.Driver")
+    assert f"spark.jars.packages={coordinates}:" in next_step_of(missing)
+    assert "spark.jars.packages" not in next_step_of(RuntimeError("ERROR: permission denied for table orders"))

@@ -1,0 +1,180 @@
+"""The Spark job as a process that is killed, the driver or a Python worker, and started again."""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.process import ServerProcess, tail
+from harvest_lib.local_stack.state import make_folder
+from infra.demo.place import Place
+from infra.waiting import until
+
+_WAIT_SECONDS = 60.0
+_TICK_SECONDS = 0.005
+_ATTEMPTS = 20
+_TOLD_SECONDS = 3.0
+_LOST_WORKER = b"Python worker exited unexpectedly"
+_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.log.level": "WARN",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+
+class StreamQuery:
+    """`spark-submit` of a program, again and again: on two cores, a task may fail three times."""
+
+    def __init__(self, program: Path, place: Place, folder: Path, *, state: Path, seed: int) -> None:
+        """`state` has the Java. Files come into `files`."""
+        self.files, self._checkpoint = make_folder(folder / "files"), folder / "checkpoint"
+        self.restarts = 0
+        """How often it was started again after it had ended by an error that a fault explains."""
+        self._program, self._place, self._folder, self._state = program, place, folder, state
+        self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
+        self._excused = False
+        self._process = ServerProcess("spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        settings = _SETTINGS | {
+            "spark.local.dir": str(make_folder(self._folder / "tmp")),
+            "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
+        environment |= {
+            "JAVA_HOME": str(find_java(self._state)),
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(make_folder(self._folder / "tmp")),
+            "HARVEST_DSN": self._place.dsn_without_password(),
+            "PGPASSWORD": self._place.password(),
+        }
+        command: list[str | Path] = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master", "local[2,4]"]
+        for name, value in settings.items():
+            command += ["--conf", f"{name}={value}"]
+        self._excused = False
+        self._process.spawn(
+            [*command, self._program, self.files, self._checkpoint, self._place.topic], environment=environment
+        )
+
+    def excuse(self) -> None:
+        """Let it end by an error once: a fault comes that may end it."""
+        self._excused = True
+
+    def look(self) -> None:
+        """Start it again if it has ended. Raises StackError where no fault explains that."""
+        if self._process.pid is not None:
+            return
+        if not self._excused:
+            raise StackError("Spark ended by itself", evidence=tail(self._process.log), next_step=self._advice)
+        self.restarts += 1
+        self.start()
+
+    @property
+    def in_batch(self) -> bool:
+        """Tell whether a micro-batch has begun and is not committed in the checkpoint."""
+        return _newest(self._checkpoint / "offsets") > _newest(self._checkpoint / "commits")
+
+    def kill_driver(self, promoted: Callable[[], int] | None = None) -> None:
+        """SIGKILL the driver with all it started in the middle of a micro-batch, and start it again.
+
+        With `promoted`, which counts the micro-batches in the ledger, it is one that is promoted, and not committed in
+        the checkpoint: Spark repeats it. Raises StackError if none of some kills finds one.
+        """
+        for _ in range(_ATTEMPTS):
+            if promoted is None:
+                self._await(lambda: self.in_batch)
+                time.sleep(self._dice.random() * 0.5)
+            else:
+                self._await(lambda: self._is_committed_less_than(promoted))
+            self._process.kill()
+            hit = self.in_batch
+            self.start()
+            if hit:
+                return
+        raise self._missed("driver")
+
+    def kill_workers(self, await_staging: Callable[[], None]) -> None:
+        """SIGKILL the Python workers while some stage rows. Raises StackError if Spark does not notice it."""
+        self.excuse()
+        for _ in range(_ATTEMPTS):
+            workers = self._workers()  # asked for first: it takes longer than staging
+            told = self._process.log.stat().st_size
+            await_staging()
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+            until_told = time.monotonic() + _TOLD_SECONDS
+            while time.monotonic() < until_told:
+                if self._lost_a_worker(told):
+                    return
+                time.sleep(_TICK_SECONDS)
+        raise self._missed("Python worker")
+
+    def finish(self) -> None:
+        """Wait until the last micro-batch is committed, and end."""
+        self._await(lambda: not self.in_batch)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.stop()
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        def reached() -> bool:
+            self.look()
+            return condition()
+
+        until(reached, _WAIT_SECONDS, "Spark does not go on", next_step=self._advice, tick_seconds=_TICK_SECONDS)
+
+    def _is_committed_less_than(self, promoted: Callable[[], int]) -> bool:
+        committed = _newest(self._checkpoint / "commits") + 1
+        return promoted() > committed
+
+    def _workers(self) -> list[psutil.Process]:
+        """Return those that a daemon of Spark has forked."""
+        found: list[psutil.Process] = []
+        if (pid := self._process.pid) is None:
+            return found
+        with suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # a zombie too
+                    if "pyspark.daemon" in each.cmdline() and "pyspark.daemon" in psutil.Process(each.ppid()).cmdline():
+                        found.append(each)
+        return found
+
+    def _lost_a_worker(self, told: int) -> bool:
+        """Tell whether Spark has said so since its log had so many bytes."""
+        with self._process.log.open("rb") as log:
+            log.seek(told)
+            return _LOST_WORKER in log.read()
+
+    def _missed(self, whom: str) -> StackError:
+        return StackError(f"no kill of a {whom} came in a micro-batch", next_step=self._advice)
+
+    @property
+    def _advice(self) -> str:
+        return f"read {self._process.log}"
+
+
+def _newest(log: Path) -> int:
+    """Return the number of the newest entry of a log of the checkpoint, -1 if it has none."""
+    if not log.is_dir():
+        return -1
+    return max((int(entry.name) for entry in log.iterdir() if entry.name.isdigit()), default=-1)
