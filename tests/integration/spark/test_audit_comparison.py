@@ -69,3 +69,29 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
         assert row["ours"] == report.records
         assert row["duplicates_cross_epoch"] == report.explained_duplicates
         assert row["duplicates_adjacent"] + row["duplicates_separated"] == report.unexplained_duplicates
+
+
+def test_records_are_shuffled_once_by_id_and_once_by_key_and_only_keys_are_sorted(spark):
+    """What an audit of many records costs: a second shuffle or sort of all of them is noticed here."""
+    copies = spark.range(10).select(
+        *(F.col("id").alias(name) for name in ("record", "outbox_id", "offset")),
+        F.lit("t").alias("topic"),
+        F.lit(0).alias("partition"),
+        *(F.col("id").cast("string").cast("binary").alias(name) for name in ("key", "leader")),
+        F.current_timestamp().alias("at"),
+        *(F.lit(True).alias(name) for name in ("is_settled", "is_judged")),  # noqa: FBT003
+    )
+    known = spark.range(10).select(
+        F.col("id").alias("record"),
+        F.lit(comparison.MUST_COME).alias("state"),
+        F.current_timestamp().alias("since"),
+        F.lit(True).alias("is_new"),  # noqa: FBT003
+    )
+    by_record = planned(comparison.by_record(copies, known))
+    assert (by_record.count("Exchange"), by_record.count("Sort"), by_record.count("ObjectHash")) == (1, 0, 0)
+    by_sequence = planned(comparison.by_sequence(copies))
+    assert (by_sequence.count("Exchange"), by_sequence.count("Sort [")) == (1, 1)
+
+
+def planned(frame):
+    return frame._jdf.queryExecution().executedPlan().toString()
