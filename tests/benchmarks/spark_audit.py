@@ -36,35 +36,41 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a process: how many records, how long, and the most memory of it and its children."""
+    """One run of a process: how many records, how long, and the CPU time and the most memory of it and its children."""
 
     records: int
     seconds: float
+    cpu_seconds: float
     megabytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a run costs by its number of records: `fixed_seconds`, and `slope_seconds` for each million. Memory does
-    not grow with the records, so the most that was measured is what is predicted."""
+    """What a run costs by its number of records: CPU time, `fixed_cpu_seconds` and `slope_cpu_seconds` for each
+    million, which hardly depends on what else the machine does; and wall time, `wall_of_cpu` of it.
 
-    fixed_seconds: float
-    slope_seconds: float
+    Memory does not grow with the records, so the most that was measured is what is predicted.
+    """
+
+    fixed_cpu_seconds: float
+    slope_cpu_seconds: float
+    wall_of_cpu: float
     megabytes: float
 
     @classmethod
     def of(cls, small: Run, large: Run) -> "Cost":
-        """Draw the line through two runs."""
-        slope = (large.seconds - small.seconds) / (large.records - small.records)
+        """Draw the line through two runs. The larger one says how wall time and CPU time go together."""
+        slope = (large.cpu_seconds - small.cpu_seconds) / (large.records - small.records)
         return cls(
-            fixed_seconds=small.seconds - slope * small.records,
-            slope_seconds=slope * 1e6,
+            fixed_cpu_seconds=small.cpu_seconds - slope * small.records,
+            slope_cpu_seconds=slope * 1e6,
+            wall_of_cpu=large.seconds / large.cpu_seconds,
             megabytes=max(small.megabytes, large.megabytes),
         )
 
     def seconds(self, records: int) -> float:
-        """Return the seconds that so many records take."""
-        return self.fixed_seconds + self.slope_seconds * records / 1e6
+        """Return the wall time that so many records take."""
+        return (self.fixed_cpu_seconds + self.slope_cpu_seconds * records / 1e6) * self.wall_of_cpu
 
 
 def audit(servers: Servers, size: "Size") -> Iterator[Result]:
@@ -97,8 +103,9 @@ def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     )
     yield at_most("spark-audit", second.seconds, "s", target=_LONGEST_SECONDS)
     yield at_most("spark-audit-memory", second.megabytes, "MB", target=_MOST_MEGABYTES)
-    yield Result(name="spark-audit-fixed", value=cost.fixed_seconds, unit="s")
-    yield Result(name="spark-audit-slope", value=cost.slope_seconds, unit="s/1,000,000")
+    yield Result(name="spark-audit-cpu-fixed", value=cost.fixed_cpu_seconds, unit="s")
+    yield Result(name="spark-audit-cpu-slope", value=cost.slope_cpu_seconds, unit="s/1,000,000")
+    yield Result(name="spark-audit-slope", value=cost.slope_cpu_seconds * cost.wall_of_cpu, unit="s/1,000,000")
     yield Result(name="spark-audit-10^8-predicted", value=cost.seconds(_PLANNED_RECORDS), unit="s")
     yield at_most("spark-audit-10^8-memory-predicted", cost.megabytes, "MB", target=_MOST_MEGABYTES)
     yield Result(name="spark-audit-state", value=kept.seconds, unit="s")
@@ -113,14 +120,20 @@ def _deliver(servers: Servers, records: int) -> None:
 
 
 def _run(servers: Servers, records: int, module: str, *arguments: str) -> Run:
-    began, highest = time.perf_counter(), 0
+    began, cpu_seconds, highest = time.perf_counter(), 0.0, 0
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=_environment(servers)) as process:
         while process.poll() is None:
-            highest = max(highest, _resident_bytes(process.pid))
+            cpu, resident = _used(process.pid)
+            cpu_seconds, highest = max(cpu_seconds, cpu), max(highest, resident)
             time.sleep(_LOOK_SECONDS)
     if process.returncode != 0:
         raise RuntimeError(f"{module} ended with {process.returncode}")
-    return Run(records=records, seconds=time.perf_counter() - began, megabytes=highest / _MEGABYTE)
+    return Run(
+        records=records,
+        seconds=time.perf_counter() - began,
+        cpu_seconds=cpu_seconds,
+        megabytes=highest / _MEGABYTE,
+    )
 
 
 def _environment(servers: Servers) -> Mapping[str, str]:
@@ -133,9 +146,15 @@ def _environment(servers: Servers) -> Mapping[str, str]:
     return environment
 
 
-def _resident_bytes(pid: int) -> int:
+def _used(pid: int) -> tuple[float, int]:
+    """Return the CPU seconds and the resident bytes of a process and its children."""
+    cpu, resident = 0.0, 0
     try:
         found = psutil.Process(pid)
-        return sum(each.memory_info().rss for each in [found, *found.children(recursive=True)])
+        for each in (found, *found.children(recursive=True)):
+            times = each.cpu_times()
+            cpu += times.user + times.system
+            resident += each.memory_info().rss
     except psutil.NoSuchProcess:  # it has just ended
-        return 0
+        return 0.0, 0
+    return cpu, resident
