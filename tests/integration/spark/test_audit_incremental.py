@@ -3,6 +3,7 @@
 import time
 import uuid
 from dataclasses import asdict
+from itertools import count
 
 import pytest
 from confluent_kafka.admin import NewTopic
@@ -14,6 +15,7 @@ from harvest_lib.record_header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from spark_jobs.audit import results
+from spark_jobs.audit.kafka_side import Topics
 from spark_jobs.audit.stages import Stages
 from spark_jobs.audit.state import AuditStateError
 
@@ -113,6 +115,31 @@ def test_only_what_came_since_is_read(since):
     assert (found.records, found.committed, found.ok) == (RECORDS + 7, RECORDS + 7, True)
     assert since.audit(full=True).records == RECORDS + 7
     assert since.read[-1] == RECORDS + 7
+
+
+def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
+    outbox, real, looks = since.native.outbox, Topics.logs, count()
+
+    def deliver(key):
+        write(outbox, key)
+        outbox.harvest(delivery="pipelined").drain(60)
+
+    def logs(topics):
+        if next(looks) == 0:
+            found = real(topics)
+            deliver("between the first look and the snapshot")
+            return found
+        deliver("after the snapshot")
+        return real(topics)
+
+    deliver("early")
+    with monkeypatch.context() as patch:
+        patch.setattr(Topics, "logs", logs)
+        during = since.audit()
+    assert (during.records, during.committed, during.ok) == (3, 2, True)
+    since.read.clear()
+    found, read = since.require_same()
+    assert (found.records, found.committed, found.ok, read) == (3, 3, True, 2)
 
 
 def test_an_audit_that_died_leaves_the_state_that_was(since, monkeypatch):
