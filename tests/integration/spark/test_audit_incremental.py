@@ -5,6 +5,7 @@ import uuid
 from dataclasses import asdict
 from itertools import count
 
+import psycopg
 import pytest
 from confluent_kafka.admin import NewTopic
 from support.audited import KEYS, RECORDS, of_one_key, write
@@ -14,10 +15,12 @@ from harvest_lib.errors import ConfigError
 from harvest_lib.record_header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
+from harvest_lib.source import server_identity
 from spark_jobs.audit import results
 from spark_jobs.audit.kafka_side import Topics
+from spark_jobs.audit.run import _require_server
 from spark_jobs.audit.stages import Stages
-from spark_jobs.audit.state import AuditStateError
+from spark_jobs.audit.state import AuditStateError, Mark, Past
 
 pytestmark = pytest.mark.spark
 
@@ -170,6 +173,20 @@ def test_a_state_of_a_topic_that_was_recreated_is_refused_until_it_is_forgotten(
     with pytest.raises(AuditStateError, match=r"was recreated[\s\S]*--full"):
         since.audit()
     assert since.audit(full=True).lost == RECORDS
+
+
+def test_a_server_that_lacks_what_was_audited_is_refused(dsn, tmp_path):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        server = server_identity.place(connection).as_json()
+
+        def require(**other):
+            mark = Mark(ends={}, snapshot="", server={**server, **other})
+            _require_server(connection, Past(mark=mark, numbers={}, generations=[1], folder=tmp_path))
+
+        require()
+        for other in ({"system": "1"}, {"lsn": "FFFFFFFF/0"}):
+            with pytest.raises(AuditStateError, match=r"may lack records[\s\S]*--full"):
+                require(**other)
 
 
 def test_an_outbox_whose_rows_are_purged_has_no_state(purged, tmp_path):

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.audit.state import AuditStateError, Mark, Whose, held
+from spark_jobs.audit.kafka_side import Log
+from spark_jobs.audit.run import _since
+from spark_jobs.audit.state import AuditStateError, Mark, Past, Whose, held
 
 WHOSE = Whose(outbox="7421/5/16400", reads="'default', topics all, keys all", topics={"t": "id-1", "u": ""})
 MARK = Mark(ends={"t": {"0": 5}}, snapshot="10:10:", server={"system": "7421", "timeline": "00000001", "lsn": "0/1"})
@@ -115,3 +117,14 @@ def test_one_audit_at_a_time_holds_the_folder(tmp_path):
     with held(tmp_path, WHOSE, full=False), pytest.raises(AuditStateError, match="another audit is at work"):
         audited(tmp_path)
     assert audited(tmp_path) is None
+
+
+def test_of_a_log_what_came_since_is_read_and_a_shorter_one_is_refused(tmp_path):
+    """Below where it ended, unless retention has deleted that; of a new partition everything."""
+    past = Past(mark=MARK, numbers={}, generations=[1], folder=tmp_path)
+    logs = {("t", 0): Log(low=2, high=9), ("t", 1): Log(low=3, high=4)}
+    assert _since(logs, past) == {("t", 0): Log(low=5, high=9), ("t", 1): Log(low=3, high=4)}
+    assert _since(logs, None) == logs
+    assert _since({("t", 0): Log(low=7, high=9)}, past) == {("t", 0): Log(low=7, high=9)}
+    with pytest.raises(AuditStateError, match=r"shorter than it was[\s\S]*--full"):
+        _since({("t", 0): Log(low=0, high=4)}, past)
