@@ -20,7 +20,7 @@ from dagster import AssetExecutionContext
 from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagster_harvest.audit_results import AuditMissing, details, last_summary, require_compared
+from dagster_harvest.audit_results import AuditMissing, details, last_summary, require_compared, sample
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
@@ -142,6 +142,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments += [word for topic in settings.topics for word in ("--topic", topic)]
         arguments += ["--table", settings.writer.table] if settings.writer is not None else []
         arguments += ["--allow-empty"] if settings.audit.allow_empty else []
+        arguments += ["--state", settings.audit.state_folder] if settings.audit.state_folder else []
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
@@ -151,6 +152,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
                 last = last_summary(connection, settings, resource.table, audit_id=audit_id)
                 summary = require_compared(last, settings)
                 counts = details(connection, summary.audit_id)
+                samples = {name: sample(connection, summary.audit_id, name) for name, rows in counts.items() if rows}
         except AuditMissing as error:
             failure = as_failure(error)
             left_none = f"{settings.audit.module} ended well and left no summary {audit_id!r}: is it the same database?"
@@ -163,6 +165,8 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata=numbers)
         for table, count in counts.items():
             found: dict[str, Any] = {"rows": count, "audit_id": summary.audit_id}
+            if table in samples:
+                found["sample"] = dg.MetadataValue.md(samples[table])
             yield dg.MaterializeResult[Any](asset_key=settings.audit_key(table), metadata=found)
 
     return audited

@@ -29,6 +29,8 @@ _OURS = """
 coalesce((SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
           FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id), true)
 """
+_SAMPLED_ROWS = 20
+_SAMPLE = "SELECT * FROM {table} WHERE audit_id = %s ORDER BY length(record), record LIMIT {rows}"
 _COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
 
 
@@ -95,3 +97,19 @@ def details(connection: psycopg.Connection[Any], audit_id: str) -> dict[str, int
             row = cursor.execute(sql.SQL(_COUNT).format(table=table), (audit_id,)).fetchone()
             counts[name] = int(row["found"]) if row is not None else 0
     return counts
+
+
+def sample(connection: psycopg.Connection[Any], audit_id: str, table: str) -> str:
+    """Return the first rows that an audit left in a table of records, as a table of Markdown; without any, nothing."""
+    name, first = sql.Identifier(SCHEMA, table), sql.Literal(_SAMPLED_ROWS)
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(sql.SQL(_SAMPLE).format(table=name, rows=first), (audit_id,)).fetchall()
+    if not found:
+        return ""
+    names = [each for each in found[0] if each != "audit_id"]
+    lines = [names, ["---"] * len(names), *([_cell(row[each]) for each in names] for row in found)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value).replace("|", "\\|")

@@ -102,6 +102,9 @@ class AuditSettings(dg.Model, dg.Resolvable):
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
     """What the ids of this outbox's audits begin with, and only those count. Default none: the last audit of this
     outbox and all of its topics counts, whoever ran it."""
+    state_folder: str | None = None
+    """A folder in which audits keep what the next one goes on from, so that it reads only what came since. Every
+    process that audits must reach it. Default none: each audit reads everything."""
     allow_empty: bool = False
     """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None

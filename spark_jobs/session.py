@@ -57,9 +57,9 @@ def jdbc_jars(option: str | None) -> list[Path]:
 
 @contextmanager
 def spark_session(
-    *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester"
+    *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester", is_long: bool = False
 ) -> Iterator[SparkSession]:
-    """Start a Spark session on two local cores and stop it at the end.
+    """Start a Spark session on two local cores and stop it at the end; one that `is_long` compiles more.
 
     A session that runs in this process already is used instead, and left running. Everything Spark writes (shuffle
     files, warehouse, copies of jars) goes below `work_folder`, which the caller removes. Raises ConfigError when Java
@@ -76,7 +76,7 @@ def spark_session(
         [
             # For a job of seconds, compiling less and collecting simply is faster: 32 s of CPU instead of 51 for all
             # twelve months of flights (2 cores).
-            "-XX:TieredStopAtLevel=1",
+            *([] if is_long else ["-XX:TieredStopAtLevel=1"]),
             "-XX:+UseSerialGC",
             f'"-Dlog4j2.configurationFile={logging_file.as_uri()}"',
             f'"-Djava.io.tmpdir={work_folder}"',

@@ -3,7 +3,9 @@
 run          an audit from end to end
 kafka_side   the records in Kafka
 committed    what was committed, and what of it waits
-comparison   joins, windows, aggregates
+comparison   aggregates by record, windows by key
+stages       what Spark does, one after the other
+state        what an audit leaves for the next
 results      the tables in the schema `harvest_audit`
 """
 

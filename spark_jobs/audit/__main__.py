@@ -3,8 +3,8 @@
 Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS.
 
 Exit codes: 0 all is well; 1 anomalies were found; 3 bad arguments; 4 a table is missing or is not what it should be;
-5 database; 6 Kafka; 8 there is no such subscription; 10 no committed record was found, which proves nothing;
-130 interrupted.
+5 database; 6 Kafka; 8 there is no such subscription, or the state of earlier audits is refused; 10 no committed record
+was found, which proves nothing; 130 interrupted.
 """
 
 import argparse
@@ -46,6 +46,12 @@ def _arguments() -> Parser:
         "--committed",
         choices=["auto", "outbox", "ledger"],
         help="what says what was committed (default: ledger if the YAML's source is mark, else auto)",
+    )
+    parser.add_argument(
+        "--state", type=Path, help="a folder: read only what came since the last audit that it holds, and add to it"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="forget what the folder of --state holds, and read everything"
     )
     parser.add_argument("--audit-id", help="replace the results of this id (default: a new one)")
     parser.add_argument(
@@ -110,6 +116,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
         audit_id=options.audit_id,
         jars=options.jars,
+        state=options.state,
+        full=options.full,
     )
     ok = summary.ok or (options.allow_empty and not summary.anomalies)
     document = {**asdict(summary), "at": summary.at.isoformat(), "ok": ok}

@@ -35,6 +35,7 @@ from spark_jobs.sink.database import JdbcTarget
 _PART_ROWS = 1_000_000
 _MOST_PARTS = 10_000
 _FETCH_ROWS = 5_000
+_BLOCK_IDS = 4_096
 
 Committed = Literal["auto", "outbox", "ledger"]
 """What says what was committed; `auto` is found out."""
@@ -81,20 +82,30 @@ class Taken:
     """
 
     snapshot: str
+    visible: str
     at: float
     committed: Read
     policies_apply: bool
+    everything: Read | None = None
     states: Read | None = None
     waiting: Waiting | None = None
     floor: int | None = None
     id_header: str | None = None
     target: JdbcTarget = field(repr=False)
 
-    def read(self, spark: SparkSession) -> DataFrame:
-        """Return what was committed: record, since, state."""
-        rows = self._read(spark, self.committed)
+    def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
+        """Return what was committed: record, since, state, is_new.
+
+        `still_open` has the records of earlier audits that had not come: what has become of them is read again.
+        """
+        rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))  # noqa: FBT003
         if self.states is None:
-            return rows
+            if still_open is None or self.everything is None or not (ranges := _ranges(still_open)):
+                return rows
+            statement = queries.within(self.everything.statement, ranges)
+            again = Read(statement=statement, by="part", lowest=ranges[0][0], highest=ranges[-1][1])
+            known = self._read(spark, again).join(still_open, "record", "left_semi")
+            return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
         # Nearly all of what was committed is purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         return rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
@@ -150,8 +161,9 @@ def taken_from_outbox(
     *,
     topics: Sequence[str],
     target: JdbcTarget,
+    before: str | None = None,
 ) -> Taken:
-    """Take the rows of a native outbox for the topics.
+    """Take the rows of a native outbox for the topics; of those that an earlier audit's snapshot `before` did not see.
 
     The connection is in the transaction that keeps the snapshot.
     """
@@ -180,11 +192,14 @@ def taken_from_outbox(
         filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
     )
-    snapshot, at = _snapshot(connection)
+    snapshot, at, visible = _snapshot(connection)
+    everything = _read(connection, statement, sql.SQL("id"), outbox.identifier)
     return Taken(
         snapshot=snapshot,
+        visible=visible,
         at=at,
-        committed=_read(connection, statement, sql.SQL("id"), outbox.identifier),
+        committed=everything if before is None else _since(connection, statement, before, outbox.identifier),
+        everything=None if before is None else everything,
         policies_apply=_check_all_rows(connection, outbox, placed.parked_ids),
         floor=Segments(outbox).read(connection)[0].lower,
         target=target,
@@ -217,9 +232,10 @@ def taken_from_ledger(
         left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **_states()))
     with translated():
         waiting = connection.execute(sql.SQL(queries.WAITING).format(**names)).fetchone()
-    snapshot, at = _snapshot(connection)
+    snapshot, at, visible = _snapshot(connection)
     return Taken(
         snapshot=snapshot,
+        visible=visible,
         at=at,
         committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
         states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
@@ -269,11 +285,11 @@ def _states() -> dict[str, sql.Literal]:
     return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "parked_": sql.Literal(PARKED)}
 
 
-def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float]:
+def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float, str]:
     with translated():
         row = connection.execute(queries.EXPORT).fetchone()
     assert row is not None  # noqa: S101 - a function's value
-    return row[0], row[1]
+    return row[0], row[1], row[2]
 
 
 def _read(
@@ -283,6 +299,27 @@ def _read(
         row = connection.execute(sql.SQL(queries.BOUNDS).format(column=column, table=table)).fetchone()
     lowest, highest = row if row is not None else (0, 0)
     return Read(statement=statement.as_string(None), by="part", lowest=lowest, highest=highest)
+
+
+def _since(connection: psycopg.Connection[Any], statement: sql.Composed, before: str, table: sql.Identifier) -> Read:
+    since = sql.SQL(queries.SINCE).format(before=sql.Literal(before))
+    with translated():
+        row = connection.execute(sql.SQL(queries.BOUNDS_SINCE).format(table=table, since=since)).fetchone()
+    lowest, highest = row if row is not None else (0, 0)
+    both = sql.SQL("{} AND {}").format(statement, since)
+    return Read(statement=both.as_string(None), by="part", lowest=lowest, highest=highest)
+
+
+def _ranges(records: DataFrame) -> list[tuple[int, int]]:
+    """Return ranges of ids that hold all the records: few, as those that wait are neighbours mostly."""
+    blocks = records.groupBy(F.floor(F.col("record") / _BLOCK_IDS)).agg(F.min("record"), F.max("record")).collect()
+    ranges: list[tuple[int, int]] = []
+    for _, low, high in sorted(map(tuple, blocks)):
+        if ranges and low - ranges[-1][1] <= _BLOCK_IDS:
+            ranges[-1] = (ranges[-1][0], high)
+        else:
+            ranges.append((low, high))
+    return ranges
 
 
 def _unbound(condition: sql.Composable) -> sql.SQL:

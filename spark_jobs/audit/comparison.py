@@ -1,21 +1,28 @@
-"""Compare what was committed with what is in Kafka: windows and aggregates, in one pass.
+"""Compare what was committed with what is in Kafka: by record, and by key.
 
-Two shuffles: one by record, in which what was committed meets its copies, and one by key's sequence, which finds steps
-back. Nothing is collected but the numbers; sorts spill to disk, so that memory is bounded
-whatever the size. A key of which there are billions of records is sorted by one task.
+    copies in Kafka ─┬─► by record: a hash aggregate with what was committed ─► lost, unknown, waiting, delays
+                     │        └─► records of which there are several copies: a window over these alone
+                     └─► by key's sequence: sorted by offset ─► steps back, copies that are adjacent
+
+One shuffle each, of narrow rows. Nothing is collected but the numbers; aggregates and sorts spill to disk, so that
+memory is bounded whatever the size. A key of which there are billions of records is sorted by one task.
 
 A *record* is what is compared: an outbox id, or what a header of the record's own says. Its *sequence* is that of its
 key in one partition of a topic; within a sequence outbox ids ascend. Knows neither Kafka nor Postgres.
+
+A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, `is_settled`
+(false for what may have come after the snapshot of Postgres), and `is_judged` (false also for what was dropped from the
+outbox since). A frame `committed` has record, since, state, and `is_new`: false for what an earlier audit counted.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Observation, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-MUST_COME, WAITS, PARKED = "must come", "waits", "parked"
-"""What is known of a committed record: its harvester has passed it, has not passed it yet, or could not send it."""
+MUST_COME, PARKED, WAITS = 0, 1, 2
+"""What is known of a committed record: its harvester has passed it, could not send it, or has not passed it yet."""
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
 """What a second copy of a record is. A copy that another term sent is the third, wherever it is."""
@@ -23,127 +30,181 @@ ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
 LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown"
 """The kinds of findings."""
 
+COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at")
+"""The columns of a copy."""
+ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id")
+"""The columns of the end of a sequence: its last record, where that is, and the outbox id of its last first copy."""
+
 _PLACE = ("topic", "partition", "offset")
 _PERCENTILES = (0.5, 0.95, 0.99)
 _ACCURACY = 10_000
 
 
-def compare(observed: DataFrame, committed: DataFrame) -> DataFrame:
-    """Return a row for each copy in Kafka and each committed record that is not there, with what is to be said of it.
+def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
+    """Return a row for each record that was committed or came, with what is to be said of it.
 
-    `observed` has record, outbox_id, leader, topic, partition, offset, key, at, and `is_judged`: false for what may
-    have been committed though `committed` does not have it, being too new or dropped since. `committed` has record,
-    since and state.
+    `earlier` has the copies that an earlier audit read of records that came again.
     """
-    rows = observed.unionByName(committed.withColumn("is_known", F.lit(True)), allowMissingColumns=True)  # noqa: FBT003
-    # What was committed has no topic, so that it comes first. Both windows have one order: each part is sorted once.
-    in_log = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
-    up_to_here = in_log.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    copies = observed.select("record", "outbox_id", "at", "is_settled", "is_judged", F.lit(0).alias("before"))
+    if earlier is not None:
+        copies = copies.unionByName(earlier.select("record", F.lit(1).alias("before")), allowMissingColumns=True)
+    rows = copies.unionByName(
+        committed.select("record", "since", "state", F.col("is_new").cast("int").alias("is_new")),
+        allowMissingColumns=True,
+    )
+    # Buffers of fixed width alone, so that it is a hash aggregate and nothing is sorted.
+    told = rows.groupBy("record").agg(
+        F.max("outbox_id").alias("outbox_id"),
+        F.count("at").alias("copies"),
+        _count(F.col("is_settled")).alias("settled"),
+        _count(F.col("is_judged")).alias("judged"),
+        F.coalesce(F.sum("before"), F.lit(0)).alias("before"),
+        F.min("at").alias("at"),
+        F.max("since").alias("since"),
+        F.max("state").alias("state"),
+        F.max("is_new").alias("is_new"),
+    )
+    known, is_missing = F.col("is_new").isNotNull(), (F.col("copies") == 0) & (F.col("before") == 0)
+    return told.select(
+        *("record", "outbox_id", "since", "state"),
+        (F.col("is_new") == 1).alias("is_committed"),
+        (known & is_missing & (F.col("state") == MUST_COME)).alias("is_lost"),
+        (known & is_missing & (F.col("state") == WAITS)).alias("is_waiting"),
+        (~known & (F.col("judged") > 0) & (F.col("before") == 0)).alias("is_unknown"),
+        ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
+        # What only the copies beyond the snapshot have, the next audit reads again, and wants to know.
+        (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
+        F.when(
+            known & (F.col("copies") > 0) & (F.col("before") == 0), _milliseconds("at") - _milliseconds("since")
+        ).alias("delay_ms"),
+    )
+
+
+def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
+    """Return the copies of records that came more than once: which copy each is, and who sent those before.
+
+    `repeated` has the records. Copies of an earlier audit count, and are not returned.
+    """
+    copies = observed.select(*COPY, "is_settled", F.lit(1).alias("turn"))
+    if earlier is not None:
+        copies = copies.unionByName(
+            earlier.select(*COPY, F.lit(True).alias("is_settled"), F.lit(0).alias("turn"))  # noqa: FBT003
+        )
+    copies = copies.join(repeated.select("record"), "record", "left_semi")
+    # What the next audit reads again comes last, so that it changes nothing of the others.
+    order = (F.when(F.col("is_settled"), F.col("turn")).otherwise(2), "topic", "partition", "key", "offset")
+    in_log = Window.partitionBy("record").orderBy(*order)
     in_sequence = Window.partitionBy("record", "topic", "partition", "key").orderBy("offset")
-    is_known = F.coalesce(F.first("is_known").over(up_to_here), F.lit(False))  # noqa: FBT003
-    copies = rows.select(
-        *("record", "outbox_id", "leader", *_PLACE, "at", "is_judged"),
-        *(F.first(name).over(up_to_here).alias(name) for name in ("since", "state")),
-        is_known.alias("is_known"),
-        (F.row_number().over(in_log) - is_known.cast("int")).alias("copy"),
+    return copies.select(
+        *_PLACE,
+        "leader",
+        "turn",
+        (F.row_number().over(in_log) > 1).alias("is_copy"),
+        (F.row_number().over(in_sequence) == 1).alias("is_first"),
         F.lag("leader").over(in_log).alias("leader_before"),
-        F.collect_set("leader").over(in_log.rowsBetween(Window.unboundedPreceding, -1)).alias("leaders_before"),
-        F.lead("topic").over(in_log).alias("next_topic"),
-        F.row_number().over(in_sequence).alias("copy_in_sequence"),
-        # What is not in Kafka has no sequence; its record spreads it over the parts of the next shuffle.
-        F.coalesce("key", F.col("record").cast("string").cast("binary")).alias("sequence_key"),
-    ).where(F.col("topic").isNotNull() | F.col("next_topic").isNull())
-    sequence = Window.partitionBy("topic", "sequence_key", "partition").orderBy("offset")
-    so_far = sequence.rowsBetween(Window.unboundedPreceding, -1)
-    stepped = copies.select(
+        F.array_contains(
+            F.collect_set("leader").over(in_log.rowsBetween(Window.unboundedPreceding, -1)), F.col("leader")
+        ).alias("is_same_term"),
+    ).where(F.col("turn") == 1)
+
+
+def by_sequence(observed: DataFrame, repeated: DataFrame | None = None, ends: DataFrame | None = None) -> DataFrame:
+    """Return a row for each copy, with what is to be said of it and of those before it of its key.
+
+    `repeated` is what `repeats` returns, None without such records. `ends` are those of an earlier audit.
+    """
+    rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
+    if repeated is not None:
+        rows = rows.join(repeated, list(_PLACE), "left")
+    else:
+        rows = rows.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _REPEATED.items()))
+    if ends is not None:
+        settled = F.lit(True).alias("is_settled")  # noqa: FBT003
+        rows = rows.unionByName(ends.select(*ENDS, settled), allowMissingColumns=True)
+    # By a hash first: it is what a sort compares before it looks at whole rows.
+    hashed = F.xxhash64("topic", "partition", "key").alias("hashed")
+    sequence = Window.partitionBy("hashed", "topic", "partition", "key").orderBy("offset")
+    so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_first = F.coalesce("is_first", F.lit(True))  # noqa: FBT003
+    stepped = rows.select("*", hashed).select(
         "*",
         F.lag("record").over(sequence).alias("record_before"),
-        F.last(F.when(F.col("copy_in_sequence") == 1, F.col("outbox_id")), ignorenulls=True)
-        .over(so_far)
-        .alias("outbox_id_before"),
+        F.lead("is_settled").over(sequence).alias("is_next_settled"),
+        F.last(F.when(is_first, F.col("outbox_id")), ignorenulls=True).over(so_far).alias("highest"),
     )
-    is_there, known, first = F.col("topic").isNotNull(), F.col("is_known"), F.col("copy") == 1
+    before = F.lag("highest").over(sequence)
     return stepped.select(
-        "record",
-        *("outbox_id", "outbox_id_before", "leader", "leader_before", *_PLACE),
-        "since",
-        is_there.alias("is_there"),
-        (known & (~is_there | first)).alias("is_committed"),
-        (~is_there & (F.col("state") == MUST_COME)).alias("is_lost"),
-        (~is_there & (F.col("state") == WAITS)).alias("is_waiting"),
-        (is_there & first & ~known & F.col("is_judged")).alias("is_unknown"),
+        *("record", "outbox_id", "key", *_PLACE, "leader", "leader_before", "is_settled"),
+        before.alias("outbox_id_before"),
+        F.coalesce("is_there", F.lit(False)).alias("is_there"),  # noqa: FBT003
+        "highest",
+        (F.col("is_settled") & ~F.coalesce("is_next_settled", F.lit(False))).alias("is_end"),  # noqa: FBT003
         F.when(
-            is_there & ~first,
-            F.when(~F.array_contains("leaders_before", F.col("leader")), CROSS_EPOCH)
+            F.col("is_copy"),
+            F.when(~F.col("is_same_term"), CROSS_EPOCH)
             .when(F.col("record_before") == F.col("record"), ADJACENT)
             .otherwise(SEPARATED),
         ).alias("duplicate"),
-        F.when(F.col("copy_in_sequence") == 1, F.col("outbox_id") < F.col("outbox_id_before")).alias("is_reordered"),
-        F.when(known & is_there & first, _milliseconds("at") - _milliseconds("since")).alias("delay_ms"),
-    )  # fmt: skip
+        (F.col("is_there") & is_first & (F.col("outbox_id") < before)).alias("is_reordered"),
+    )
+
+
+_REPEATED = {
+    "leader": "binary",
+    "turn": "int",
+    "is_copy": "boolean",
+    "is_first": "boolean",
+    "leader_before": "binary",
+    "is_same_term": "boolean",
+}
+
+
+def ends_of(stepped: DataFrame) -> DataFrame:
+    """Return the ends of sequences, as the next audit wants them, of what `by_sequence` returned."""
+    return stepped.where("is_end").select(
+        "topic", "partition", "key", "offset", "record", F.col("highest").alias("outbox_id")
+    )
 
 
 def _milliseconds(name: str) -> Column:
     return F.unix_micros(name) / 1000
 
 
-def numbers() -> list[Column]:
-    """Return the aggregates of a comparison, by the names that `harvest_audit.summary` has for them."""
+def record_numbers() -> list[Column]:
+    """Return the aggregates of `by_record`, by the names that `harvest_audit.summary` has for most of them."""
     return [
-        _count(F.col("is_there")).alias("ours"),
         _count(F.col("is_committed")).alias("committed"),
         _count(F.col("is_lost")).alias("lost"),
-        *(
-            _count(F.col("duplicate") == kind).alias(f"duplicates_{kind}")
-            for kind in (ADJACENT, SEPARATED, CROSS_EPOCH)
-        ),
-        _count(F.col("is_reordered")).alias("reordered"),
         _count(F.col("is_unknown")).alias("unknown"),
         _count(F.col("is_waiting")).alias("backlog_records"),
+        _count(F.col("is_repeated")).alias("repeated"),
+        _count(F.col("is_open")).alias("open"),
         F.unix_micros(F.min(F.when(F.col("is_waiting"), F.col("since")))).alias("backlog_since"),
         F.percentile_approx("delay_ms", list(_PERCENTILES), _ACCURACY).alias("delays_ms"),
         F.max("delay_ms").alias("delay_max_ms"),
     ]
 
 
+COPY_NUMBERS = ("ours", "duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch", "reordered")
+"""What `copy_numbers` counts; as `settled_…` only what no later audit reads again."""
+
+
+def copy_numbers() -> list[Column]:
+    """Return the aggregates of `by_sequence`, by the names of COPY_NUMBERS."""
+    counted = [
+        F.col("is_there"),
+        *(F.col("duplicate") == kind for kind in (ADJACENT, SEPARATED, CROSS_EPOCH)),
+        F.col("is_reordered"),
+    ]
+    named = list(zip(COPY_NUMBERS, counted, strict=True))
+    return [
+        *(_count(condition).alias(name) for name, condition in named),
+        *(_count(condition & F.col("is_settled")).alias(f"settled_{name}") for name, condition in named),
+    ]
+
+
 def _count(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
-
-
-def findings(compared: DataFrame, observation: Observation, *, most: int) -> DataFrame:
-    """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them.
-
-    The numbers of all of them come by `observation` with the first use of what is returned.
-    """
-    first, *rest = numbers()
-    found = compared.observe(observation, first, *rest).select(
-        "*",
-        F.explode(
-            F.array_compact(
-                F.array(
-                    F.when(F.col("is_lost"), F.lit(LOST)),
-                    F.when(F.col("duplicate").isNotNull(), F.lit(DUPLICATE)),
-                    F.when(F.col("is_reordered"), F.lit(REORDERED)),
-                    F.when(F.col("is_unknown"), F.lit(UNKNOWN)),
-                )
-            )
-        ).alias("kind"),
-    )
-    lowest = Window.partitionBy("kind").orderBy("outbox_id", "record", *_PLACE)
-    return (
-        found.withColumn("number", F.row_number().over(lowest))
-        .where(F.col("number") <= most)
-        .select(
-            "kind",
-            "duplicate",
-            F.col("record").cast("string").alias("record"),
-            "outbox_id",
-            "outbox_id_before",
-            *(F.lower(F.hex(name)).alias(name) for name in ("leader", "leader_before")),
-            *(F.col(name).alias(f"kafka_{name}") for name in _PLACE),
-            "since",
-        )
-    )
 
 
 def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,3 +216,57 @@ def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
         "delay_p99_ms": highest,
         "delay_max_ms": found["delay_max_ms"],
     }
+
+
+def findings(told: DataFrame, stepped: DataFrame, observed: DataFrame, *, most: int) -> DataFrame:
+    """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them."""
+    strange = observed.join(told.where("is_unknown").select("record"), "record", "left_semi")
+    first = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
+    kinds = [
+        (LOST, told.where("is_lost")),
+        (DUPLICATE, stepped.where("duplicate IS NOT NULL")),
+        (REORDERED, stepped.where("is_reordered").drop("duplicate")),
+        (UNKNOWN, strange.withColumn("copy", F.row_number().over(first)).where("copy = 1")),
+    ]
+    found = None
+    for kind, rows in kinds:
+        named = {name: F.col(name) if name in rows.columns else F.lit(None) for name in _TYPES}
+        typed = rows.select(*(column.cast(_TYPES[name]).alias(name) for name, column in named.items()))
+        # What is lost may come yet, so no later audit takes it over.
+        is_settled = F.coalesce("is_settled", F.lit(kind == UNKNOWN)).alias("is_settled")
+        these = typed.select(
+            F.lit(kind).alias("kind"),
+            "duplicate",
+            "record",
+            *("outbox_id", "outbox_id_before"),
+            *(F.lower(F.hex(name)).alias(name) for name in ("leader", "leader_before")),
+            *(F.col(name).alias(f"kafka_{name}") for name in _PLACE),
+            "since",
+            is_settled,
+        )
+        these = these.orderBy(*_ORDER).limit(most)
+        found = these if found is None else found.unionByName(these)
+    assert found is not None  # noqa: S101 - there are kinds
+    return found
+
+
+def lowest(found: DataFrame, *, most: int) -> DataFrame:
+    """Return of each kind of findings the lowest so many."""
+    kinds = Window.partitionBy("kind").orderBy(*_ORDER)
+    return found.withColumn("number", F.row_number().over(kinds)).where(F.col("number") <= most).drop("number")
+
+
+_ORDER = ("outbox_id", "record", "kafka_topic", "kafka_partition", "kafka_offset")
+_TYPES = {
+    "duplicate": "string",
+    "record": "string",
+    "outbox_id": "bigint",
+    "outbox_id_before": "bigint",
+    "leader": "binary",
+    "leader_before": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "since": "timestamp",
+    "is_settled": "boolean",
+}

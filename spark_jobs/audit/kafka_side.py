@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as ClientError
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
 from harvest_lib.record_header import HEADER_NAME, VERSION
+from spark_jobs.data_source.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
 _HEADER_BYTES = 25
@@ -104,33 +106,62 @@ class Topics:
                 ) from error
             raise
 
+    def ids(self) -> Mapping[str, str]:
+        """Return the id that Kafka gave each topic, another one after it was recreated; empty where it is not told."""
+        admin = AdminClient(client_settings(self._settings))
+        found = {}
+        for name in self.names:
+            asked = admin.describe_topics(TopicCollection([name]), request_timeout=_REACH_SECONDS)[name]
+            try:
+                found[name] = str(asked.result(2 * _REACH_SECONDS).topic_id)
+            except (KafkaException, TimeoutError):
+                found[name] = ""
+        return found
+
     def read(
         self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
     ) -> DataFrame:
-        """Return our records, as `comparison.compare` takes them, from where `logs` begin to where they end.
+        """Return our records, and acknowledgements, which have no record, from where `logs` begin to where they end:
+        the columns of `comparison.COPY` and of `sequenced.IDS`.
 
-        `observation` tells how many records of any kind there are. With `id_header` a record is known by the text that
+        `observation` tells how many `messages` of any kind these are, how many of them are `foreign` (`settled_foreign`
+        below the ends of `before`), and how many are `sequenced`. With `id_header` a record is known by the text that
         header has; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
-        raw = self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism)
-        ends = F.from_json(
-            F.lit(_offsets({place: log.high for place, log in before.items()})), "map<string,map<string,bigint>>"
+        raw = with_ids(self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism))
+        is_ours = F.col("stamp").isNotNull()
+        is_foreign = ~is_ours & F.col("clock").isNull()
+        stamped = raw.observe(
+            observation,
+            F.count(F.lit(1)).alias("messages"),
+            F.count(F.when(is_foreign, 1)).alias("foreign"),
+            F.count(F.when(is_foreign & (F.col("offset") < end_of(before)), 1)).alias("settled_foreign"),
+            F.count("clock").alias("sequenced"),
         )
-        stamped = raw.observe(observation, F.count(F.lit(1)).alias("records"), F.count("stamp").alias("ours"))
         outbox_id = F.expr(OUTBOX_ID)
         record = outbox_id
         if id_header is not None:
             own_id = F.expr(_OWN_ID.format(name=_quoted(id_header)))
             # Without an id that can be one it is unknown, and a record by itself.
             record = F.when(own_id.rlike(_LEGAL_ID), own_id).otherwise(F.concat(F.lit("outbox id "), outbox_id))
-        return stamped.where(F.col("stamp").isNotNull()).select(
+        record = F.when(is_ours, record)
+        return stamped.where(~is_foreign).select(
             record.alias("record"),
             outbox_id.alias("outbox_id"),
             F.expr(LEADER).alias("leader"),
-            *("topic", "partition", "offset", "key"),
+            *("topic", "partition", "offset"),
+            # What has no key has no sequence.
+            F.coalesce("key", record.cast("string").cast("binary")).alias("key"),
             F.col("timestamp").alias("at"),
-            (F.col("offset") < ends[F.col("topic")][F.col("partition").cast("string")]).alias("is_judged"),
+            *IDS,
         )
+
+
+def end_of(logs: Logs) -> Column:
+    """Return where the log of a row ends, by its topic and partition."""
+    ends = _offsets({place: log.high for place, log in logs.items()})
+    by_topic = F.from_json(F.lit(ends), "map<string,map<string,bigint>>")
+    return by_topic[F.col("topic")][F.col("partition").cast("string")]
 
 
 def _logs(consumer: Consumer, topic: str, deadline: float) -> dict[tuple[str, int], Log]:

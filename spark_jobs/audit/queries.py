@@ -3,11 +3,12 @@
 What Spark reads has the columns record, since and state, and `part`, which it is read in parts by.
 """
 
+from collections.abc import Sequence
 from typing import LiteralString
 
 INTEGERS = ("smallint", "integer", "bigint")
 
-EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8"
+EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8, pg_current_snapshot()::text"
 
 
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
@@ -21,6 +22,16 @@ def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
 
 BOUNDS: LiteralString = "SELECT coalesce(min({column}), 0)::bigint, coalesce(max({column}), 0)::bigint FROM {table}"
 
+# What came since a snapshot is found by the index on (transaction_id, id).
+SINCE: LiteralString = (
+    "o.transaction_id >= pg_snapshot_xmin({before}::pg_snapshot) "
+    "AND NOT pg_visible_in_snapshot(o.transaction_id, {before}::pg_snapshot)"
+)
+BOUNDS_SINCE: LiteralString = """
+SELECT coalesce(min(id), 0)::bigint, coalesce(max(id), 0)::bigint
+FROM (SELECT o.id FROM {table} AS o WHERE {since} OFFSET 0) AS came
+"""
+
 COLUMNS = """
 SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
@@ -31,6 +42,17 @@ SELECT o.id AS part, o.id AS record, o.create_time AS since,
        CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 """
+
+
+def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
+    """Return a statement with only those rows whose `part` is in one of the ranges, both ends included."""
+    lows, highs = (",".join(map(str, ends)) for ends in zip(*ranges, strict=True))
+    return (
+        f"SELECT every.* FROM ({statement}) AS every "  # noqa: S608 - integers
+        f"JOIN unnest('{{{lows}}}'::bigint[], '{{{highs}}}'::bigint[]) AS r(low, high) "
+        "ON every.part BETWEEN r.low AND r.high"
+    )
+
 
 IS_PARKED: LiteralString = (
     "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id "

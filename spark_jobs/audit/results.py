@@ -30,7 +30,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
     """Write what was found into the staging table, under the run. Raises what Spark raises."""
-    rows = found.withColumn("run", F.lit(run))
+    rows = found.drop("is_settled").withColumn("run", F.lit(run))
     rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
 
 

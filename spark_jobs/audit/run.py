@@ -9,7 +9,7 @@ delivered is in Kafka now, or is lost. What came between the two is neither.
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,19 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from py4j.protocol import Py4JError
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib import database
-from harvest_lib.errors import ConfigError, DatabaseError, HarvestError
+from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, ServerRegressed
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.identity import identity_of
+from harvest_lib.source import server_identity
+from harvest_lib.subscriptions.admin import SubscriptionShard
 from spark_jobs.audit import comparison, results
 from spark_jobs.audit.committed import Business, Committed, Taken, known_from, taken_from_ledger, taken_from_outbox
-from spark_jobs.audit.kafka_side import Logs, Topics, translated
+from spark_jobs.audit.kafka_side import Log, Logs, Topics, translated
+from spark_jobs.audit.stages import Stages
+from spark_jobs.audit.state import AuditState, Mark, Past, Whose, held, moved
 from spark_jobs.audit_summary import AuditSummary
 from spark_jobs.session import jdbc_jars, spark_session
 from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
@@ -35,10 +37,7 @@ from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
 MOST_FINDINGS = 10_000
 """Findings of each kind that the tables keep; the summary counts all of them."""
 
-_SHUFFLE_RECORDS = 250_000
-_MOST_SHUFFLE_PARTS = 4_000
 _LONGEST_ID = 200
-_FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 _LONGEST_EVIDENCE = 300
 
 
@@ -53,6 +52,8 @@ def audit(
     business: Business | None = None,
     audit_id: str | None = None,
     jars: str | None = None,
+    state: Path | None = None,
+    full: bool = False,
 ) -> AuditSummary:
     """Compare the topics with what was committed; write the result tables; return their summary.
 
@@ -62,9 +63,12 @@ def audit(
     first. `jars` are those of Spark's Kafka source and of the JDBC driver, commas between; by default
     HARVEST_SPARK_JARS names them.
 
+    With `state`, a folder, only what came since the last audit of that folder is read, and the numbers are those of all
+    audits since the first; `full` forgets what the folder holds, and begins anew.
+
     Cheap checks come first: nothing starts Spark before Kafka, the topics, Postgres and its tables are known to be
     there. Raises ConfigError, TopicMissing or another KafkaError, OutboxTableError, CheckpointError or another
-    DatabaseError; then the result tables are as before.
+    DatabaseError, AuditStateError; then the result tables are as before.
     """
     audit_id = audit_id if audit_id is not None else str(uuid.uuid4())
     if not 0 < len(audit_id) <= _LONGEST_ID or "\0" in audit_id:
@@ -73,35 +77,106 @@ def audit(
         )
     if not topics:
         raise ConfigError("no topic was named", field="--topic", next_step="name the topics to be audited")
+    if full and state is None:
+        raise ConfigError("there is nothing to forget", field="--full", next_step="name the folder by --state")
     found_jars, table = jdbc_jars(jars), OutboxTable.parse(outbox)
     source = Topics(kafka, topics)
     before = source.logs()
     run = str(uuid.uuid4())
-    with connect(dsn) as connection, database.translated():
+    with connect(dsn) as connection, database.translated(), ExitStack() as opened:
         results.prepare(connection)
         target = _staging(connection)
         try:
-            with (
-                tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as folder,
-                _snapshot(connection),
-            ):
+            folder = Path(
+                opened.enter_context(tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True))
+            )
+            with _snapshot(connection):
                 kind, shards = known_from(connection, table, subscription, committed)
+                kept: AuditState | None = None
+                if state is not None:
+                    if kind != "outbox":
+                        raise ConfigError(
+                            "an outbox whose rows are deleted has no state that an audit could go on from",
+                            field="--state",
+                            next_step="leave --state out: everything is compared",
+                        )
+                    whose = _whose(connection, table, subscription, shards, source)
+                    kept = opened.enter_context(held(state, whose, full=full))
+                past = kept.past if kept is not None else None
+                if past is not None:
+                    _require_server(connection, past)
                 taken = (
-                    taken_from_outbox(connection, table, shards, topics=source.names, target=target)
+                    taken_from_outbox(
+                        connection,
+                        table,
+                        shards,
+                        topics=source.names,
+                        target=target,
+                        before=past.mark.snapshot if past is not None else None,
+                    )
                     if kind == "outbox"
                     else taken_from_ledger(
                         connection, table, business or Business(), topics=source.names, target=target
                     )
                 )
-                with spark_session(jars=found_jars, work_folder=Path(folder), app_name="harvest audit") as spark:
-                    counted = _compared(spark.newSession(), source, before, taken, run=run, target=target)
-            summary = _summary(audit_id, taken, counted)
+                server = server_identity.place(connection).as_json() if kept is not None else {}
+                with spark_session(
+                    jars=found_jars, work_folder=folder, app_name="harvest audit", is_long=True
+                ) as spark:
+                    left = kept.new if kept is not None else None
+                    stages = Stages(spark.newSession(), source, work=folder / run, left=left, past=past)
+                    compared = stages.compare(_since(source.logs(), past), before, taken, most=MOST_FINDINGS)
+                    if compared.found is not None:
+                        results.stage(compared.found, run=run, target=target)
+            summary = _summary(audit_id, taken, compared.numbers)
             results.promote(connection, summary, run=run, outbox=table, topics=source.names)
+            if kept is not None:
+                kept.save(Mark(ends=_ends(before), snapshot=taken.visible, server=server), compared.settled)
         except (PySparkException, Py4JError) as error:
             raise _failure(error, kafka) from error
         finally:
             results.clear(connection, run=run)
     return summary
+
+
+def _whose(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    subscription: str,
+    shards: Sequence[SubscriptionShard],
+    source: Topics,
+) -> Whose:
+    filters = (shards[0].topics, shards[0].keys) if shards else (None, None)
+    reads = f"{subscription!r}, topics {filters[0] or 'all'}, keys {filters[1] or 'all'}"
+    return Whose(outbox=str(identity_of(connection, outbox.identifier)), reads=reads, topics=source.ids())
+
+
+def _require_server(connection: psycopg.Connection[Any], past: Past) -> None:
+    try:
+        server_identity.check(connection, past.mark.server, "")
+    except ServerRegressed as error:
+        raise moved("Postgres may lack records that earlier audits have read", error.evidence or "") from error
+
+
+def _since(logs: Logs, past: Past | None) -> Logs:
+    """Return what of the logs no earlier audit has read."""
+    found = {}
+    for (topic, partition), log in logs.items():
+        low = past.mark.ends.get(topic, {}).get(str(partition), log.low) if past is not None else log.low
+        if low > log.high:
+            raise moved(
+                f"partition {partition} of {topic!r} is shorter than it was at the last audit",
+                f"it ended at {low}, and ends at {log.high}: records were lost, or other ones have their offsets",
+            )
+        found[topic, partition] = Log(low=max(low, log.low), high=log.high)
+    return found
+
+
+def _ends(logs: Logs) -> dict[str, dict[str, int]]:
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, partition), log in logs.items():
+        ends.setdefault(topic, {})[str(partition)] = log.high
+    return ends
 
 
 @contextmanager
@@ -113,34 +188,6 @@ def _snapshot(connection: psycopg.Connection[Any]) -> Iterator[None]:
         yield
 
 
-def _compared(
-    spark: SparkSession, source: Topics, before: Logs, taken: Taken, *, run: str, target: JdbcTarget
-) -> dict[str, Any]:
-    """Compare, stage what was found, and return the numbers."""
-    logs = source.logs()
-    size = sum(log.high - log.low for log in logs.values())
-    parts = min(_MOST_SHUFFLE_PARTS, max(spark.sparkContext.defaultParallelism, -(-size // _SHUFFLE_RECORDS)))
-    for name, value in {
-        "spark.sql.shuffle.partitions": parts,
-        # It replaces what turned out to be empty, and with it forgets what was observed there.
-        "spark.sql.adaptive.optimizer.excludedRules": _FORGETS,
-        "spark.sql.session.timeZone": "UTC",
-        # So that findings beyond the limit are dropped before they are sent around.
-        "spark.sql.optimizer.windowGroupLimitThreshold": MOST_FINDINGS,
-    }.items():
-        spark.conf.set(name, str(value))
-    in_kafka, in_all = Observation("kafka"), Observation("comparison")
-    observed = source.read(spark, logs, before, in_kafka, id_header=taken.id_header)
-    if taken.floor is not None:
-        observed = observed.withColumn("is_judged", F.col("is_judged") & (F.col("outbox_id") >= taken.floor))
-    compared = comparison.compare(observed, taken.read(spark))
-    found = comparison.findings(compared, in_all, most=MOST_FINDINGS).persist(StorageLevel.DISK_ONLY)
-    # The numbers come with an action that Spark observes, which a write by JDBC is not.
-    found.count()
-    results.stage(found, run=run, target=target)
-    return {**in_all.get, **in_kafka.get}
-
-
 def _summary(audit_id: str, taken: Taken, counted: Mapping[str, Any]) -> AuditSummary:
     waiting = counted["backlog_records"] if taken.waiting is None else taken.waiting.records
     since = counted["backlog_since"] if taken.waiting is None else taken.waiting.since
@@ -148,10 +195,10 @@ def _summary(audit_id: str, taken: Taken, counted: Mapping[str, Any]) -> AuditSu
     return AuditSummary(
         audit_id=audit_id,
         at=datetime.fromtimestamp(taken.at, UTC),
-        records=counted["records"],
+        records=counted["ours"] + counted["foreign"],
         **{name: counted[name] for name in names},
         unknown=counted["unknown"],
-        foreign_messages=counted["records"] - counted["ours"],
+        foreign_messages=counted["foreign"],
         **comparison.delays_of(counted),
         backlog_records=waiting,
         backlog_age_seconds=max(0.0, taken.at - since / 1e6) if since is not None else 0.0,

@@ -14,21 +14,14 @@ All of it is done by functions of SQL, in which no Python runs for a record, and
 
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.record_header import HEADER_NAME
 from harvest_lib.sequencing import message_id
-from harvest_lib.sequencing.message_id import Flag
 from spark_jobs.audit.kafka_side import LEADER, OUTBOX_ID, Topics
+from spark_jobs.data_source.sequenced import committed
 
-_ZERO_CLOCK = "0" * 16
-_MESSAGE_ID = f"try_element_at(filter(headers, h -> h.key = '{message_id.HEADER_NAME}'), 1).value"
-
-# Taken apart as in `harvest_lib.sequencing.message_id`. A clock has 64 bits, more than a bigint without a sign: as 16
-# digits clocks are in the same order.
-_CLOCK = "concat(substr(hexed, 14, 3), substr(hexed, 9, 4), substr(hexed, 1, 8), hex((above DIV 1024) & 15))"
-_IS_ID = "length(hexed) = 32 AND substr(hexed, 13, 1) = '1' AND substr(hexed, 17, 1) IN ('8', '9', 'A', 'B')"
 _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'))"
 
 
@@ -59,52 +52,3 @@ def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str,
             F.expr(own).alias("headers"),
         )
     )
-
-
-def committed(messages: DataFrame) -> DataFrame:
-    """Return those messages of Kafka's source that `harvest_lib.consume.Sequencer` would, each partition from its
-    beginning on: `topic`, `partition`, `offset` and `headers` are needed."""
-    told = (
-        messages.withColumn("hexed", F.expr(f"hex({_MESSAGE_ID})"))
-        .withColumn("above", F.expr("CAST(conv(substr(hexed, 17, 4), 16, 10) AS int)"))
-        .withColumn("clock", F.when(F.expr(_IS_ID), F.expr(_CLOCK)))
-        .withColumn("clock", F.when(F.col("clock") != _ZERO_CLOCK, F.col("clock")))  # null: nobody sequences it
-        .withColumn("producer", F.when(F.col("clock").isNotNull(), F.expr("substr(hexed, 21)")))
-        # What is not sequenced needs no neighbours, so it is not brought to one place.
-        .withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
-        .withColumn("flag", F.expr("above & 1023"))
-    )
-    is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
-    log, place = ("topic", "partition", "producer", "spread"), "offset"
-    by_producer = Window.partitionBy(*log).orderBy(place)
-    before = by_producer.rowsBetween(Window.unboundedPreceding, -1)
-    # An acknowledgement goes back to its clock, unless it is the last one again.
-    last_ack = F.last(F.when(is_ack, F.col("clock")), ignorenulls=True).over(before)
-    sets = is_ack & (last_ack.isNull() | (last_ack != F.col("clock")))
-    told = told.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
-    in_era = Window.partitionBy(*log, "era").orderBy(place)
-    stands = F.max(F.when(~is_continue, F.col("clock"))).over(in_era.rowsBetween(Window.unboundedPreceding, -1))
-    told = told.withColumn("acknowledged", stands)
-    first = F.when(F.col("era") == 0, F.first("clock").over(by_producer))  # a producer begins with its first message
-    is_new = (F.col("acknowledged").isNull() | (F.col("clock") > F.col("acknowledged"))) & (
-        first.isNull() | (F.col("clock") >= first)
-    )
-    told = told.withColumn("is_new", is_new)
-    is_new = F.col("is_new")
-    settles = is_ack | (~is_continue & is_new)
-    told = told.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
-    pending = Window.partitionBy(*log, "settled").orderBy(place)
-    newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
-    # One message settles what was pending before it. Over all of the frame: from each row on, it would be looked for
-    # again for each row.
-    settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack")))
-    end = F.max(settling).over(Window.partitionBy(*log, "settled"))
-    told = told.withColumn("newest", newest).withColumn("end", end)
-    return told.where(_is_committed(is_continue, is_ack, is_new)).select(*messages.columns)
-
-
-def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column:
-    is_first = is_new & (F.col("newest").isNull() | (F.col("clock") > F.col("newest")))
-    acknowledged = F.col("end.is_ack") & (F.col("clock") <= F.col("end.clock"))
-    of_a_transaction = is_continue & is_first & F.coalesce(acknowledged, F.lit(False))  # noqa: FBT003
-    return F.col("clock").isNull() | of_a_transaction | (~is_continue & ~is_ack & is_new)

@@ -1,11 +1,15 @@
-"""The audit by Spark of fifty times the usual number of records: its time, and the memory of all its processes."""
+"""The audit by Spark: its time and memory at two sizes, what they predict for a hundred million records, and what an
+audit costs that goes on from the last. Beside it stands the floor: Spark, started, counts the same topic."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,43 +25,136 @@ from tests.benchmarks.report import Result, at_most
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
 
+_LARGE, _SMALL = 50, 10
+"""How many times `--records` are audited."""
+_PLANNED_RECORDS = 100_000_000
 _LONGEST_SECONDS = 300
 _MOST_MEGABYTES = 2_000
 _LOOK_SECONDS = 0.2
 _MEGABYTE = 1_000_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a process: how many records, how long, and the CPU time and the most memory of it and its children."""
+
+    records: int
+    seconds: float
+    cpu_seconds: float
+    megabytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a run costs by its number of records: CPU time, `fixed_cpu_seconds` and `slope_cpu_seconds` for each
+    million, which hardly depends on what else the machine does; and wall time, `wall_of_cpu` of it.
+
+    Memory does not grow with the records, so the most that was measured is what is predicted.
+    """
+
+    fixed_cpu_seconds: float
+    slope_cpu_seconds: float
+    wall_of_cpu: float
+    megabytes: float
+
+    @classmethod
+    def of(cls, small: Run, large: Run) -> "Cost":
+        """Draw the line through two runs. The larger one says how wall time and CPU time go together."""
+        slope = (large.cpu_seconds - small.cpu_seconds) / (large.records - small.records)
+        return cls(
+            fixed_cpu_seconds=small.cpu_seconds - slope * small.records,
+            slope_cpu_seconds=slope * 1e6,
+            wall_of_cpu=large.seconds / large.cpu_seconds,
+            megabytes=max(small.megabytes, large.megabytes),
+        )
+
+    def seconds(self, records: int) -> float:
+        """Return the wall time that so many records take."""
+        return (self.fixed_cpu_seconds + self.slope_cpu_seconds * records / 1e6) * self.wall_of_cpu
+
+
 def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     """From the start of the process, Spark's included, until the results are committed. All must be well."""
-    records = 50 * size.records
     own = replace(servers, topic=f"bench-audit-{uuid4().hex[:8]}")
     own.make_topic()
     own.make_native()
-    own.insert(records)
-    own.settle()
-    drain_batches(own, records, delivery="pipelined")
+    state = Path(mkdtemp(prefix="state-", dir=default_state()))
+    small, large = _SMALL * size.records, _LARGE * size.records
+    try:
+        _deliver(own, small)
+        first = _run(own, small, "spark_jobs.audit", "--topic", own.topic)
+        _deliver(own, large - small)
+        floor = _run(own, large, "tests.benchmarks.spark_count", own.topic)
+        second = _run(own, large, "spark_jobs.audit", "--topic", own.topic)
+        kept = _run(own, large, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+        state_bytes = sum(path.stat().st_size for path in state.rglob("*.parquet"))
+        _deliver(own, size.records)
+        since = _run(own, size.records, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+    cost = Cost.of(first, second)
+    yield Result(name="spark-audit-records", value=large, unit="records")
+    yield Result(
+        name="spark-audit-of-count",
+        value=second.seconds,
+        unit="s",
+        floor=floor.seconds,
+        ratio=second.seconds / floor.seconds,
+    )
+    yield at_most("spark-audit", second.seconds, "s", target=_LONGEST_SECONDS)
+    yield at_most("spark-audit-memory", second.megabytes, "MB", target=_MOST_MEGABYTES)
+    yield Result(name="spark-audit-cpu-fixed", value=cost.fixed_cpu_seconds, unit="s")
+    yield Result(name="spark-audit-cpu-slope", value=cost.slope_cpu_seconds, unit="s/1,000,000")
+    yield Result(name="spark-audit-slope", value=cost.slope_cpu_seconds * cost.wall_of_cpu, unit="s/1,000,000")
+    yield Result(name="spark-audit-10^8-predicted", value=cost.seconds(_PLANNED_RECORDS), unit="s")
+    yield at_most("spark-audit-10^8-memory-predicted", cost.megabytes, "MB", target=_MOST_MEGABYTES)
+    yield Result(name="spark-audit-state", value=kept.seconds, unit="s")
+    yield Result(name="spark-audit-state-disk", value=state_bytes / large, unit="B/record")
+    yield Result(name="spark-audit-since", value=since.seconds, unit="s")
+
+
+def _deliver(servers: Servers, records: int) -> None:
+    servers.insert(records)
+    servers.settle()
+    drain_batches(servers, records, delivery="pipelined")
+
+
+def _run(servers: Servers, records: int, module: str, *arguments: str) -> Run:
+    began, cpu_seconds, highest = time.perf_counter(), 0.0, 0
+    with subprocess.Popen([sys.executable, "-m", module, *arguments], env=_environment(servers)) as process:
+        while process.poll() is None:
+            cpu, resident = _used(process.pid)
+            cpu_seconds, highest = max(cpu_seconds, cpu), max(highest, resident)
+            time.sleep(_LOOK_SECONDS)
+    if process.returncode != 0:
+        raise RuntimeError(f"{module} ended with {process.returncode}")
+    return Run(
+        records=records,
+        seconds=time.perf_counter() - began,
+        cpu_seconds=cpu_seconds,
+        megabytes=highest / _MEGABYTE,
+    )
+
+
+def _environment(servers: Servers) -> Mapping[str, str]:
     state = default_state()
     java_home = find_java(state)
     jars = [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, java_home)]
-    places = {"HARVEST_DSN": own.dsn, "HARVEST_BOOTSTRAP_SERVERS": own.bootstrap_servers}
+    places = {"HARVEST_DSN": servers.dsn, "HARVEST_BOOTSTRAP_SERVERS": servers.bootstrap_servers}
     environment = {**os.environ, **places, "JAVA_HOME": str(java_home), "HARVEST_SPARK_JARS": ",".join(map(str, jars))}
     environment.pop("HARVEST_CONFIG", None)
-    began, highest = time.perf_counter(), 0
-    with subprocess.Popen([sys.executable, "-m", "spark_jobs.audit", "--topic", own.topic], env=environment) as process:
-        while process.poll() is None:
-            highest = max(highest, _resident_bytes(process.pid))
-            time.sleep(_LOOK_SECONDS)
-    seconds = time.perf_counter() - began
-    if process.returncode != 0:
-        raise RuntimeError(f"the audit ended with {process.returncode}")
-    yield Result(name="spark-audit-records", value=records, unit="records")
-    yield at_most("spark-audit", seconds, "s", target=_LONGEST_SECONDS)
-    yield at_most("spark-audit-memory", highest / _MEGABYTE, "MB", target=_MOST_MEGABYTES)
+    return environment
 
 
-def _resident_bytes(pid: int) -> int:
+def _used(pid: int) -> tuple[float, int]:
+    """Return the CPU seconds and the resident bytes of a process and its children."""
+    cpu, resident = 0.0, 0
     try:
         found = psutil.Process(pid)
-        return sum(each.memory_info().rss for each in [found, *found.children(recursive=True)])
+        for each in (found, *found.children(recursive=True)):
+            times = each.cpu_times()
+            cpu += times.user + times.system
+            resident += each.memory_info().rss
     except psutil.NoSuchProcess:  # it has just ended
-        return 0
+        return 0.0, 0
+    return cpu, resident

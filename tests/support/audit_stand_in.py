@@ -38,7 +38,7 @@ def insert(connection, audit_id, **numbers):
 
 def main():
     parser = argparse.ArgumentParser()
-    for option in ("--audit-id", "--topic", "--table", "--finds"):
+    for option in ("--audit-id", "--topic", "--table", "--finds", "--state"):
         parser.add_argument(option)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--allow-empty", action="store_true")
@@ -50,7 +50,9 @@ def main():
     if "nothing" not in finds:
         with psycopg.connect(os.environ["HARVEST_DSN"], autocommit=True) as connection:
             insert(connection, options.audit_id, **finds)
-    sys.stdout.write(json.dumps({"audit_id": options.audit_id, "topic": options.topic, **finds}) + "\n")
+    sys.stdout.write(
+        json.dumps({"audit_id": options.audit_id, "topic": options.topic, "state": options.state, **finds}) + "\n"
+    )
     return 1 if finds else 0
 
 

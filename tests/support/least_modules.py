@@ -153,6 +153,7 @@ EXEMPT = {
     "integration/spark/test_audit": _SPARK_AUDIT,
     "integration/spark/test_audit_comparison": _SPARK_AUDIT,
     "integration/spark/test_audit_encodings": _SPARK_AUDIT,
+    "integration/spark/test_audit_incremental": _SPARK_AUDIT,
     "integration/spark/test_audit_refusals": _SPARK_AUDIT,
     "integration/spark/test_audit_results": _SPARK_AUDIT,
     "integration/spark/test_audit_row_security": _SPARK_AUDIT,

@@ -42,6 +42,20 @@ def audit(outbox, reaper, tmp_path):
     return run
 
 
+def test_a_state_that_is_configured_is_handed_to_the_audit(outbox, reaper, tmp_path):
+    settings = OutboxSettings(
+        name="shop",
+        topics=["orders"],
+        config_file=str(reaper),
+        audit=AuditSettings(module="support.audit_stand_in", state_folder=str(tmp_path / "state")),
+    )
+    with DagsterInstance.ephemeral() as instance:
+        job = outbox_definitions(settings).resolve_job_def("shop_audit")
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
+        log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
+    assert any(str(tmp_path / "state") in line for line in log), "the stand-in says what it was given"
+
+
 def failed(verdicts):
     return {name for name, each in verdicts.items() if not each.passed}
 

@@ -7,7 +7,7 @@ from support.audit_stand_in import insert as put_audit
 from support.native import Native
 from support.outbox import harvest_config
 
-from dagster_harvest.audit_results import AuditMissing, details, last_summary
+from dagster_harvest.audit_results import AuditMissing, details, last_summary, sample
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AuditSettings, OutboxSettings, Thresholds
@@ -95,10 +95,12 @@ def test_the_last_audit_is_the_one_that_counts(outbox, insert):
     insert(audit_id="old", lost=5)
     insert(audit_id="new")
     assert last_summary(outbox.connection, SHOP, OutboxTable.parse("outbox")).audit_id == "new"
-    outbox.connection.execute("CREATE TABLE harvest_audit.lost (audit_id text, outbox_id bigint)")
-    outbox.connection.execute("INSERT INTO harvest_audit.lost VALUES ('old', 1), ('new', 2), ('old', 3)")
+    outbox.connection.execute("CREATE TABLE harvest_audit.lost (audit_id text, record text, since timestamptz)")
+    outbox.connection.execute("INSERT INTO harvest_audit.lost VALUES ('old', '10'), ('new', '2'), ('old', '3|4')")
     counts = details(outbox.connection, "old")
     assert counts == {"lost": 2, "duplicates": 0, "reorderings": 0, "unknown": 0}
+    assert sample(outbox.connection, "old", "lost") == "| record | since |\n| --- | --- |\n| 10 |  |\n| 3\\|4 |  |"
+    assert sample(outbox.connection, "none", "lost") == ""
 
 
 def test_of_several_outboxes_in_a_database_each_is_judged_by_its_own_audit(outbox, insert):

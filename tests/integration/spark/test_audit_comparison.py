@@ -39,14 +39,20 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
             place = (f"{topic}{number}", partition, offset, bytearray(key))
             observed.append((number * IDS + record, number * IDS + record, bytearray(leader.encode() * 16), *place))
     columns = "record bigint, outbox_id bigint, leader binary, topic string, partition int, offset bigint, key binary"
-    compared = comparison.compare(
+    copies = (
         spark.createDataFrame(observed, columns)
         .withColumn("at", F.current_timestamp())
-        .withColumn("is_judged", F.lit(True)),  # noqa: FBT003
-        spark.createDataFrame(committed, "record bigint, state string").withColumn("since", F.current_timestamp()),
+        .withColumns(dict.fromkeys(("is_settled", "is_judged"), F.lit(True)))  # noqa: FBT003
     )
-    case = F.floor(F.col("record") / IDS).alias("case")
-    found = {row["case"]: row for row in compared.groupBy(case).agg(*comparison.numbers()).collect()}
+    known = spark.createDataFrame(committed, "record bigint, state int").withColumns(
+        {"since": F.current_timestamp(), "is_new": F.lit(True)}  # noqa: FBT003
+    )
+    told = comparison.by_record(copies, known)
+    stepped = comparison.by_sequence(copies, comparison.repeats(copies, told.where("is_repeated")))
+    found = {number: dict.fromkeys(comparison.COPY_NUMBERS, 0) for number in range(CASES)}
+    for rows, numbers in ((told, comparison.record_numbers()), (stepped, comparison.copy_numbers())):
+        for row in rows.groupBy(F.floor(F.col("record") / IDS).alias("case")).agg(*numbers).collect():
+            found[row["case"]] |= row.asDict()
     for number, (ids, log) in enumerate(cases):
         if not ids and not log:
             continue
@@ -57,9 +63,35 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
                 for offset, (topic, partition, key, record, leader) in enumerate(log)
             ],
         )
-        row = found[number].asDict()
+        row = found[number]
         for name in ("committed", "lost", "unknown", "reordered"):
             assert row[name] == getattr(report, name), (number, name)
         assert row["ours"] == report.records
         assert row["duplicates_cross_epoch"] == report.explained_duplicates
         assert row["duplicates_adjacent"] + row["duplicates_separated"] == report.unexplained_duplicates
+
+
+def test_records_are_shuffled_once_by_id_and_once_by_key_and_only_keys_are_sorted(spark):
+    """What an audit of many records costs: a second shuffle or sort of all of them is noticed here."""
+    copies = spark.range(10).select(
+        *(F.col("id").alias(name) for name in ("record", "outbox_id", "offset")),
+        F.lit("t").alias("topic"),
+        F.lit(0).alias("partition"),
+        *(F.col("id").cast("string").cast("binary").alias(name) for name in ("key", "leader")),
+        F.current_timestamp().alias("at"),
+        *(F.lit(True).alias(name) for name in ("is_settled", "is_judged")),  # noqa: FBT003
+    )
+    known = spark.range(10).select(
+        F.col("id").alias("record"),
+        F.lit(comparison.MUST_COME).alias("state"),
+        F.current_timestamp().alias("since"),
+        F.lit(True).alias("is_new"),  # noqa: FBT003
+    )
+    by_record = planned(comparison.by_record(copies, known))
+    assert (by_record.count("Exchange"), by_record.count("Sort"), by_record.count("ObjectHash")) == (1, 0, 0)
+    by_sequence = planned(comparison.by_sequence(copies))
+    assert (by_sequence.count("Exchange"), by_sequence.count("Sort [")) == (1, 1)
+
+
+def planned(frame):
+    return frame._jdf.queryExecution().executedPlan().toString()

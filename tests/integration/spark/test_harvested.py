@@ -16,7 +16,8 @@ from harvest_lib.record_header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.batch import Message
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
-from spark_jobs.data_source.harvested import committed, harvested
+from spark_jobs.data_source.harvested import harvested
+from spark_jobs.data_source.sequenced import committed
 
 pytestmark = pytest.mark.spark
 

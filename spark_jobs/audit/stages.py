@@ -1,0 +1,184 @@
+"""What Spark does in an audit, stage after stage; what one leaves for the next is a Parquet file on disk.
+
+    Kafka ─► copies ─► (sequenced: those that are committed) ─► by record, with Postgres ─► told
+                                                             └► by key's sequence ────────► stepped ─► found
+
+Kafka is read once. Of an audit that goes on from an earlier one the same stages get what that one left: the copies of
+records that come again, the ends of the sequences, and what was pending.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from spark_jobs.audit import comparison
+from spark_jobs.audit.committed import Taken
+from spark_jobs.audit.comparison import COPY, COPY_NUMBERS
+from spark_jobs.audit.kafka_side import Logs, Topics, end_of
+from spark_jobs.audit.state import Past
+from spark_jobs.data_source.sequenced import carried, decided, is_acknowledgement
+
+_SHUFFLE_RECORDS = 250_000
+_MOST_SHUFFLE_PARTS = 4_000
+_FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+_BROADCAST_RECORDS = 1_000_000
+
+TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown")
+"""The numbers that audits add up, from one to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What the stages found: numbers of all that was audited so far, the findings, and what the next audit adds to."""
+
+    numbers: Mapping[str, Any]
+    found: DataFrame | None
+    settled: Mapping[str, int]
+
+
+class Stages:
+    """The stages of one audit. `work` is for what it needs itself, `left` for what it leaves to the next audit."""
+
+    def __init__(
+        self, spark: SparkSession, source: Topics, *, work: Path, left: Path | None, past: Past | None
+    ) -> None:
+        self._spark, self._source, self._past = spark, source, past
+        self._work, self._left = work, left
+
+    def compare(self, logs: Logs, before: Logs, taken: Taken, *, most: int) -> Compared:
+        """Read and compare all. `logs` is what is to be read, `before` where logs ended before the snapshot."""
+        size = sum(log.high - log.low for log in logs.values())
+        self._configure(size)
+        seen = self._copies(logs, before, taken)
+        observed = self._read("copies").withColumn(
+            "is_judged",
+            F.col("is_settled") if taken.floor is None else F.col("is_settled") & (F.col("outbox_id") >= taken.floor),
+        )
+        again = self._again(observed)
+        told, of_records = self._kept(
+            "told",
+            comparison.by_record(observed, taken.read(self._spark, self._of_past("open")), again),
+            comparison.record_numbers(),
+            "is_lost OR is_unknown OR is_repeated" + (" OR is_open" if self._left else ""),
+        )
+        repeated = comparison.repeats(observed, told.where("is_repeated"), again) if of_records["repeated"] else None
+        stepped, of_copies = self._kept(
+            "stepped",
+            comparison.by_sequence(observed, repeated, self._of_past("ends")),
+            comparison.copy_numbers(),
+            "duplicate IS NOT NULL OR is_reordered" + (" OR is_end" if self._left else ""),
+        )
+        numbers = {**seen, **of_records, **of_copies}
+        totals = {name: numbers[name] for name in TOTALS}
+        settled = {name: numbers.get(f"settled_{name}", numbers[name]) for name in TOTALS}
+        for name, before_this in (self._past.numbers if self._past else {}).items():
+            totals[name] += before_this
+            settled[name] += before_this
+        found = self._found(told, stepped, observed, most) if _is_worth({**numbers, **totals}) else None
+        if self._left is not None:
+            comparison.ends_of(stepped).write.parquet(str(self._left / "ends"))
+            told.where("is_open").select("record").write.parquet(str(self._left / "open"))
+            if found is not None:
+                found.where("is_settled").write.parquet(str(self._left / "found"))
+        return Compared(numbers={**numbers, **totals}, found=found, settled=settled)
+
+    def _configure(self, size: int) -> None:
+        parts = -(-size // _SHUFFLE_RECORDS)
+        for name, value in {
+            "spark.sql.shuffle.partitions": min(
+                _MOST_SHUFFLE_PARTS, max(self._spark.sparkContext.defaultParallelism, parts)
+            ),
+            # It replaces what turned out to be empty, and with it forgets what was observed there.
+            "spark.sql.adaptive.optimizer.excludedRules": _FORGETS,
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        }.items():
+            self._spark.conf.set(name, str(value))
+
+    def _copies(self, logs: Logs, before: Logs, taken: Taken) -> dict[str, Any]:
+        """Leave the copies in Kafka, of which only the committed ones where a topic is sequenced."""
+        observation = Observation("kafka")
+        rows = self._source.read(self._spark, logs, before, observation, id_header=taken.id_header)
+        begins = end_of(before)
+        copies = self._place("copies")
+        rows.withColumn("is_settled", F.col("offset") < begins).write.parquet(str(copies))
+        seen = observation.get
+        numbers = {"read": seen["messages"], "foreign": seen["foreign"], "settled_foreign": seen["settled_foreign"]}
+        pending = self._of_past("pending")
+        if not seen["sequenced"] and pending is None:
+            return numbers
+        log = self._work / "log"
+        shutil.move(copies, log)
+        rows = self._spark.read.parquet(str(log))
+        rows = rows if pending is None else rows.unionByName(pending, allowMissingColumns=True)
+        decided(rows).withColumn(
+            "is_settled",
+            F.coalesce(F.col("settled_at") < begins, F.lit(False)),  # noqa: FBT003
+        ).write.parquet(str(self._work / "decided"))
+        told = self._spark.read.parquet(str(self._work / "decided"))
+        if self._left is not None:
+            carried(told, begins).drop("is_settled").write.parquet(str(self._left / "pending"))
+        ours = told.where(F.col("is_committed") & ~is_acknowledgement() & (F.col("offset") >= 0))
+        ours.where(F.col("record").isNotNull()).select(*COPY, "is_settled").write.parquet(str(copies))
+        strange = ours.where(F.col("record").isNull()).groupBy().agg(F.count("*"), F.count_if("is_settled")).first()
+        assert strange is not None  # noqa: S101 - an aggregate of everything has one row
+        return {
+            **numbers,
+            "foreign": numbers["foreign"] + strange[0],
+            "settled_foreign": numbers["settled_foreign"] + strange[1],
+        }
+
+    def _again(self, observed: DataFrame) -> DataFrame | None:
+        """Return the copies that earlier audits read of records that came now, None without any."""
+        if self._past is None:
+            return None
+        about = observed.agg(F.min("record"), F.max("record"), F.count("record")).first()
+        assert about is not None  # noqa: S101 - as above
+        lowest, highest, count = about
+        if not count:
+            return None
+        came = observed.select("record").distinct()
+        history = self._spark.read.parquet(*self._past.copies).where(F.col("is_settled"))
+        # Ids rise with time, so that Parquet's statistics leave out nearly all of the history.
+        history = history.where(F.col("record").between(lowest, highest))
+        came = F.broadcast(came) if count <= _BROADCAST_RECORDS else came
+        place = self._work / "again"
+        history.join(came, "record", "left_semi").select(*COPY).write.parquet(str(place))
+        again = self._spark.read.parquet(str(place))
+        return None if again.isEmpty() else again
+
+    def _kept(
+        self, name: str, frame: DataFrame, numbers: Sequence[Column], worth: str
+    ) -> tuple[DataFrame, dict[str, Any]]:
+        """Compute a frame once: return its rows that are worth being kept, and the numbers of all of it."""
+        observation = Observation(name)
+        first, *rest = numbers
+        frame.observe(observation, first, *rest).where(worth).write.parquet(str(self._work / name))
+        return self._spark.read.parquet(str(self._work / name)), observation.get
+
+    def _found(self, told: DataFrame, stepped: DataFrame, observed: DataFrame, most: int) -> DataFrame:
+        found = comparison.findings(told, stepped, observed, most=most)
+        if (before := self._of_past("found")) is not None:
+            found = comparison.lowest(found.unionByName(before), most=most)
+        found.coalesce(1).write.parquet(str(self._work / "found"))
+        return self._spark.read.parquet(str(self._work / "found"))
+
+    def _place(self, name: str) -> Path:
+        return (self._left or self._work) / name
+
+    def _read(self, name: str) -> DataFrame:
+        return self._spark.read.parquet(str(self._place(name)))
+
+    def _of_past(self, name: str) -> DataFrame | None:
+        folder = self._past.latest(name) if self._past else None
+        return None if folder is None else self._spark.read.parquet(folder)
+
+
+def _is_worth(numbers: Mapping[str, Any]) -> bool:
+    found = ("lost", "unknown", "reordered", *(name for name in COPY_NUMBERS if name.startswith("duplicates")))
+    return any(numbers[name] for name in found)

@@ -1,0 +1,124 @@
+"""Which messages of `delivery: sequenced` are committed, as `harvest_lib.consume.Sequencer` finds out, by SQL.
+
+    with_ids ─► producer, clock and flag of each message ─► decided ─► is it committed, and by which message?
+                                                               └─► carried: what the next reader goes on from
+
+No Python runs for a message; windows by producer spill to disk.
+"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.sequencing import message_id
+from harvest_lib.sequencing.message_id import Flag
+
+IDS = ("producer", "clock", "flag")
+"""What `with_ids` adds."""
+
+_ZERO_CLOCK = "0" * 16
+_MESSAGE_ID = f"try_element_at(filter(headers, h -> h.key = '{message_id.HEADER_NAME}'), 1).value"
+
+# Taken apart as in `harvest_lib.sequencing.message_id`. A clock has 64 bits, more than a bigint without a sign: as 16
+# digits clocks are in the same order.
+_CLOCK = "concat(substr(hexed, 14, 3), substr(hexed, 9, 4), substr(hexed, 1, 8), hex((above DIV 1024) & 15))"
+_IS_ID = "length(hexed) = 32 AND substr(hexed, 13, 1) = '1' AND substr(hexed, 17, 1) IN ('8', '9', 'A', 'B')"
+
+
+def committed(messages: DataFrame) -> DataFrame:
+    """Return those messages of Kafka's source that the sequencer would, each partition from its beginning on: `topic`,
+    `partition`, `offset` and `headers` are needed."""
+    return decided(with_ids(messages)).where("is_committed").select(*messages.columns)
+
+
+def with_ids(messages: DataFrame) -> DataFrame:
+    """Add producer, clock and flag of each message, by its headers; all three are null where nobody sequences it."""
+    return (
+        messages.withColumn("hexed", F.expr(f"hex({_MESSAGE_ID})"))
+        .withColumn("above", F.expr("CAST(conv(substr(hexed, 17, 4), 16, 10) AS int)"))
+        .withColumn("clock", F.when(F.expr(_IS_ID), F.expr(_CLOCK)))
+        .withColumn("clock", F.when(F.col("clock") != _ZERO_CLOCK, F.col("clock")))
+        .withColumn("producer", F.when(F.col("clock").isNotNull(), F.expr("substr(hexed, 21)")))
+        .withColumn("flag", F.when(F.col("clock").isNotNull(), F.expr("above & 1023")))
+        .drop("hexed", "above")
+    )
+
+
+def is_acknowledgement() -> Column:
+    """Tell a message that only commits others."""
+    return F.coalesce(F.col("flag") == int(Flag.ACK_TXN), F.lit(False))  # noqa: FBT003
+
+
+def decided(messages: DataFrame) -> DataFrame:
+    """Add `is_committed`, `settled_at` (the offset of the message that has decided it, null while it is pending), and
+    what `carried` wants. Topic, partition, offset and IDS are needed."""
+    # What is not sequenced needs no neighbours, so it is not brought to one place.
+    told = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
+    is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
+    log, place = ("topic", "partition", "producer", "spread"), "offset"
+    by_producer = Window.partitionBy(*log).orderBy(place)
+    before = by_producer.rowsBetween(Window.unboundedPreceding, -1)
+    # An acknowledgement goes back to its clock, unless it is the last one again.
+    last_ack = F.last(F.when(is_ack, F.col("clock")), ignorenulls=True).over(before)
+    sets = is_ack & (last_ack.isNull() | (last_ack != F.col("clock")))
+    told = told.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
+    in_era = Window.partitionBy(*log, "era").orderBy(place)
+    stands = F.max(F.when(~is_continue, F.col("clock"))).over(in_era.rowsBetween(Window.unboundedPreceding, -1))
+    told = told.withColumn("acknowledged", stands)
+    first = F.when(F.col("era") == 0, F.first("clock").over(by_producer))  # a producer begins with its first message
+    is_new = (F.col("acknowledged").isNull() | (F.col("clock") > F.col("acknowledged"))) & (
+        first.isNull() | (F.col("clock") >= first)
+    )
+    told = told.withColumn("is_new", is_new)
+    is_new = F.col("is_new")
+    settles = is_ack | (~is_continue & is_new)
+    told = told.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
+    pending = Window.partitionBy(*log, "settled").orderBy(place)
+    newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
+    # One message settles what was pending before it. Over all of the frame: from each row on, it would be looked for
+    # again for each row.
+    settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"), "offset"))
+    end = F.max(settling).over(Window.partitionBy(*log, "settled"))
+    told = told.withColumn("newest", newest).withColumn("end", end)
+    settled_at = F.when(F.col("clock").isNull() | ~is_continue, F.col("offset")).otherwise(F.col("end.offset"))
+    is_committed = F.coalesce(_is_committed(is_continue, is_ack, is_new), F.lit(False))  # noqa: FBT003
+    return told.withColumn("is_committed", is_committed).withColumn("settled_at", settled_at)
+
+
+def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column:
+    is_first = is_new & (F.col("newest").isNull() | (F.col("clock") > F.col("newest")))
+    acknowledged = F.col("end.is_ack") & (F.col("clock") <= F.col("end.clock"))
+    of_a_transaction = is_continue & is_first & F.coalesce(acknowledged, F.lit(False))  # noqa: FBT003
+    return F.col("clock").isNull() | of_a_transaction | (~is_continue & ~is_ack & is_new)
+
+
+def carried(told: DataFrame, begins: Column) -> DataFrame:
+    """Return what the next reader puts before what it reads, of what `decided` returned. It begins at offset `begins`.
+
+    That is what is pending there, and for each producer the messages that leave a reader where this one is: its last
+    acknowledgement, and what it has committed since. These have offsets below 0, and are nobody's records.
+    """
+    names = [name for name in told.columns if name not in _DECIDED]
+    told = told.where(F.col("clock").isNotNull() & (F.col("offset") < begins))
+    is_pending = F.col("settled_at").isNull() | (F.col("settled_at") >= begins)
+    is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
+    pending = told.where(is_continue & is_pending).select(*names)
+    ends = told.groupBy("topic", "partition", "producer").agg(
+        F.max_by(F.when(is_ack, F.col("clock")), F.when(is_ack, F.col("offset"))).alias("acknowledgement"),
+        F.max(F.when(~is_continue, F.struct("era", "clock"))).getField("clock").alias("committed"),
+    )
+    marks = [("acknowledgement", Flag.ACK_TXN, -2), ("committed", Flag.OUTSIDE_TXN, -1)]
+    for name, flag, offset in marks:
+        mark = ends.where(F.col(name).isNotNull()).select(
+            *("topic", "partition", "producer"),
+            F.col(name).alias("clock"),
+            F.lit(int(flag)).alias("flag"),
+            F.lit(offset).cast("bigint").alias("offset"),
+        )
+        pending = pending.unionByName(mark, allowMissingColumns=True)
+    return pending
+
+
+_DECIDED = {
+    *("spread", "era", "acknowledged", "is_new", "settles", "settled", "newest", "end"),
+    *("is_committed", "settled_at"),
+}
