@@ -24,7 +24,7 @@ FROM pg_stat_user_tables WHERE relname ~ %s
 """
 PLAIN = """
 INSERT INTO plain (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM outbox
+SELECT clock_timestamp(), 'orders', 'c' || id %% 7, repeat('x', 200), '{}', '{}' FROM generate_series(1, %s) AS id
 """
 STAGING, OUTBOX, BUSINESS = "_staging", "^outbox_(from|tail)", "^bought$"
 
@@ -84,8 +84,7 @@ def test_each_row_is_inserted_once_per_table_and_staged_rows_are_read_three_time
 def test_staging_adds_next_to_nothing_to_the_wal(bought, way):
     bought.write(way, FEW, None)
     ours = bought.wal(lambda: bought.write(way, ROWS, None))
-    plain = bought.wal(lambda: bought.database.ask(PLAIN))
-    assert bought.database.ask("SELECT count(*) FROM plain") == [(FEW + ROWS,)]
+    plain = bought.wal(lambda: bought.database.ask(PLAIN, ROWS))
     assert ours < MORE_WAL * plain
 
 
