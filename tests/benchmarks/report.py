@@ -16,7 +16,8 @@ from harvest_lib.cli.actions.tables import print_table
 class Result:
     """One scenario: a value, what it is compared with in the same run, and whether the target was met.
 
-    `ratio` is that of value to `floor`. `target` is one of the ratio, if there is a ratio, else of the value.
+    `ratio` is that of value to `floor`, `ratios` the least and the greatest of the rounds. `target` is one of the
+    ratio, if there is a ratio, else of the value.
     """
 
     name: str
@@ -24,14 +25,24 @@ class Result:
     unit: str
     floor: float | None = None
     ratio: float | None = None
+    ratios: tuple[float, float] | None = None
     target: float | None = None
     met: bool | None = None
 
 
-def at_least(name: str, value: float, unit: str, *, floor: float, ratio: float, target: float | None = None) -> Result:
+def at_least(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    floor: float,
+    ratio: float,
+    ratios: tuple[float, float] | None = None,
+    target: float | None = None,
+) -> Result:
     """A value that shall be as large a part of its floor as possible, at least `target`."""
     met = None if target is None else ratio >= target
-    return Result(name=name, value=value, unit=unit, floor=floor, ratio=ratio, target=target, met=met)
+    return Result(name=name, value=value, unit=unit, floor=floor, ratio=ratio, ratios=ratios, target=target, met=met)
 
 
 def at_most(name: str, value: float, unit: str, *, target: float) -> Result:
@@ -52,6 +63,8 @@ def show(results: Sequence[Result], console: Console) -> None:
         met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[result.met]
         target = "" if result.target is None else f"{'≥' if result.floor is not None else '≤'} {result.target:.4g}"
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        if result.ratios is not None:
+            ratio += f" ({result.ratios[0]:.2f}-{result.ratios[1]:.2f})"
         table.add_row(result.name, _number(result.value), result.unit, _number(result.floor), ratio, target, met)
     print_table(table, console)
 

@@ -1,14 +1,17 @@
-"""The Spark sink beside an append of the same rows by Spark's JDBC writer, in turn.
+"""The Spark sink and `format("outbox")` beside appends of the same rows by Spark's JDBC writer, in turn.
 
-The target is one of the plain append: `df.write.jdbc` as it comes. Beside it stands, without a target, the comparison
-with an append that is given the settings of the sink (`reWriteBatchedInserts`, batches of 5,000 rows). What is written
-then twice, once to the staging table and once from there, is what the difference to 1 is made of.
+The floor of records alone is one append: the records into a native outbox with the same columns and indexes. With a
+business table it is two appends, one after the other: the business rows and the records. Both leave the same rows in
+the same tables, but in no order, not in one transaction, and again when they are repeated. They have the sink's JDBC
+settings (`reWriteBatchedInserts`, batches of 5,000 rows). `-of-bare` compares, without a target, with one append of the
+frame into a table that has no index, which is less work than any outbox takes. `-fixed` is the time of a batch of 100
+rows, beside that of its floor.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,13 +21,15 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from pyspark.sql import DataFrame
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
+from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.outbox_sink import Records, sink
 from spark_jobs.session import spark_session
 from spark_jobs.sink.database import Tables, connect, jdbc_target
@@ -34,99 +39,145 @@ from tests.benchmarks.report import Result, at_least
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
 
-_TARGET = 0.7
+_ALONE, _BUSINESS = 0.8, 0.65
 _PARTITIONS = 8
-_TABLES = """
-DROP TABLE IF EXISTS plain, sunk, sunk_staging, sunk_batches, sink_outbox_staging, sink_outbox_batches,
-    sink_native_staging, sink_native_batches;
-CREATE TABLE plain (id bigint, customer text, payload text, at timestamptz);
-CREATE TABLE sunk (LIKE plain);
+_FEW = 100
+_OURS = "SELECT relname FROM pg_class WHERE relname ~ '^sink_(bare|business|outbox)' AND relkind IN ('r', 'p')"
+_BUSINESS_TABLES = """
+CREATE TABLE sink_bare (id bigint, customer text, payload text, at timestamptz);
+CREATE TABLE sink_business (LIKE sink_bare);
 """
 _RECORDS = Records(topic="spark-sink", key="customer", value="payload", order_by=["id"])
 
+_Write = Callable[[DataFrame], None]
+
 
 def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
-    """Records alone into either layout of the outbox, and records with business rows."""
+    """Both ways into the outbox, records alone and with business rows."""
     rows = 10 * size.records
-    state = default_state()
-    java_home = find_java(state)
-    ways: dict[str, Callable[[DataFrame], None]] = {
-        "spark-sink": lambda frame: _sink(servers, frame, outbox="sink_outbox"),
-        "spark-sink-native": lambda frame: _sink(servers, frame, outbox="sink_native"),
-        "spark-sink-business": lambda frame: _sink(servers, frame, outbox="sink_outbox", table="sunk"),
-    }
-    with (
-        _java(java_home),
-        tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
-        spark_session(jars=resolve(POSTGRES_JDBC, state, java_home), work_folder=Path(folder)) as spark,
-    ):
-        frame = spark.range(0, rows, 1, _PARTITIONS).select(
-            "id",
-            F.concat(F.lit("customer-"), (F.xxhash64("id") % 5_000).cast("string")).alias("customer"),
-            F.repeat(F.sha2(F.col("id").cast("string"), 256), 4).substr(1, 200).alias("payload"),
-            F.timestamp_seconds("id").alias("at"),
-        )
-        frame = frame.persist()
+    with _spark() as spark:
+        frame = _rows(spark, rows)
+        few = _rows(spark, _FEW)
+        append = partial(_append, servers)
+        floors: dict[str, _Write] = {
+            "alone": lambda frame: append(_as_records(frame), "sink_outbox"),
+            "business": lambda frame: (append(frame, "sink_business"), append(_as_records(frame), "sink_outbox"))[-1],
+            "bare": lambda frame: append(frame, "sink_bare"),
+        }
+        ways: dict[str, _Write] = {
+            "spark-sink": partial(_sink, servers, table=None),
+            "spark-format": partial(_format, servers, table=None),
+            "spark-sink-business": partial(_sink, servers, table="sink_business"),
+            "spark-format-business": partial(_format, servers, table="sink_business"),
+        }
+        writes = floors | ways
         _make_tables(servers)
-        plain = partial(_append, servers, tuned=False)
-        tuned = partial(_append, servers, tuned=True)
-        for write in (plain, tuned, *ways.values()):
+        for write in writes.values():
             write(frame.where("id % 10 = 0"))  # Java compiles meanwhile
-        floors: list[float] = []
-        tuned_floors: list[float] = []
-        rates: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(size.rounds):
-            floors.append(_rate(servers, frame, rows, plain))
-            tuned_floors.append(_rate(servers, frame, rows, tuned))
-            for name, write in ways.items():
-                rates[name].append(_rate(servers, frame, rows, write))
-    for name, found in rates.items():
-        ratio = median(rate / floor for rate, floor in zip(found, floors, strict=True))
-        yield at_least(name, median(found), "/s", floor=median(floors), ratio=ratio, target=_TARGET)
-        ratio = median(rate / floor for rate, floor in zip(found, tuned_floors, strict=True))
-        yield at_least(f"{name}-of-tuned", median(found), "/s", floor=median(tuned_floors), ratio=ratio)
+        fixed = _seconds(servers, few, writes, size.rounds)
+        seconds = _seconds(servers, frame, writes, size.rounds)
+    for name in ways:
+        own, target = ("business", _BUSINESS) if name.endswith("-business") else ("alone", _ALONE)
+        yield _compared(name, seconds[name], seconds[own], rows, target=target)
+        yield _compared(f"{name}-of-bare", seconds[name], seconds["bare"], rows)
+        yield Result(name=f"{name}-fixed", value=median(fixed[name]), unit="s", floor=median(fixed[own]))
 
 
-def _rate(servers: Servers, frame: DataFrame, rows: int, write: Callable[[DataFrame], None]) -> float:
-    _make_tables(servers)
-    began = time.perf_counter()
-    write(frame)
-    return rows / (time.perf_counter() - began)
+def _compared(name: str, found: list[float], floors: list[float], rows: int, *, target: float | None = None) -> Result:
+    ratios = sorted(floor / seconds for seconds, floor in zip(found, floors, strict=True))
+    return at_least(
+        name,
+        rows / median(found),
+        "/s",
+        floor=rows / median(floors),
+        ratio=median(ratios),
+        ratios=(ratios[0], ratios[-1]),
+        target=target,
+    )
 
 
-def _sink(servers: Servers, frame: DataFrame, *, outbox: str, table: str | None = None) -> None:
-    report = sink(frame, dsn=servers.dsn, batch_id=uuid4().hex, records=_RECORDS, outbox=outbox, table=table)
+def _seconds(servers: Servers, frame: DataFrame, writes: Mapping[str, _Write], rounds: int) -> dict[str, list[float]]:
+    taken: dict[str, list[float]] = {name: [] for name in writes}
+    for _ in range(rounds):
+        for name, write in writes.items():
+            _make_tables(servers)
+            began = time.perf_counter()
+            write(frame)
+            taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def _rows(spark: SparkSession, rows: int) -> DataFrame:
+    frame = spark.range(0, rows, 1, _PARTITIONS).select(
+        "id",
+        F.concat(F.lit("customer-"), (F.xxhash64("id") % 5_000).cast("string")).alias("customer"),
+        F.repeat(F.sha2(F.col("id").cast("string"), 256), 4).substr(1, 200).alias("payload"),
+        F.timestamp_seconds("id").alias("at"),
+    )
+    frame.persist().count()
+    return frame
+
+
+def _as_records(frame: DataFrame) -> DataFrame:
+    return frame.select(
+        F.lit("spark-sink").alias("kafka_topic"),
+        F.col("customer").alias("kafka_key"),
+        F.col("payload").alias("kafka_value"),
+    )
+
+
+def _sink(servers: Servers, frame: DataFrame, *, table: str | None) -> None:
+    report = sink(frame, dsn=servers.dsn, batch_id=uuid4().hex, records=_RECORDS, outbox="sink_outbox", table=table)
     if report.status != "promoted":
         raise RuntimeError(f"{report.batch} is {report.status}")
 
 
-def _append(servers: Servers, frame: DataFrame, *, tuned: bool) -> None:
-    name = sql.Identifier("plain")
+def _format(servers: Servers, frame: DataFrame, *, table: str | None) -> None:
+    parts = conninfo_to_dict(servers.dsn)
+    options = {
+        "password": str(parts.pop("password", "")),
+        "dsn": make_conninfo(**parts),
+        "outbox": "sink_outbox",
+        "batchId": uuid4().hex,
+        "topic": _RECORDS.topic,
+        "key": "customer",
+        "value": "payload",
+        "orderBy": "id",
+    }
+    if table is not None:
+        options["table"] = table
+    frame.write.format("outbox").options(**options).mode("append").save()
+
+
+def _append(servers: Servers, frame: DataFrame, table: str) -> None:
+    name = sql.Identifier(table)
     with connect(servers.dsn) as connection:
         target = jdbc_target(connection, Tables(business=None, outbox=name, staging=name, ledger=name))
-    properties = {
-        name: value
-        for name, value in target.properties.items()
-        if tuned or name not in {"batchsize", "reWriteBatchedInserts"}
-    }
-    frame.write.jdbc(target.url, target.table, mode="append", properties=properties)
+    frame.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
 
 
 def _make_tables(servers: Servers) -> None:
     with psycopg.connect(servers.dsn, autocommit=True) as connection:
-        connection.execute(_TABLES)
-        connection.execute("DROP TABLE IF EXISTS sink_outbox, sink_native")
-        OutboxTable.parse("sink_outbox").create(connection)
-        NativeTable(outbox=OutboxTable.parse("sink_native")).create(connection)
+        for (name,) in connection.execute(_OURS).fetchall():
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+        connection.execute(_BUSINESS_TABLES)
+        NativeTable(outbox=OutboxTable.parse("sink_outbox")).create(connection)
         connection.execute("CHECKPOINT")  # which the first one measured would otherwise pay for
 
 
 @contextmanager
-def _java(java_home: Path) -> Iterator[None]:
+def _spark() -> Iterator[SparkSession]:
+    state = default_state()
+    java_home = find_java(state)
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = str(java_home)
     try:
-        yield
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
+            spark_session(jars=resolve(POSTGRES_JDBC, state, java_home), work_folder=Path(folder)) as spark,
+        ):
+            spark.dataSource.register(OutboxDataSource)
+            yield spark
     finally:
         if before is None:
             del os.environ["JAVA_HOME"]

@@ -132,6 +132,7 @@ EXEMPT = {
     "integration/spark/test_outbox_sink_refusals": _SINK,
     "integration/spark/test_outbox_sink_staging": _SINK,
     "integration/spark/test_outbox_sink_streams": _SINK,
+    "integration/spark/test_sink_counts": _SINK,
     "integration/source/test_query_plans": _PART,
     "integration/outbox/test_parked": "its subject is people who resolve parked records, who are best the owner",
     "integration/pipeline/test_kafka": _PIPELINE,

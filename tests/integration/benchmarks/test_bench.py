@@ -18,7 +18,7 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     results = list(SCENARIOS[name](servers, Size(records=2_000, rounds=1)))
     write(results, tmp_path / "bench" / "report.json")
     first, *others = json.loads((tmp_path / "bench" / "report.json").read_text())
-    assert set(first) == {"name", "value", "unit", "floor", "ratio", "target", "met"}
+    assert set(first) == {"name", "value", "unit", "floor", "ratio", "ratios", "target", "met"}
     assert first["name"] == name
     assert first["value"] / first["floor"] == pytest.approx(first["ratio"])
     more = {
@@ -29,9 +29,22 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     assert [other["name"] for other in others] == more.get(name, [])
 
 
+@pytest.mark.spark
+@pytest.mark.long
+def test_both_ways_of_writing_by_spark_are_measured_against_appends(dsn):
+    servers = Servers(dsn=dsn, bootstrap_servers="", topic="")
+    found = list(SCENARIOS["spark-sink"](servers, Size(records=100, rounds=1)))
+    targets = {"spark-sink": 0.8, "spark-format": 0.8, "spark-sink-business": 0.65, "spark-format-business": 0.65}
+    assert {each.name: each.target for each in found if each.target is not None} == targets
+    assert [each.name for each in found] == [
+        f"{name}{suffix}" for name in targets for suffix in ("", "-of-bare", "-fixed")
+    ]
+    assert all(each.floor for each in found)
+
+
 def test_a_target_is_of_the_ratio_or_of_the_value():
     found = [
-        at_least("fast", 60.0, "records/s", floor=100.0, ratio=0.6, target=0.5),
+        at_least("fast", 60.0, "records/s", floor=100.0, ratio=0.6, ratios=(0.58, 0.61), target=0.5),
         at_least("slow", 40.0, "records/s", floor=100.0, ratio=0.4, target=0.5),
         at_least("shown", 40.0, "records/s", floor=100.0, ratio=0.4),
         at_most("short", 0.9, "s", target=1.0),
@@ -42,6 +55,7 @@ def test_a_target_is_of_the_ratio_or_of_the_value():
     show(found, console)
     shown = console.export_text()
     assert shown.count("missed") == 2
+    assert "0.60 (0.58-0.61)" in shown
     assert "≥ 0.5" in shown
     assert "≤ 1" in shown
 
