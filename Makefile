@@ -23,13 +23,13 @@ WORKERS ?= 2
 # A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least coverage test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least test-python coverage test-e2e lint audit sbom format bench chaos machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make the environment from the lock
-	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh 2>/dev/null)" ]; then \
+	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh -newer harvest_lib/native/hand_over.c 2>/dev/null)" ]; then \
 	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && touch $(STAMP); \
 	fi
 
@@ -59,6 +59,10 @@ test-long: setup  ## the tests that take longer
 
 test-least: setup  ## tests whose subject is a harvester, limited to exactly what `harvest grants` prints
 	@TEST_LEAST_PRIVILEGE=1 $(BIN)/python -m pytest -m "not e2e" tests/integration tests/contract
+
+test-python: setup  ## tests of harvesting once more, with HARVEST_IMPL=python
+	@HARVEST_IMPL=python $(BIN)/python -m pytest $(PARALLEL) -m "not long and not e2e" tests/contract tests/property \
+	  tests/integration/delivery tests/integration/harvester tests/integration/subscriptions
 
 coverage: setup  ## which lines the tests reach, as they run by `make test`
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered

@@ -27,7 +27,12 @@ def stamp(leader_id: UUID) -> Callable[[int], bytes]:
 
     The function raises `struct.error` for an id outside int64.
     """
-    return partial(_PREFIX_AND_ID.pack, bytes([VERSION]) + leader_id.bytes)
+    return partial(_PREFIX_AND_ID.pack, prefix(leader_id))
+
+
+def prefix(leader_id: UUID) -> bytes:
+    """Return what the header's value begins with, before the 8 bytes of the outbox id."""
+    return bytes([VERSION]) + leader_id.bytes
 
 
 def split(value: bytes) -> tuple[bytes, int]:

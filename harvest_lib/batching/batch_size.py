@@ -8,6 +8,7 @@ ones.
 
 from collections.abc import Sequence
 
+from harvest_lib.native import NativeRows
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
 LARGEST_BATCH = 50_000
@@ -64,10 +65,13 @@ class BatchSize:
         Only the values are counted in a page that has them all: it has `PAGE_BYTES` at most. To look at the headers
         of each row costs more than all else that is done with a page here.
         """
-        sizes = [len(row[3]) for row in rows if row[3]]
-        size, self.largest = sum(sizes), max(sizes, default=0)
-        if len(rows) < asked:
-            size = sum(map(row_bytes, rows))
+        if isinstance(rows, NativeRows):
+            size, self.largest = rows.summary.bytes, rows.summary.largest
+        else:
+            sizes = [len(row[3]) for row in rows if row[3]]
+            size, self.largest = sum(sizes), max(sizes, default=0)
+            if len(rows) < asked:
+                size = sum(map(row_bytes, rows))
         if rows:
             most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
             self.page = max(1, min(most, PAGE_BYTES * len(rows) // max(1, size)))

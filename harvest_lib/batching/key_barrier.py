@@ -168,7 +168,7 @@ class NoBarrier:
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         if self._waiting:
-            rows = [*self._waiting, *rows]
+            rows = [*self._waiting, *rows] if rows else self._waiting
         if self.isolated:
             place = next((place for place, row in enumerate(rows) if row[0] in self.isolated), room)
             self.is_isolated = first and place == 0 < room

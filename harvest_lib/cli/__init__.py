@@ -96,10 +96,14 @@ def _options(
 def version() -> None:
     """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 
+    The last line tells whether records are handed over natively or by Python,
+    and why.
+
     Example:  harvest version
     """
     typer.echo(f"harvest {harvest_lib.__version__}")
-    typer.echo(f"librdkafka {actions.version.librdkafka_version()}, libpq {actions.version.libpq_version()}")
+    typer.echo(actions.version.client_libraries())
+    typer.echo(actions.version.hand_over())
 
 
 def main() -> None:

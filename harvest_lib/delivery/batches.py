@@ -26,7 +26,9 @@ from harvest_lib.delivery.headers import Headers, header_maker
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
-from harvest_lib.record import KEY, TOPIC, VALUE, Row
+from harvest_lib.native import MALFORMED, NativeRows, NativeSender, close_with_sender, error_of, make_with_sender
+from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
+from harvest_lib.record_header import prefix
 
 _LINGER = {"linger.ms": 20}
 """Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
@@ -55,11 +57,14 @@ class PipelinedBatches:
         self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
         self._watched: set[str] = set()  # topics of the batch, where one is in trouble
         self._headers_of = header_maker(None)
+        self._stamp: bytes | None = None
+        self._sender: NativeSender | None = None
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
+        self._stamp = prefix(leader_id) if self._settings.record_header else None
         if self._producer is None or self._failure is not None or self._stopped:
             self._discard()
             self._failure, self._stopped, self._gave_up = None, False, False
@@ -75,9 +80,39 @@ class PipelinedBatches:
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         if self._topics.in_trouble:
             self._watched.update(row[1] for row in rows)
+        if isinstance(rows, NativeRows) and self._sender is not None:
+            refused = self._hand_over(self._sender, rows, may_send)
+        else:
+            refused = self._produce(rows, may_send)
+        self._serve(functools.partial(self._producer.poll, _NOW))
+        return refused
+
+    def _hand_over(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
+        """Hand rows over natively."""
+        deadline, refused = None, dict[int, str]()
+        while rows and not refused:
+            went, code = sender.send(rows, stamp=self._stamp, **self._next_ids(len(rows)))
+            rows = rows[went:]
+            if code == KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+                deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
+                if not self._wait_for_room(may_send, deadline):
+                    break
+            elif code == MALFORMED:
+                refused, rows = self._produce([rows[0]], may_send), rows[1:]
+            elif code:
+                refused = self._not_taken(rows[0][ID], error_of(code))
+                break
+        return refused
+
+    def _next_ids(self, count: int) -> dict[str, int]:  # noqa: ARG002 - a record has none here
+        """Return what `NativeSender.send` makes message ids of."""
+        return {}
+
+    def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        assert self._producer is not None  # noqa: S101 - `send` has looked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
-        produce, headers_of, refused = self._producer.produce, self._headers_of, dict[int, str]()
+        produce, headers_of = self._producer.produce, self._headers_of
         for row in rows:
             record_id, topic, key, value, names, contents = row
             try:
@@ -87,15 +122,18 @@ class PipelinedBatches:
                 if not self._produce_when_there_is_room(row, headers, may_send):
                     break
             except (KafkaException, ValueError, TypeError) as error:
-                reason = error.args[0] if isinstance(error, KafkaException) else None
-                if reason is None or reason.code() in NEVER_TAKEN:
-                    refused[record_id] = str(reason.str() if reason else error)
-                else:
-                    self._is_of_row = True
-                    self._failed(reason)
-                break  # what follows of its key may have to stay behind it
-        self._serve(functools.partial(self._producer.poll, _NOW))
-        return refused
+                if not isinstance(error, KafkaException):
+                    return {record_id: str(error)}
+                return self._not_taken(record_id, error.args[0])  # what follows of its key may have to stay behind it
+        return {}
+
+    def _not_taken(self, record_id: int, error: KafkaError) -> dict[int, str]:
+        """Return a record if it is refused for good; else the batch has failed."""
+        if error.code() in NEVER_TAKEN:
+            return {record_id: str(error.str())}
+        self._is_of_row = True
+        self._failed(error)
+        return {}
 
     def abandon(self) -> bool:
         return self._discard()
@@ -106,15 +144,22 @@ class PipelinedBatches:
     def _produce_when_there_is_room(self, row: Row, headers: Headers, may_send: Callable[[], bool]) -> bool:
         assert self._producer is not None  # noqa: S101 - `send` has looked
         deadline = Deadline(self._settings.delivery_timeout_seconds)
-        while may_send() and not deadline.passed and self._failure is None:
-            self._serve(functools.partial(self._producer.poll, _FULL_SECONDS))
+        while self._wait_for_room(may_send, deadline):
             try:
                 self._producer.produce(row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, _NOW, headers)
             except BufferError:
                 continue
             return True
-        self._stopped = True
         return False
+
+    def _wait_for_room(self, may_send: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait a little for records to leave the producer's queue; False if that is over."""
+        assert self._producer is not None  # noqa: S101 - `send` has looked
+        if not may_send() or deadline.passed or self._failure is not None:
+            self._stopped = True
+            return False
+        self._serve(functools.partial(self._producer.poll, _FULL_SECONDS))
+        return True
 
     def flush(self, may_send: Callable[[], bool]) -> BatchOutcome:
         """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
@@ -162,13 +207,16 @@ class PipelinedBatches:
         return self._failed_by(self._failure) if self._failure else BatchFailed(reason="the producer's queue is full")
 
     def _report(self, error: KafkaError | None, message: Any) -> None:
-        if error is None:
-            return
+        if error is not None:
+            self._failed_in(message.topic() if message is not None else None, error)
+
+    def _failed_in(self, topic: str | None, error: KafkaError) -> None:
+        """Note what was reported of a record."""
         self._is_of_row = True
         self._failed(error)
-        if message is not None and may_pass(error, gave_up=self._gave_up):
+        if topic and may_pass(error, gave_up=self._gave_up):
             self._is_named = True
-            self._topics.blame(message.topic(), error.str())
+            self._topics.blame(topic, error.str())
 
     def _report_own(self, what: str, error: KafkaError | None, _message: object) -> None:
         """As `_report`, of a record of the delivery's own: no record of the batch is to blame."""
@@ -192,6 +240,9 @@ class PipelinedBatches:
             self._is_of_row = True  # if it was of our own, its report says so
             self._failed(raised(error))
             return 0
+        finally:
+            for failure, topic in self._sender.take_failures() if self._sender is not None else ():
+                self._failed_in(topic, failure)
 
     def _discard(self) -> bool:
         """Let nothing more leave, and nothing of it be heard; tell whether what is on the wire may still arrive."""
@@ -213,7 +264,7 @@ class PipelinedBatches:
 
     def _close_producer(self, producer: KafkaProducer) -> None:
         """Close a producer whose queue is empty."""
-        self._serve(producer.close)
+        self._serve(functools.partial(close_with_sender, producer, self._sender))
 
     def _own_settings(self) -> dict[str, object]:
         return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
@@ -233,5 +284,6 @@ class PipelinedBatches:
         if largest < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
             own["batch.size"] = largest
         with refused_settings():
-            producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
+            producer: KafkaProducer
+            producer, self._sender = make_with_sender(self._settings.producer_provider, client_settings(user, **own))
             return producer

@@ -61,12 +61,16 @@ class Sequenced(PipelinedBatches):
         outcome = super().begin(leader_id)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched.clear()
+        if self._sender is not None:
+            self._sender.take_places()
         self._unread = 0
         self._headers_of = self._with_ids(self._headers_of)
         return outcome
 
     def take_intents(self) -> Sequence[Intent]:
         """Return the acknowledgements of what was sent since the last ones, one for each partition."""
+        if self._sender is not None:
+            self._touched.update(self._sender.take_places())
         intents = [
             Intent(topic=topic, partition=number, id=self._next_id(Flag.ACK_TXN))
             for topic, number in sorted(self._touched)
@@ -113,6 +117,15 @@ class Sequenced(PipelinedBatches):
             return headers
 
         return make
+
+    def _next_ids(self, count: int) -> dict[str, int]:
+        return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
+
+    def _make_producer(self) -> KafkaProducer:
+        producer = super()._make_producer()
+        if self._sender is not None:
+            self._sender.track()
+        return producer
 
     def _next_id(self, flag: Flag) -> bytes:
         return pack(self._producer_id, self._clock.tick(), flag)

@@ -21,6 +21,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.errors import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
+from harvest_lib.native import NativeRows, RowsSummary
 from harvest_lib.record import HEADERS, INTERNAL_TOPICS, TOPIC, Row, Unreadable, is_legal_topic, misleading_header
 
 _log = logging.getLogger(__name__)
@@ -102,6 +103,10 @@ class Topics:
         """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic.
         `largest` is the length of the longest value; headers are not checked unless that is long. Without it each
         record is measured."""
+        if isinstance(rows, NativeRows):
+            if self._takes_all(rows.summary):
+                return {}
+            rows, largest = list(rows), None
         known, is_plain = self._limits, _LOOKED_AT.isdisjoint
         array: type = list
         try:
@@ -124,6 +129,11 @@ class Topics:
         troubles = {topic: reason for topic in named & self._troubles.keys() if (reason := self._judge(topic))}
         reasons = ((row[0], self._reason(row) or troubles.get(row[1], "")) for row in doubtful)
         return {record_id: reason for record_id, reason in reasons if reason}
+
+    def _takes_all(self, rows: RowsSummary) -> bool:
+        """Tell whether none of the rows needs a look of its own."""
+        are_small = rows.largest + _BATCH_OVERHEAD_BYTES <= self.smallest_limit
+        return rows.is_plain and are_small and self._limits.keys() >= set(rows.topics)
 
     def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:
         """Return the ids of those that a broker refuses unless they can be compressed, and with them all that is in one

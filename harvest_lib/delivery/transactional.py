@@ -31,6 +31,7 @@ from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.errors import PURGED
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
+from harvest_lib.native import NativeSender, close_with_sender
 from harvest_lib.record import Row
 
 _TRANSACTION_SECONDS = 15
@@ -145,7 +146,7 @@ class Transactional(PipelinedBatches):
     def _close_producer(self, producer: KafkaProducer) -> None:
         """Close a producer. To close is to abort what is open: that waits for a broker for as long as it takes, and is
         refused to a producer that was fenced. The next transaction aborts it in any case, so nobody waits long."""
-        closing = threading.Thread(target=_close, args=(producer,), name="harvest-close", daemon=True)
+        closing = threading.Thread(target=_close, args=(producer, self._sender), name="harvest-close", daemon=True)
         closing.start()
         closing.join(_LET_GO_SECONDS)
 
@@ -158,6 +159,6 @@ class Transactional(PipelinedBatches):
         }
 
 
-def _close(producer: KafkaProducer) -> None:
+def _close(producer: KafkaProducer, sender: NativeSender | None) -> None:
     with suppress(KafkaException):
-        producer.close()
+        close_with_sender(producer, sender)

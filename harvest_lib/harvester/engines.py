@@ -57,6 +57,7 @@ from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.native import Implementation, implementation
 from harvest_lib.outbox import (
     OutboxTable,
     ParkedRecords,
@@ -140,6 +141,11 @@ class Engine(Protocol):
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         """Return the age of the oldest record that waits, 0 if none does. Reads few rows. Raises HarvestError."""
         ...
+
+    @property
+    def hand_over(self) -> Implementation:
+        """Return by what records are handed over to Kafka."""
+        return Implementation(name="python", reason="rows that are marked are Python's")
 
     def close(self, deadline: Deadline) -> None:  # noqa: ARG002 - for those who need it
         """Let go of everything; nothing leaves after that. Safe to repeat."""
@@ -275,6 +281,10 @@ class BatchEngine(Engine):
         self._ask_at = 0.0
         # One for all terms: it knows what it has complained of.
         self._maintenance = Maintenance(config, table)
+
+    @property
+    def hand_over(self) -> Implementation:
+        return super().hand_over if self._kind == "mark" else implementation()
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         if self._kind == "mark":

@@ -135,6 +135,7 @@ class Harvest:
             conninfo = self._config.data_source.conninfo()
             with connect(conninfo) as connection:
                 self._engine = self._choose_engine(connection)
+                hand_over = self._engine.hand_over
                 self._engine.check(connection)
             require_session(conninfo)
             topic_partitions(self._config.kafka_settings(for_producer=False))
@@ -154,7 +155,15 @@ class Harvest:
         ).begin(self._stopped)
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
-        _log.info("harvester_started", extra={"instance": self._config.name, "table": str(self._table)})
+        _log.info(
+            "harvester_started",
+            extra={
+                "instance": self._config.name,
+                "table": str(self._table),
+                "hand_over": hand_over.name,
+                "hand_over_reason": hand_over.reason,
+            },
+        )
 
     def stop(self) -> None:
         """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""

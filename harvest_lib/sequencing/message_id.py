@@ -128,5 +128,10 @@ class Clock:
 
     def tick(self) -> int:
         """Return a clock above every one before, also where the time went back."""
-        self._last = max(self._last + 1, clock_at(self._nanoseconds()))
-        return self._last
+        return self.ticks(1)
+
+    def ticks(self, count: int) -> int:
+        """Return the first of so many clocks in a row, all of them above every one before."""
+        first = max(self._last + 1, clock_at(self._nanoseconds()))
+        self._last = first + count - 1
+        return first

@@ -17,7 +17,7 @@ Position = Mapping[str, Any]
 class Page(NamedTuple):
     """Records in the source's order, the position after them, and whether more can be had without waiting."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
     position: Position
     more: bool
 

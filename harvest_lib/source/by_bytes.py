@@ -8,6 +8,8 @@ rows are large.
 
 from typing import Any
 
+from harvest_lib.native import NativeRows
+
 _ARRAY_BYTES = """
 CASE WHEN pg_column_compression({array}) IS NULL THEN coalesce(pg_column_size({array}), 0)
      ELSE octet_length(array_to_string({array}, '', '')) END
@@ -56,10 +58,10 @@ def all_or_none(found: str) -> str:
 """  # noqa: S608 - as above
 
 
-def take_next(rows: list[Any], before: int = 0) -> bool:
+def take_next(rows: list[Any] | NativeRows, before: int = 0) -> bool:
     """Take away the row that there was no room for, and tell whether there is one. A row has `before` columns before
     those of a `Row`."""
     is_cut = bool(rows) and rows[-1][before] is not None and rows[-1][before + _TOPIC] is None
     if is_cut:
-        del rows[-1]
+        rows.pop()
     return is_cut

@@ -7,13 +7,14 @@ answer, is done by whoever asks for them.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from operator import itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from harvest_lib.native import NativeRows, rows_of
 from harvest_lib.record import ID, PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
@@ -61,7 +62,7 @@ class Stream:
         self._values = values
         self._after = after
         self._asked: tuple[Future[psycopg.Cursor[Any]], int] | None = None
-        self._rows: list[Row] = []
+        self._rows: Sequence[Row] = []
         self.is_done = False
         """True once the statement has no more than what is here."""
 
@@ -89,25 +90,26 @@ class Stream:
         """Wait for the piece that was asked for."""
         if self._asked is not None:
             (answer, limit), self._asked = self._asked, None
-            self._rows = answer.result().fetchall()
-            self._is_cut = take_next(self._rows)
+            rows = rows_of(answer.result())
+            self._is_cut, self._rows = take_next(rows), rows
             if self._rows:
                 self._after = self._rows[-1][0]
             self.is_done = not self._is_cut and len(self._rows) < limit
 
-    def take(self, up_to: int) -> list[Row]:
+    def take(self, up_to: int) -> Sequence[Row]:
         """Return the rows that are here with ids up to `up_to`."""
         rows = self._rows
-        count = bisect_right(rows, up_to, key=_id)
+        count = _count_up_to(up_to, rows)
         self._rows = rows[count:]
         return rows if count == len(rows) else rows[:count]
 
     def give_back(self, above: int, rows: Sequence[Row]) -> None:
         """Have those of the rows that were taken with ids above `above` here again."""
-        self._rows = [*rows[bisect_right(rows, above, key=_id) :], *self._rows]
+        again = rows[_count_up_to(above, rows) :]
+        self._rows = [*again, *self._rows] if self._rows else again
 
 
-def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> list[Row]:
+def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Sequence[Row]:
     """Return the next rows of all streams together, ascending by id, up to `limit` and `PAGE_BYTES`, and ask for what
     follows, unless that would be in memory beside a record that is larger by far.
 
@@ -119,7 +121,7 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> lis
         stream.collect()
     reach = min((stream.reach for stream in streams), default=_LAST)
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
-    rows = taken[0][1] if len(taken) == 1 else sorted((row for _, piece in taken for row in piece), key=_id)
+    rows: Sequence[Row] = taken[0][1] if len(taken) == 1 else sorted(chain(*(each for _, each in taken)), key=_id)
     most = limit if len(taken) <= 1 else min(limit, _count_within(rows))
     if len(rows) > most:  # of several streams, or asked for when the limit was higher
         rows = rows[:most]
@@ -129,6 +131,11 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> lis
         for stream in streams:
             stream.ask(prefetcher, limit)
     return rows
+
+
+def _count_up_to(record_id: int, rows: Sequence[Row]) -> int:
+    """Return how many of the rows, which ascend by id, have ids up to this one."""
+    return rows.count_up_to(record_id) if isinstance(rows, NativeRows) else bisect_right(rows, record_id, key=_id)
 
 
 def _count_within(rows: Sequence[Row]) -> int:

@@ -5,7 +5,7 @@ the tables of what is parked, in the clients. A record in which one of them is n
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import psycopg
 
@@ -15,7 +15,11 @@ from harvest_lib.sql_ascii import as_bytes, has_no_encoding, is_utf8, shown
 _SHOWN = 80
 
 
-def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]:
+@overload
+def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]: ...
+@overload
+def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]: ...
+def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]:
     """Return the rows as they may be delivered."""
     return [_readable(row) for row in rows] if has_no_encoding(connection) else rows
 

@@ -21,14 +21,14 @@ While one page is being delivered the next is on its way.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import translated
-from harvest_lib.record import ID, PAGE_BYTES, Row
+from harvest_lib.native import by_id, rows_of
+from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import server_identity
 from harvest_lib.source import snapshot_queries as queries
 from harvest_lib.source.batch_protocol import Page, Position
@@ -94,23 +94,23 @@ class SnapshotSource(ConnectedSource):
             "bytes": PAGE_BYTES,
         }
         self._plan(Plans.KEPT)
-        found = connection.cursor(binary=True).execute(self._poll, values, prepare=True).fetchall()
-        if found[0][_IN_RECOVERY]:
+        cursor = connection.cursor(binary=True).execute(self._poll, values, prepare=True)
+        first = cursor.fetchone()
+        assert first is not None  # noqa: S101 - there is always one
+        if first[_IN_RECOVERY]:
             raise server_identity.standby()
-        cur = Snapshot.parse(found[0][_SNAPSHOT])
-        if found[0][_FIRST_ID] is None:
-            if not self._should_advance(cur.xmax - self._prev.xmax, began):
-                return None
-            found = []
+        cur = Snapshot.parse(first[_SNAPSHOT])
+        is_empty = first[_FIRST_ID] is None
+        if is_empty and not self._should_advance(cur.xmax - self._prev.xmax, began):
+            return None
+        found = [] if is_empty else rows_of(cursor, _FIRST_ID)
         self._barrier(connection)
-        if len(found) > limit or take_next(found, _FIRST_ID):
-            found.clear()  # they come again, by pages
+        if len(found) > limit or take_next(found):
+            del found, cursor  # they come again, by pages
             self._begin_window(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
-        rows = cast("list[Row]", [row[_FIRST_ID:] for row in found])
-        rows.sort(key=itemgetter(ID))
         self._prev = cur
-        return Page(readable(rows, connection), self._position(None), more=False)
+        return Page(readable(by_id(found), connection), self._position(None), more=False)
 
     def _last_window(self, until: Snapshot, limit: int) -> Page | None:
         """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""

@@ -252,7 +252,7 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
             page = source.read(_PAGE_ROWS)
             if page is None:
                 return
-            yield page.rows
+            yield list(page.rows)
             if "cur" not in page.position:
                 return
     finally:

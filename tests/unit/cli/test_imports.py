@@ -1,4 +1,4 @@
-"""Help and `harvest version` are quick: they load neither clients nor the configuration. Every command is covered."""
+"""Help is quick: it loads neither clients nor the configuration. Every command is covered."""
 
 import json
 import subprocess
@@ -16,8 +16,8 @@ from harvest_lib import cli
 from harvest_lib.audit.checker import promise
 from harvest_lib.audit.kafka_log import Isolation
 from harvest_lib.cli import options
-from harvest_lib.cli.actions import version
 from harvest_lib.config import HarvestConfig
+from harvest_lib.native import implementation
 from harvest_lib.outbox import native_table
 
 HEAVY = {
@@ -91,18 +91,13 @@ def test_a_process_that_only_tells_about_commands_loads_no_more(arguments):
     assert unwanted(json.loads(output(RUN, *arguments)[-1])) == set()
 
 
-def test_the_version_loads_neither_clients_nor_tables():
+def test_the_version_loads_the_clients_and_no_tables():
     *said, modules = output(RUN, "version")
-    assert unwanted(json.loads(modules)) == {"harvest_lib.cli.actions.version"}
     assert "rich.table" not in json.loads(modules)
+    assert "pydantic" not in json.loads(modules)
     libpq = psycopg.pq.version_pretty(psycopg.pq.version())
     assert said[1] == f"librdkafka {confluent_kafka.libversion()[0]}, libpq {libpq}"
-
-
-def test_a_client_without_a_library_in_its_wheel_is_asked_itself(monkeypatch):
-    asked = version.librdkafka_version(), version.libpq_version()
-    monkeypatch.setattr(version, "files", lambda _: [])
-    assert (version.librdkafka_version(), version.libpq_version()) == asked
+    assert said[2] == f"hand-over: {implementation().name} ({implementation().reason})"
 
 
 def test_options_repeat_what_the_library_says():
@@ -127,13 +122,6 @@ def test_the_library_itself_loads_a_name_at_its_first_use():
 
 def test_submodules_are_there_after_importing_the_library_alone():
     assert output("import harvest_lib; print(harvest_lib.config.load.__name__)") == ["load"]
-
-
-def test_libpq_is_the_one_that_psycopg_uses(monkeypatch):
-    monkeypatch.setenv("PSYCOPG_IMPL", "python")
-    script = "from harvest_lib.cli.actions.version import libpq_version; from psycopg import pq; "
-    ours, used = output(f"{script}print(libpq_version()); print(pq.version_pretty(pq.version()))")
-    assert ours == used
 
 
 def test_completion_of_a_command_of_a_clone_ends_without_a_traceback():

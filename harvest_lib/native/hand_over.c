@@ -1,0 +1,402 @@
+/* Hands rows of a result of libpq to a producer of librdkafka, without making a Python object of any of them.
+ *
+ * Knows nothing of Python. It is loaded by `harvest_lib.native.library`, which passes in the functions of the very
+ * libpq and librdkafka that psycopg and confluent-kafka have loaded; nothing is linked here.
+ *
+ * librdkafka loads it too, as a plugin (`plugin.library.paths`): that is how a producer's handle is learnt, and how what
+ * became of records is heard. Records that Python hands over have an opaque, ours have none: so each is told once.
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+typedef struct rd_kafka_s rd_kafka_t;
+typedef struct rd_kafka_conf_s rd_kafka_conf_t;
+typedef struct rd_kafka_topic_s rd_kafka_topic_t;
+typedef struct rd_kafka_headers_s rd_kafka_headers_t;
+typedef struct pg_result PGresult;
+
+/* rd_kafka_message_t, as all versions of librdkafka's ABI 1 have it. */
+typedef struct {
+    int err;
+    rd_kafka_topic_t *rkt;
+    int32_t partition;
+    void *payload;
+    size_t len;
+    void *key;
+    size_t key_len;
+    int64_t offset;
+    void *opaque;
+} message_t;
+
+typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *, char *, size_t);
+typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *);
+
+static struct {
+    int (*ntuples)(const PGresult *);
+    char *(*getvalue)(const PGresult *, int, int);
+    int (*getlength)(const PGresult *, int, int);
+    int (*getisnull)(const PGresult *, int, int);
+    int (*producev)(rd_kafka_t *, ...);
+    rd_kafka_headers_t *(*headers_new)(size_t);
+    int (*header_add)(rd_kafka_headers_t *, const char *, ssize_t, const void *, ssize_t);
+    void (*headers_destroy)(rd_kafka_headers_t *);
+    const char *(*topic_name)(const rd_kafka_topic_t *);
+    int (*add_on_new)(rd_kafka_conf_t *, const char *, on_new_t *, void *);
+    int (*add_on_acknowledgement)(rd_kafka_t *, const char *, on_acknowledgement_t *, void *);
+} fn;
+
+enum { FUNCTIONS = sizeof fn / sizeof(void *) };
+enum { VTYPE_END, VTYPE_TOPIC, VTYPE_VALUE = 4, VTYPE_KEY, VTYPE_MSGFLAGS = 7, VTYPE_HEADERS = 10 };
+enum { MSG_F_COPY = 2 };
+enum { ID, TOPIC, KEY, VALUE, HEADER_NAMES, HEADER_VALUES };
+enum { STAMP = 17, MESSAGE_ID = 16 };
+
+static const char NAME[] = "harvest";
+static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id";
+
+int harvest_bind(void *const *functions, int count) {
+    if (count != FUNCTIONS)
+        return 0;
+    memcpy(&fn, functions, sizeof fn);
+    return 1;
+}
+
+/* ---- a sender: a producer, and what became of records that were handed over here */
+
+enum { TOPIC_BYTES = 250, MOST_FAILURES = 64 };
+
+typedef struct {
+    int32_t error;
+    char topic[TOPIC_BYTES];
+} failure_t;
+
+typedef struct {
+    int32_t partition;
+    char topic[TOPIC_BYTES];
+} place_t;
+
+typedef struct {
+    rd_kafka_t *rk;
+    pthread_mutex_t mutex;
+    int holders; /* the producer until it is closed, and Python */
+    int failed;
+    failure_t failures[MOST_FAILURES]; /* kinds of them: the first of each error and topic */
+    int tracks;                        /* whether the places are wanted */
+    rd_kafka_topic_t *last_topic;
+    int32_t last_partition;
+    int placed, room;
+    place_t *places; /* where records arrived */
+    int lost_place;  /* there was no memory for one */
+} sender_t;
+
+static __thread sender_t *newest;
+
+static const char *name_of(const rd_kafka_topic_t *rkt) { return rkt ? fn.topic_name(rkt) : ""; }
+
+static void note_failure(sender_t *sender, const message_t *message) {
+    const char *topic = name_of(message->rkt);
+    for (int i = 0; i < sender->failed; i++)
+        if (sender->failures[i].error == message->err && strcmp(sender->failures[i].topic, topic) == 0)
+            return;
+    if (sender->failed == MOST_FAILURES)
+        return; /* enough is known for all of it to be given up */
+    failure_t *failure = &sender->failures[sender->failed++];
+    failure->error = message->err;
+    strncpy(failure->topic, topic, TOPIC_BYTES - 1);
+    failure->topic[TOPIC_BYTES - 1] = 0;
+}
+
+static void note_place(sender_t *sender, const message_t *message) {
+    if (message->rkt == sender->last_topic && message->partition == sender->last_partition)
+        return;
+    const char *topic = name_of(message->rkt);
+    sender->last_topic = message->rkt, sender->last_partition = message->partition;
+    for (int i = 0; i < sender->placed; i++)
+        if (sender->places[i].partition == message->partition && strcmp(sender->places[i].topic, topic) == 0)
+            return;
+    if (sender->placed == sender->room) {
+        int room = sender->room ? 2 * sender->room : 64;
+        place_t *places = realloc(sender->places, (size_t)room * sizeof *places);
+        if (places == NULL) {
+            sender->lost_place = 1;
+            return;
+        }
+        sender->places = places, sender->room = room;
+    }
+    place_t *place = &sender->places[sender->placed++];
+    place->partition = message->partition;
+    strncpy(place->topic, topic, TOPIC_BYTES - 1);
+    place->topic[TOPIC_BYTES - 1] = 0;
+}
+
+/* On librdkafka's threads, before a record is counted as no longer outstanding. */
+static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
+    sender_t *sender = opaque;
+    (void)rk;
+    if (message->opaque != NULL || (message->err == 0 && !sender->tracks))
+        return 0;
+    pthread_mutex_lock(&sender->mutex);
+    if (message->err)
+        note_failure(sender, message);
+    else
+        note_place(sender, message);
+    pthread_mutex_unlock(&sender->mutex);
+    return 0;
+}
+
+static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t size) {
+    (void)conf, (void)opaque, (void)text, (void)size;
+    sender_t *sender = calloc(1, sizeof *sender);
+    if (sender == NULL)
+        return 0; /* whoever made the producer finds none, and goes the other way */
+    pthread_mutex_init(&sender->mutex, NULL);
+    sender->rk = rk;
+    sender->holders = 2;
+    if (fn.add_on_acknowledgement(rk, NAME, on_acknowledgement, sender) == 0)
+        newest = sender;
+    else
+        free(sender);
+    return 0;
+}
+
+/* What librdkafka calls in a plugin. */
+int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t size) {
+    (void)opaque, (void)text, (void)size;
+    return fn.add_on_new ? fn.add_on_new(conf, NAME, on_new, NULL) : 0;
+}
+
+/* Return the sender of the producer that this thread has made last, or NULL. It is the caller's to let go twice: once
+ * for itself, and once when the producer was closed, which is when librdkafka calls nothing here any more. */
+sender_t *harvest_take_newest(void) {
+    sender_t *sender = newest;
+    newest = NULL;
+    return sender;
+}
+
+void harvest_let_go(sender_t *sender) {
+    pthread_mutex_lock(&sender->mutex);
+    int holders = --sender->holders;
+    pthread_mutex_unlock(&sender->mutex);
+    if (holders == 0) {
+        pthread_mutex_destroy(&sender->mutex);
+        free(sender->places);
+        free(sender);
+    }
+}
+
+void harvest_track(sender_t *sender) { sender->tracks = 1; }
+
+/* Copy what failed since the last call, in the order in which it did, and forget it; return how many kinds. */
+int harvest_failures(sender_t *sender, failure_t *into) {
+    pthread_mutex_lock(&sender->mutex);
+    int count = sender->failed;
+    memcpy(into, sender->failures, (size_t)count * sizeof *into);
+    sender->failed = 0;
+    pthread_mutex_unlock(&sender->mutex);
+    return count;
+}
+
+/* Copy up to `most` places and forget them; return how many, or -1 if one was lost. */
+int harvest_places(sender_t *sender, place_t *into, int most) {
+    pthread_mutex_lock(&sender->mutex);
+    int count = sender->placed < most ? sender->placed : most;
+    if (count > 0)
+        memcpy(into, sender->places + sender->placed - count, (size_t)count * sizeof *into);
+    sender->placed -= count;
+    sender->last_topic = NULL;
+    int lost = sender->lost_place;
+    pthread_mutex_unlock(&sender->mutex);
+    return lost ? -1 : count;
+}
+
+/* ---- rows */
+
+static int32_t read_32(const uint8_t *p) {
+    return (int32_t)((uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]);
+}
+
+static int64_t read_64(const uint8_t *p) { return (int64_t)((uint64_t)(uint32_t)read_32(p) << 32 | (uint32_t)read_32(p + 4)); }
+
+/* The elements of an array of texts, in binary form. */
+typedef struct {
+    const uint8_t *at, *end;
+    int left;
+} texts_t;
+
+/* Tell whether a column is an array of one dimension, or empty. */
+static int open_texts(const PGresult *result, int row, int column, texts_t *texts) {
+    if (fn.getisnull(result, row, column))
+        return 0;
+    const uint8_t *at = (const uint8_t *)fn.getvalue(result, row, column);
+    int length = fn.getlength(result, row, column);
+    texts->at = texts->end = at + length, texts->left = 0;
+    if (length < 12)
+        return 0;
+    int dimensions = read_32(at);
+    if (dimensions == 0)
+        return 1;
+    if (dimensions != 1 || length < 20)
+        return 0;
+    texts->left = read_32(at + 12);
+    texts->at = at + 20;
+    return texts->left >= 0;
+}
+
+/* Take the next element: 1 with its bytes, -1 if it is null, 0 if the array is not what it says. */
+static int next_text(texts_t *texts, const char **bytes, int32_t *length) {
+    if (texts->end - texts->at < 4)
+        return 0;
+    *length = read_32(texts->at);
+    texts->at += 4, texts->left--;
+    if (*length < 0) {
+        *bytes = NULL, *length = 0;
+        return -1;
+    }
+    if (texts->end - texts->at < *length)
+        return 0;
+    *bytes = (const char *)texts->at;
+    texts->at += *length;
+    return 1;
+}
+
+static int is_named(const char *bytes, int32_t length, const char *name) {
+    return (size_t)length == strlen(name) && memcmp(bytes, name, (size_t)length) == 0;
+}
+
+typedef struct {
+    int64_t bytes, largest; /* of all of them, of one: key, value and headers */
+    int32_t plain; /* whether no row needs a closer look */
+    int32_t topics;
+    int32_t first_of[64]; /* a row of each topic */
+} summary_t;
+
+enum { MOST_TOPICS = sizeof((summary_t *)0)->first_of / sizeof(int32_t) };
+
+static int add_topic(const PGresult *result, int row, int column, summary_t *sum) {
+    const char *topic = fn.getvalue(result, row, column);
+    for (int i = sum->topics; i-- > 0;)
+        if (strcmp(fn.getvalue(result, sum->first_of[i], column), topic) == 0)
+            return 1;
+    if (sum->topics == MOST_TOPICS)
+        return 0;
+    sum->first_of[sum->topics++] = row;
+    return 1;
+}
+
+static int add_headers(const PGresult *result, int row, int first, summary_t *sum) {
+    texts_t names, values;
+    const char *bytes;
+    int32_t length;
+    if (!open_texts(result, row, first + HEADER_NAMES, &names) || !open_texts(result, row, first + HEADER_VALUES, &values))
+        return 0;
+    if (names.left != values.left)
+        return 0;
+    while (names.left > 0) {
+        if (next_text(&names, &bytes, &length) != 1)
+            return 0;
+        sum->bytes += length;
+        if (is_named(bytes, length, STAMP_HEADER) || is_named(bytes, length, ID_HEADER))
+            return 0;
+        if (!next_text(&values, &bytes, &length))
+            return 0;
+        sum->bytes += length;
+    }
+    return 1;
+}
+
+/* Look at the rows from `from` to before `to`; `first` is the column of the id, the others follow it as in a `Row`. */
+void harvest_summarize(const PGresult *result, int first, int from, int to, summary_t *sum) {
+    memset(sum, 0, sizeof *sum);
+    sum->plain = 1;
+    for (int row = from; row < to; row++) {
+        int nulls = fn.getisnull(result, row, first + ID) || fn.getisnull(result, row, first + TOPIC) ||
+                    fn.getisnull(result, row, first + KEY);
+        int64_t before = sum->bytes;
+        sum->bytes += fn.getlength(result, row, first + VALUE) + fn.getlength(result, row, first + KEY);
+        if (nulls || !add_headers(result, row, first, sum) || !add_topic(result, row, first + TOPIC, sum))
+            sum->plain = 0;
+        if (sum->bytes - before > sum->largest)
+            sum->largest = sum->bytes - before;
+    }
+}
+
+int64_t harvest_id(const PGresult *result, int first, int row) {
+    return read_64((const uint8_t *)fn.getvalue(result, row, first + ID));
+}
+
+int harvest_ascends(const PGresult *result, int first, int from, int to) {
+    for (int row = from + 1; row < to; row++)
+        if (harvest_id(result, first, row - 1) >= harvest_id(result, first, row))
+            return 0;
+    return 1;
+}
+
+/* As `harvest_lib.sequencing.message_id.pack`, with the flag of a record that waits for its acknowledgement. */
+static void pack_id(uint8_t *into, uint64_t producer, uint64_t clock) {
+    uint64_t time = clock >> 4;
+    uint32_t parts[4] = {
+        (uint32_t)time,
+        (uint32_t)(time >> 32 & 0xFFFF) << 16 | (uint32_t)(time >> 48) | 0x1000,
+        (uint32_t)(0x8000 | (clock & 0xF) << 10 | 1) << 16 | (uint32_t)(producer >> 32 & 0xFFFF),
+        (uint32_t)producer,
+    };
+    for (int i = 0; i < MESSAGE_ID; i++)
+        into[i] = (uint8_t)(parts[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+enum { MALFORMED = 1000000 };
+
+static int send_row(sender_t *sender, const PGresult *result, int first, int row, uint8_t *stamp, const uint8_t *id) {
+    texts_t names, values;
+    const char *name, *content;
+    int32_t name_bytes, content_bytes;
+    if (!open_texts(result, row, first + HEADER_NAMES, &names) || !open_texts(result, row, first + HEADER_VALUES, &values) ||
+        names.left != values.left)
+        return MALFORMED;
+    rd_kafka_headers_t *headers = fn.headers_new((size_t)names.left + 2);
+    if (id != NULL)
+        fn.header_add(headers, ID_HEADER, sizeof ID_HEADER - 1, id, MESSAGE_ID);
+    while (names.left > 0) {
+        if (next_text(&names, &name, &name_bytes) != 1 || !next_text(&values, &content, &content_bytes)) {
+            fn.headers_destroy(headers);
+            return MALFORMED;
+        }
+        fn.header_add(headers, name, name_bytes, content, content_bytes);
+    }
+    const char *record_id = fn.getvalue(result, row, first + ID);
+    if (stamp != NULL) {
+        memcpy(stamp + STAMP, record_id, 8);
+        fn.header_add(headers, STAMP_HEADER, sizeof STAMP_HEADER - 1, stamp, STAMP + 8);
+    }
+    int no_value = fn.getisnull(result, row, first + VALUE), no_key = fn.getisnull(result, row, first + KEY);
+    void *value = no_value ? NULL : fn.getvalue(result, row, first + VALUE);
+    void *key = no_key ? NULL : fn.getvalue(result, row, first + KEY);
+    size_t value_bytes = (size_t)fn.getlength(result, row, first + VALUE), key_bytes = (size_t)fn.getlength(result, row, first + KEY);
+    int error = fn.producev(sender->rk, VTYPE_TOPIC, fn.getvalue(result, row, first + TOPIC), VTYPE_VALUE, value, value_bytes,
+                            VTYPE_KEY, key, key_bytes, VTYPE_MSGFLAGS, (int)MSG_F_COPY, VTYPE_HEADERS, headers, VTYPE_END);
+    if (error)
+        fn.headers_destroy(headers);
+    return error;
+}
+
+/* Hand over the rows from `from` to before `to`, up to the first that is not taken, whose error is in `error`. `stamp` is
+ * the beginning of the record header, or NULL; with a `producer` each has a message id, of clocks from `clock` on. Return
+ * how many went. */
+int harvest_send(sender_t *sender, const PGresult *result, int first, int from, int to, const uint8_t *stamp,
+                 uint64_t producer, uint64_t clock, int *error) {
+    uint8_t stamped[STAMP + 8], id[MESSAGE_ID];
+    if (stamp != NULL)
+        memcpy(stamped, stamp, STAMP);
+    *error = 0;
+    for (int row = from; row < to; row++) {
+        if (producer)
+            pack_id(id, producer, clock + (uint64_t)(row - from));
+        *error = send_row(sender, result, first, row, stamp ? stamped : NULL, producer ? id : NULL);
+        if (*error)
+            return row - from;
+    }
+    return to - from;
+}

@@ -1,0 +1,139 @@
+"""The library in C: whether there is one here, and its functions.
+
+It is used if it was built, if psycopg and confluent-kafka are the compiled ones, and if their libpq and librdkafka are
+of versions that it knows. It calls the functions of those very libraries: the extension of each client is asked for
+them, so that no second copy is met.
+"""
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from ctypes import CDLL, POINTER, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import confluent_kafka
+import psycopg
+
+from harvest_lib.errors import ConfigError
+
+VARIABLE = "HARVEST_IMPL"
+FILE = Path(__file__).with_name("hand_over.so")
+
+_OLDEST_LIBRDKAFKA, _FIRST_UNKNOWN_LIBRDKAFKA = 0x02000000, 0x03000000
+_OLDEST_LIBPQ = 140000
+_PSYCOPG = {"binary": "psycopg_binary.pq", "c": "psycopg_c.pq"}
+_OF_LIBPQ = ("PQntuples", "PQgetvalue", "PQgetlength", "PQgetisnull")
+_OF_LIBRDKAFKA = (
+    "rd_kafka_producev",
+    "rd_kafka_headers_new",
+    "rd_kafka_header_add",
+    "rd_kafka_headers_destroy",
+    "rd_kafka_topic_name",
+    "rd_kafka_conf_interceptor_add_on_new",
+    "rd_kafka_interceptor_add_on_acknowledgement",
+)
+_TOPIC_BYTES, _MOST_TOPICS = 250, 64
+MOST_FAILURES = 64
+MALFORMED = 1_000_000
+"""What `harvest_send` says of a row that it does not understand."""
+
+
+class Summary(ctypes.Structure):
+    """What `harvest_summarize` finds out about rows."""
+
+    _fields_ = (
+        ("bytes", c_int64),
+        ("largest", c_int64),
+        ("plain", c_int32),
+        ("topics", c_int32),
+        ("first_of", c_int32 * _MOST_TOPICS),
+    )
+
+
+class TopicAndNumber(ctypes.Structure):
+    """An error or a partition, and the topic it is of."""
+
+    _fields_ = (("number", c_int32), ("topic", ctypes.c_char * _TOPIC_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """Which of the two hands rows over, and why. `library` is None for Python."""
+
+    name: Literal["native", "python"]
+    reason: str
+    library: CDLL | None = None
+
+
+@cache
+def implementation() -> Implementation:
+    """Return which one is used in this process. Raises ConfigError if HARVEST_IMPL asks for what cannot be had."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in {"", "python", "native"}:
+        raise ConfigError(
+            f"the environment has {VARIABLE}={wanted!r}, which is neither `python` nor `native`",
+            next_step="correct or unset it",
+        )
+    if wanted == "python":
+        return Implementation(name="python", reason=f"{VARIABLE}=python")
+    try:
+        library = _load()
+    except (OSError, AttributeError, ImportError, _Unfit) as error:
+        if wanted:
+            raise ConfigError(
+                f"{VARIABLE}=native cannot be had here: {error}",
+                next_step="install a C compiler, then the package again from its source; or unset the variable",
+            ) from error
+        return Implementation(name="python", reason=str(error))
+    return Implementation(name="native", reason="the library in C was built", library=library)
+
+
+class _Unfit(Exception):
+    """Why it is not used."""
+
+
+def _load() -> CDLL:
+    if not sys.platform.startswith("linux"):
+        raise _Unfit("it is for Linux alone")
+    if not FILE.exists():
+        raise _Unfit("it was not built: there was no C compiler when this was installed")
+    if psycopg.pq.__impl__ not in _PSYCOPG:
+        raise _Unfit("psycopg is not the compiled one: psycopg[binary] or psycopg[c]")
+    kafka = CDLL(str(importlib.import_module("confluent_kafka.cimpl").__file__))
+    libpq = CDLL(str(importlib.import_module(_PSYCOPG[psycopg.pq.__impl__]).__file__))
+    if not _OLDEST_LIBRDKAFKA <= kafka.rd_kafka_version() < _FIRST_UNKNOWN_LIBRDKAFKA:
+        raise _Unfit(f"it does not know librdkafka {confluent_kafka.libversion()[0]}")
+    if libpq.PQlibVersion() < _OLDEST_LIBPQ:
+        raise _Unfit(f"it does not know libpq {psycopg.pq.version()}")
+    library = CDLL(str(FILE))
+    _declare(library)
+    if not library.harvest_bind(*_addresses([(libpq, _OF_LIBPQ), (kafka, _OF_LIBRDKAFKA)])):
+        raise _Unfit("it is of another version of harvest_lib")
+    return library
+
+
+def _addresses(named: Sequence[tuple[CDLL, Sequence[str]]]) -> "tuple[ctypes.Array[c_void_p], int]":
+    found = [ctypes.cast(getattr(library, name), c_void_p) for library, names in named for name in names]
+    return (c_void_p * len(found))(*found), len(found)
+
+
+def _declare(library: CDLL) -> None:
+    library.harvest_bind.argtypes = [POINTER(c_void_p), c_int]
+    library.harvest_take_newest.restype = c_void_p
+    library.harvest_let_go.argtypes = library.harvest_track.argtypes = [c_void_p]
+    library.harvest_let_go.restype = library.harvest_track.restype = None
+    library.harvest_failures.argtypes = [c_void_p, POINTER(TopicAndNumber)]
+    library.harvest_places.argtypes = [c_void_p, POINTER(TopicAndNumber), c_int]
+    library.harvest_summarize.argtypes = [c_void_p, c_int, c_int, c_int, POINTER(Summary)]
+    library.harvest_summarize.restype = None
+    library.harvest_ascends.argtypes = [c_void_p, c_int, c_int, c_int]
+    library.harvest_id.argtypes, library.harvest_id.restype = [c_void_p, c_int, c_int], c_int64
+    library.harvest_send.argtypes = [
+        *(c_void_p, c_void_p, c_int, c_int, c_int),
+        *(c_char_p, c_uint64, c_uint64, POINTER(c_int)),
+    ]

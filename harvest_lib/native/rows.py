@@ -1,0 +1,147 @@
+"""Rows as Postgres has sent them, of which Python makes nothing as long as nobody looks at a single one."""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from ctypes import CDLL, byref
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, overload
+
+import psycopg
+
+from harvest_lib.native.library import Summary, implementation
+from harvest_lib.record import ID, TOPIC, Row
+
+_INT8, _TEXT, _VARCHAR, _BYTEA, _TEXTS, _VARCHARS = 20, 25, 1043, 17, 1009, 1015
+_TYPES: tuple[Collection[int], ...] = (
+    {_INT8},
+    *[{_TEXT, _VARCHAR}] * 2,
+    {_TEXT, _VARCHAR, _BYTEA},
+    *[{_TEXTS, _VARCHARS}] * 2,
+)
+"""What the columns of a `Row` may be; anything else is for Python to read."""
+_BINARY = 1
+_UTF_8 = "utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsSummary:
+    """What has to be known of rows before they are sent. `bytes` are of all of them, `largest` of one: key, value and
+    headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of the harvester's
+    own; `topics` are all of theirs, if so."""
+
+    bytes: int
+    largest: int
+    is_plain: bool
+    topics: Collection[str]
+
+
+class NativeRows(Sequence[Row]):
+    """The rows of a result from `start` to before `stop`, without the columns before `first`. A slice is another view
+    of the same; a row that is looked at is made each time."""
+
+    __slots__ = ("_cursor", "_library", "_summary", "first", "start", "stop")
+
+    def __init__(self, library: CDLL, cursor: psycopg.Cursor[Any], first: int, start: int, stop: int) -> None:
+        self._library, self._cursor = library, cursor
+        self._summary: RowsSummary | None = None
+        self.first, self.start, self.stop = first, start, stop
+
+    @property
+    def result(self) -> int:
+        """Return the address of libpq's result, which lives as long as this does."""
+        address = _address(self._cursor)
+        assert address is not None  # noqa: S101 - `rows_of` has checked; it is not cleared while the cursor has it
+        return address
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> "NativeRows": ...
+    def __getitem__(self, place: int | slice) -> "Row | NativeRows":
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ValueError("a view of rows has no steps")
+            first, last = self.start + start, self.start + max(start, stop)
+            return NativeRows(self._library, self._cursor, self.first, first, last)
+        return self._made(range(self.start, self.stop)[place], 1)[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._made(self.start, len(self)) if len(self) else ())
+
+    def _made(self, start: int, count: int) -> list[Row]:
+        self._cursor.scroll(start, mode="absolute")
+        found = self._cursor.fetchmany(count)
+        return [row[self.first :] for row in found] if self.first else found
+
+    def pop(self) -> None:
+        """Leave out the last row."""
+        self.stop, self._summary = self.stop - 1, None
+
+    def count_up_to(self, record_id: int) -> int:
+        """Return how many of the rows, which ascend by id, have ids up to this one."""
+        result, read = self.result, self._library.harvest_id
+        return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
+
+    @property
+    def ascends(self) -> bool:
+        """Tell whether each has a higher id than the one before."""
+        return bool(self._library.harvest_ascends(self.result, self.first, self.start, self.stop))
+
+    @property
+    def summary(self) -> RowsSummary:
+        """Return what is known of all of them together."""
+        self._summary = self._summary or self._summarize()
+        return self._summary
+
+    def _summarize(self) -> RowsSummary:
+        found = Summary()
+        self._library.harvest_summarize(self.result, self.first, self.start, self.stop, byref(found))
+        return RowsSummary(
+            bytes=found.bytes,
+            largest=found.largest,
+            is_plain=bool(found.plain),
+            topics=[self._topic(found.first_of[number]) for number in range(found.topics)],
+        )
+
+    def _topic(self, row: int) -> str:
+        assert self._cursor.pgresult is not None  # noqa: S101 - as above
+        return bytes(self._cursor.pgresult.get_value(row, self.first + TOPIC) or b"").decode()
+
+
+def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
+    """Return all rows of a statement that returns those of a `Row`, with so many columns before them, which are left
+    out: natively if that is in use and knows their types, else as a list."""
+    if not cursor.rowcount:
+        return []
+    library = implementation().library
+    if library is not None and _is_understood(cursor, first):
+        return NativeRows(library, cursor, first, 0, cursor.rowcount)
+    cursor.scroll(0, mode="absolute")
+    found = cursor.fetchall()
+    return [row[first:] for row in found] if first else found
+
+
+def by_id(rows: list[Row] | NativeRows) -> Sequence[Row]:
+    """Return the rows in the order of their ids."""
+    return rows if isinstance(rows, NativeRows) and rows.ascends else sorted(rows, key=itemgetter(ID))
+
+
+def _is_understood(cursor: psycopg.Cursor[Any], first: int) -> bool:
+    result = cursor.pgresult
+    if result is None or _address(cursor) is None or result.nfields != first + len(_TYPES):
+        return False
+    if cursor.connection.info.encoding != _UTF_8 or not 0 < cursor.rowcount <= result.ntuples:
+        return False
+    columns = enumerate(_TYPES, first)
+    return all(result.fformat(number) == _BINARY and result.ftype(number) in types for number, types in columns)
+
+
+def _address(cursor: psycopg.Cursor[Any]) -> int | None:
+    """Return the address of the result that a cursor has, None if psycopg does not tell."""
+    found: int | None = getattr(cursor.pgresult, "pgresult_ptr", None)
+    return found

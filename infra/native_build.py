@@ -1,0 +1,53 @@
+"""Builds the library in C of `harvest_lib.native` along with the package, where there is a C compiler. Without one the
+package is the same but for that file, and Python does its work. Hatchling calls this; see `pyproject.toml`.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # no package is built here, but a test compiles the library
+    BuildHookInterface = object
+
+SOURCE = "harvest_lib/native/hand_over.c"
+LIBRARY = "harvest_lib/native/hand_over.so"
+
+
+class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling has no types here
+    """Compiles one file into one that no Python is linked with, so that a wheel of it is for every Python."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and add the result to a wheel; an editable install finds it in the source tree."""
+        is_editable = version == "editable"
+        library = Path(self.root) / LIBRARY if is_editable else Path(mkdtemp()) / "hand_over.so"
+        library.unlink(missing_ok=True)
+        if reason := compile_library(Path(self.root) / SOURCE, library):
+            self.app.display_warning(f"the native library was not built, Python does its work: {reason}")
+        elif not is_editable:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data.update(pure_python=False, tag=f"py3-none-{platform}")
+            build_data["force_include"][str(library)] = LIBRARY
+
+
+def compile_library(source: Path, library: Path, *options: str) -> str:
+    """Compile the source; return why that could not be done, or an empty string."""
+    if not sys.platform.startswith("linux"):
+        return "it is for Linux alone"
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    fresh = library.with_suffix(".new")
+    command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", *options, "-o", str(fresh), str(source)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    if done.returncode:
+        return done.stderr.strip() or f"{command[0]} ended with {done.returncode}"
+    fresh.replace(library)  # a process that has the old one loaded keeps it
+    return ""
