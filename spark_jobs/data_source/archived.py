@@ -21,6 +21,7 @@ from harvest_lib.errors import ArchiveError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.identity import identity_of
+from harvest_lib.source.pg_snapshot import Snapshot
 
 _BATCH_ROWS = 5_000
 _INFINITE = [2**63 - 1, -(2**63)]
@@ -28,14 +29,15 @@ _INFINITE = [2**63 - 1, -(2**63)]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition(InputPartition):
-    """A file of the archive."""
+    """A file of the archive, and the snapshot whose records of it are read."""
 
     url: str
     file: ArchivedFile
+    snapshot: str
 
 
 def plan_archived(
-    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, floor: int
+    connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, floor: int, snapshot: Snapshot
 ) -> list[ArchivedPartition]:
     """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
 
@@ -52,15 +54,19 @@ def plan_archived(
     for each, following in zip(before, [*(each.lower for each in before), floor][1:], strict=True):
         if each.upper != following:
             raise _lacks(url, f"{each.segment} ends below {each.upper}, what comes next begins at {following}")
-    return [ArchivedPartition(url, file) for each in before for file in each.files]
+    return [ArchivedPartition(url, file, str(snapshot)) for each in before for file in each.files]
 
 
 def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a file, by id. Raises ArchiveError unless it is as it was written."""
+    """Yield what the snapshot saw of a file, by id. Raises ArchiveError unless it is as it was written."""
     files, arrow = ArchiveFiles(part.url), to_arrow_schema(schema)
+    snapshot = Snapshot.parse(part.snapshot)
+    unseen = pa.array(snapshot.in_progress, pa.int64())
     files.check_bytes(part.file)
     with files.opened(part.file.path) as opened:
-        for batch in load_pyarrow().parquet.ParquetFile(opened).iter_batches(_BATCH_ROWS):
+        for written in load_pyarrow().parquet.ParquetFile(opened).iter_batches(_BATCH_ROWS):
+            ended = pc.less(written["transaction_id"], snapshot.xmax)
+            batch = written.filter(pc.and_(ended, pc.invert(pc.is_in(written["transaction_id"], value_set=unseen))))
             at = batch.column("create_time").cast(pa.int64())
             infinite = pc.is_in(at, value_set=pa.array(_INFINITE))  # which Spark has no value for
             columns = {name: batch.column(name) for name in batch.schema.names}

@@ -103,13 +103,14 @@ def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bo
 
 
 def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> None:
-    """Raise OutboxTableError unless a stream can read the outbox."""
+    """Raise OutboxTableError unless a stream, or a batch of an earlier snapshot, can read the outbox."""
     if not is_followed(connection, options):
         raise OutboxTableError(
-            f"no stream can follow the outbox {options.outbox}: its rows are deleted when they were delivered",
+            f"no stream can follow the outbox {options.outbox}, and no earlier snapshot is kept: its rows are "
+            "deleted when they were delivered",
             evidence="it has goharvest's layout, or a subscription that marks",
             next_step="turn it into the native table (`harvest migrate`) and harvest with `source: snapshot`, or read "
-            "it as a batch, or read the topics",
+            "it as a batch without the option snapshot, or read the topics",
         )
 
 
@@ -141,15 +142,19 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
 
 
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
-    """Return the parts of what is committed now: one for each segment and shard, or a single one without segments; and
-    those of the archive, if one is named."""
+    """Return the parts of what is committed now, or of what the option `snapshot` saw: one for each segment and shard,
+    or a single one without segments; and those of the archive, if one is named."""
     with connect(options.conninfo) as connection:
-        if not is_followed(connection, options):
+        if options.snapshot is not None:
+            require_followed(connection, options)
+        elif not is_followed(connection, options):
             return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
         snapshot, found, server = now(connection, options)
+        if options.snapshot is not None:
+            snapshot = _earlier(options.snapshot, snapshot, server["system"])
         table, url = _table(options), options.archive
         parts: list[OutboxPartition | ArchivedPartition] = []
-        parts += plan_archived(connection, table, url, found.floor) if url is not None else []
+        parts += plan_archived(connection, table, url, found.floor, snapshot) if url is not None else []
     for each in found.segments:
         first, last = _lower(each), HIGHEST_ID if each.upper is None else each.upper - 1
         window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)
@@ -158,6 +163,19 @@ def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition
             for shard in range(options.shards)
         ]
     return parts
+
+
+def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
+    """Return the snapshot of the option. Raises CheckpointError unless this server has come to it."""
+    given, _, system = text.partition("@")
+    snapshot = Snapshot.parse(given)
+    if system != ours or not latest.covers(snapshot):
+        raise CheckpointError(
+            "the snapshot is of another server" if system != ours else "the snapshot is ahead of the database",
+            evidence=f"it is {text}; this server is {ours}, which has come to {latest}",
+            next_step="correct the DSN, or give a snapshot of this server, as `harvest subscriptions list` shows it",
+        )
+    return snapshot
 
 
 def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
 """The options of `spark.read` and `spark.readStream` with the format `outbox`, checked before anything is read."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,9 +22,10 @@ from harvest_lib.errors import ConfigError
 DSN_VARIABLE = "HARVEST_DSN"
 
 _BOTH = ("dsn", "password", "outbox", "shards")
-_BATCH_ONLY = ("archive",)
+_BATCH_ONLY = ("archive", "snapshot")
 _STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
 _MOST_SHARDS = 1_000
+_SNAPSHOT = re.compile(r"[0-9]+:[0-9]+:([0-9]+(,[0-9]+)*)?@[0-9]+")
 _MOST_RECORDS = 10_000_000
 
 _VALUE_TYPES: Mapping[str, DataType] = {"text": StringType(), "bytea": BinaryType()}
@@ -57,6 +59,8 @@ class ReadOptions:
     """Into how many parts by key: of a segment in a batch, of a micro-batch in a stream."""
     archive: str | None = None
     """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
+    snapshot: str | None = None
+    """What is read is what this snapshot saw, `xmin:xmax:in,progress@system`. Default: one taken when planning."""
     max_records: int | None = None
     """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
     starting: Literal["beginning", "now"] = "beginning"
@@ -91,6 +95,7 @@ class ReadOptions:
             password=given.get("password") or os.environ.get("PGPASSWORD"),
             outbox=_table(given.get("outbox", "outbox")),
             archive=given.get("archive"),
+            snapshot=_snapshot(given.get("snapshot")),
             shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
             max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
             starting=starting,  # type: ignore[arg-type]  # it is one of the two
@@ -142,6 +147,16 @@ def _table(text: str) -> str:
     parts = text.split(".")
     if len(parts) > 2 or not all(parts) or "\0" in text:  # noqa: PLR2004 - a schema and a table
         raise ConfigError(f"{text!r} cannot name a table", field="outbox", next_step="use table or schema.table")
+    return text
+
+
+def _snapshot(text: str | None) -> str | None:
+    if text is not None and not _SNAPSHOT.fullmatch(text):
+        raise ConfigError(
+            f"{text[:80]!r} is no snapshot with the server that it is of",
+            field="snapshot",
+            next_step="give it as `harvest subscriptions list` shows it: xmin:xmax:in,progress@system",
+        )
     return text
 
 

@@ -3,12 +3,13 @@
 Promises
 - All partitions see the same rows: those that one snapshot of Postgres saw. There is a partition for each segment and
   shard. An outbox whose rows are deleted on delivery has one partition, read by one statement.
+- With the option `snapshot`, they are what that snapshot saw, in each plan.
 - With the option `archive`, what was dropped before is read from the archive. Ids that neither has are a failure.
 - A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
 - Nothing is locked and no transaction stays open between the plan and the tasks.
 
-Each plan takes a snapshot of its own: two actions on one frame may see different rows. Cache or write the frame to have
-the same.
+Otherwise each plan takes a snapshot of its own: two actions on one frame may see different rows. Cache or write the
+frame to have the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -165,6 +165,7 @@ EXEMPT = {
     "integration/spark/test_outbox_reader": _SPARK_READER,
     "integration/spark/test_outbox_stream_reader": _SPARK_READER,
     "integration/spark/test_reading_page": _SPARK_READER,
+    "integration/spark/test_snapshot_option": _SPARK_READER,
     "integration/harvester/test_start_errors": "its subject is other users, and servers that are not there",
     "integration/harvester/test_status": "its subject is the command that looks, on servers of its own",
     "integration/subscriptions/test_lock": _PART,

@@ -8,6 +8,7 @@ from support.native import Native
 from support.outbox_source import without_password
 
 from harvest_lib.archive import archive_segments
+from harvest_lib.source import server_identity
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +25,9 @@ def test_the_programs_of_the_page_run(spark, dsn, tmp_path, monkeypatch, make_to
     monkeypatch.setenv("BOOTSTRAP_SERVERS", bootstrap_servers)
     monkeypatch.setenv("ARCHIVE_URL", str(tmp_path / "archive"))
     list(archive_segments(native.connection, native.table, str(tmp_path / "archive")))
-    assert len(PROGRAMS) == 4
+    system = server_identity.place(native.connection).system
+    monkeypatch.setenv("SNAPSHOT", f"{native.snapshot()}@{system}")
+    assert len(PROGRAMS) == 5
     for program in PROGRAMS:
         exec(program.replace('"orders"', repr(topic)), {})  # noqa: S102 - ours
     native.connection.close()
