@@ -19,15 +19,25 @@ _names = {}  # id of a statement -> it, kept so that the id stays its own, and t
 class Result:
     """What a statement returned."""
 
+    pgresult = None  # there is none of libpq's
+
     def __init__(self, rows=()):
         self._rows = list(rows)
+        self._next = 0
         self.rowcount = len(self._rows)
 
     def fetchall(self):
-        return self._rows
+        rows, self._next = self._rows[self._next :], self.rowcount
+        return rows
 
     def fetchone(self):
-        return self._rows[0] if self._rows else None
+        rows = self._rows[self._next : self._next + 1]
+        self._next += len(rows)
+        return rows[0] if rows else None
+
+    def scroll(self, value, mode):
+        assert mode == "absolute"
+        self._next = value
 
 
 class Connection:
