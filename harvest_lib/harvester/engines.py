@@ -68,6 +68,7 @@ from harvest_lib.outbox import (
 )
 from harvest_lib.outbox.identity import check_identities
 from harvest_lib.outbox.parking_rules import ParkingRules, Refusals
+from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.record import Row
 from harvest_lib.source import ClaimSource, SourceThread
@@ -323,9 +324,11 @@ class BatchEngine(Engine):
         if self._kind == "mark":
             return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
         if self._config.columns is None:  # one that was begun has to be finished
-            checks.insert(
-                0, ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection))
-            )
+            checks = [
+                ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection)),
+                ("no replay that was begun", lambda: _check_filled(connection, table, subscription.name)),
+                *checks,
+            ]
         return checks
 
     def checks_with_kafka(self) -> list[Check]:
@@ -432,3 +435,7 @@ class BatchEngine(Engine):
         if self._kind == "mark":
             return self._table.oldest_age_seconds(connection)
         return StatusReader(connection, self._config).oldest_age_seconds()
+
+
+def _check_filled(connection: psycopg.Connection[Any], table: OutboxTable, subscription: str) -> None:
+    Replays(table).require_filled(connection, subscription)

@@ -110,9 +110,7 @@ def make_batch_source(
         selection,
         subscription=config.subscription,
         start=NOTHING if config.start_from == "beginning" else None,
-        filter_lookup=subscription_filter(
-            table.subscriptions.identifier, subscription_of(config, kind, shard), config.columns
-        ),
+        filter_lookup=subscription_filter(table, subscription_of(config, kind, shard), config.columns),
     )
 
 

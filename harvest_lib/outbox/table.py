@@ -129,6 +129,11 @@ class OutboxTable:
         return self._beside("_archived", "its archived segments")
 
     @property
+    def replays(self) -> "OutboxTable":
+        """The name of the table beside this one that says which subscriptions are filled with what came before."""
+        return self._beside("_replays", "its replays")
+
+    @property
     def parked_ids(self) -> "OutboxTable":
         """The name of the table beside this one that says what subscriptions could not send."""
         return self._beside("_set_aside", "its parked ids")

@@ -13,6 +13,8 @@ from psycopg import sql
 
 from harvest_lib.config import ColumnMapping
 from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.replays import Replays
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import COLUMNS, FilterLookup, Selection, SubscriptionFilter, columns_of
 from harvest_lib.source.sharding import shard_expression
@@ -34,13 +36,14 @@ _IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid
 
 
 def subscription_filter(
-    table: sql.Identifier, subscription: Subscription, mapping: ColumnMapping | None = None
+    outbox: OutboxTable, subscription: Subscription, mapping: ColumnMapping | None = None
 ) -> FilterLookup:
-    """Return what narrows a selection to what the subscription's row in `table` says now.
+    """Return what narrows a selection to what the subscription's row says now. While it is being filled by a replay,
+    that raises CheckpointError; afterwards its records go to the topics of that.
 
     With a mapping it also finds out whether values are bytes.
     """
-    statement = sql.SQL(_ROW).format(table=in_statement(table))
+    statement = sql.SQL(_ROW).format(table=in_statement(outbox.subscriptions.identifier))
 
     def lookup(connection: psycopg.Connection[Any], selection: Selection) -> SubscriptionFilter:
         with translated():
@@ -48,6 +51,8 @@ def subscription_filter(
             columns = selection.columns if mapping is None else _columns(connection, selection.table, mapping)
         topics, keys, until = row if row is not None else (None, None, None)
         conditions = [*selection.conditions, *filter_conditions(topics, keys, selection.columns)]
+        if mapping is None and (replay := Replays(outbox).require_filled(connection, subscription.name)) is not None:
+            columns = {**columns, "kafka_topic": replay.topic}
         return SubscriptionFilter(
             selection=replace(selection, columns=columns, conditions=conditions),
             until=Snapshot.parse(until) if until is not None else None,

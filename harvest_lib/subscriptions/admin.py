@@ -29,6 +29,7 @@ from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.leadership.pool import announced
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
+from harvest_lib.outbox.replays import Replays
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
@@ -235,6 +236,7 @@ class Subscriptions:
                 )
             self.execute(_REMOVE, name=name)
             self.execute(_FORGET, name=name)
+            Replays(self.outbox).forget(self.connection, name)
         return shards
 
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:

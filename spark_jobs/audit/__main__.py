@@ -64,7 +64,7 @@ def _arguments() -> Parser:
     return parser
 
 
-def _place(options: argparse.Namespace) -> dict[str, Any]:
+def place_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return where Postgres and Kafka are, and what is audited there: from options, YAML, environment."""
     path = options.config or (Path(os.environ[_CONFIG]) if os.environ.get(_CONFIG) else None)
     harvest = load(path).harvest if path is not None else None
@@ -111,7 +111,7 @@ def _sentences(summary: AuditSummary) -> str:
 def _run(arguments: Sequence[str] | None) -> int:
     options = _arguments().parse_args(arguments)
     summary = audit(
-        **_place(options),
+        **place_of(options),
         topics=options.topic,
         business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
         audit_id=options.audit_id,

@@ -48,6 +48,7 @@ MODULES = {
     "integration/spark/test_outbox_sink_command",
     "integration/spark/test_outbox_sink_faults",
     "integration/spark/test_outbox_stream_reader",
+    "integration/spark/test_replay",
     "integration/spark/test_reading_page",
     "integration/subscriptions/test_moving",
     "integration/subscriptions/test_resharding",

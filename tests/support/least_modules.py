@@ -56,6 +56,7 @@ _SPARK_READER = "its subject is Spark that reads, and no harvester is limited"
 
 EXEMPT = {
     "contract/test_delivery": _PART,
+    "integration/spark/test_replay": "its subject is Spark, by the owner, and the harvester that goes on from there",
     "integration/native/test_hand_over": _PART,
     "integration/examples/test_walkthrough": "its subject is what a new user types, who grants what is printed",
     "integration/cli/test_check": "its subject is what is wrong before a harvester runs",

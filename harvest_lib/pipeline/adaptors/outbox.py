@@ -152,7 +152,7 @@ class OutboxReader:
             conninfo,
             Selection(table=table.identifier),
             subscription=subscription.name,
-            filter_lookup=subscription_filter(table.subscriptions.identifier, subscription),
+            filter_lookup=subscription_filter(table, subscription),
         )
         self._checkpoints = CheckpointTable(
             conninfo, table.subscriptions.identifier, subscription, outbox=table.identifier

@@ -1,0 +1,130 @@
+"""Subscriptions that begin with what was delivered before them, in the table `<outbox>_replays`.
+
+A subscription that has a row here is *filled*: everything that its snapshot saw goes to other topics. Until that is
+said to be done, nobody harvests it. Then its harvester goes on from the snapshot, into the same topics: both read the
+names of topics here, so they cannot disagree.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError
+from harvest_lib.outbox.table import OutboxTable
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {replays} (
+  subscription TEXT PRIMARY KEY,
+  topics       JSONB NOT NULL,
+  parts        INTEGER NOT NULL,
+  sender       UUID NOT NULL DEFAULT gen_random_uuid(),
+  snapshot     TEXT,
+  begun_at     TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  filled_at    TIMESTAMP WITH TIME ZONE
+)"""
+
+_READERS = """
+SELECT DISTINCT r.rolname
+FROM pg_class AS c CROSS JOIN aclexplode(c.relacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
+WHERE c.oid = to_regclass(%s) AND a.privilege_type = 'SELECT'
+"""
+
+_GET = """
+SELECT subscription, topics, parts, sender, snapshot, begun_at, filled_at FROM {replays} WHERE subscription = %s
+"""
+_INSERT = "INSERT INTO {replays} (subscription, topics, parts) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+_ANCHOR = "UPDATE {replays} SET snapshot = %s WHERE subscription = %s AND snapshot IS NULL"
+_FILLED = "UPDATE {replays} SET filled_at = clock_timestamp() WHERE subscription = %s AND filled_at IS NULL"
+_FORGET = "DELETE FROM {replays} WHERE subscription = %s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How a subscription is filled: the topics that records go to, by those that they name; the number of parts that
+    keys are divided into; the id of the sender; the snapshot that it begins at, with its server, once that is known."""
+
+    subscription: str
+    topics: Mapping[str, str]
+    parts: int
+    sender: UUID
+    snapshot: str | None
+    begun_at: datetime
+    filled_at: datetime | None
+
+    @property
+    def topic(self) -> sql.Composable:
+        """Return the expression that takes the place of `kafka_topic`."""
+        cases = [
+            sql.SQL(" WHEN {} THEN {}").format(in_statement(sql.Literal(one)), in_statement(sql.Literal(other)))
+            for one, other in sorted(self.topics.items())
+        ]
+        return sql.SQL("CASE kafka_topic{} ELSE kafka_topic END").format(sql.Composed(cases))
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Those of one outbox. All calls raise DatabaseError."""
+
+    outbox: OutboxTable
+
+    def create(self, connection: psycopg.Connection[Any]) -> None:
+        """Create the table, for all to read who read the subscriptions. Needs the owner's rights."""
+        self._execute(connection, _CREATE)
+        readers = self._execute(connection, _READERS, str(self.outbox.subscriptions)).fetchall()
+        for (reader,) in readers:
+            with translated():
+                grant = sql.SQL("GRANT SELECT ON {} TO {}")
+                connection.execute(grant.format(self.outbox.replays.identifier, sql.Identifier(reader)))
+
+    def get(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+        """Return how a subscription is or was filled, None if it never was."""
+        if not self.outbox.replays.exists(connection):
+            return None
+        cursor = self._execute(connection, _GET, subscription)
+        cursor.row_factory = class_row(Replay)
+        found: Replay | None = cursor.fetchone()
+        return found
+
+    def begin(
+        self, connection: psycopg.Connection[Any], subscription: str, topics: Mapping[str, str], parts: int
+    ) -> None:
+        """Note that a subscription is to be filled, unless it is noted: from now on nobody harvests it."""
+        self._execute(connection, _INSERT, subscription, Jsonb(dict(topics)), parts)
+
+    def anchor(self, connection: psycopg.Connection[Any], subscription: str, snapshot: str) -> None:
+        """Note the snapshot that it is filled up to, unless one is noted."""
+        self._execute(connection, _ANCHOR, snapshot, subscription)
+
+    def filled(self, connection: psycopg.Connection[Any], subscription: str) -> None:
+        """Note that all of it is in its topics, so that it may be harvested."""
+        self._execute(connection, _FILLED, subscription)
+
+    def forget(self, connection: psycopg.Connection[Any], subscription: str) -> None:
+        """Forget how a subscription was filled, if it was."""
+        if self.outbox.replays.exists(connection):
+            self._execute(connection, _FORGET, subscription)
+
+    def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+        """Return how a subscription was filled, None if it never was. Raises CheckpointError while it is."""
+        replay = self.get(connection, subscription)
+        if replay is not None and replay.filled_at is None:
+            raise CheckpointError(
+                f"the subscription {subscription!r} is being filled with what was delivered before",
+                evidence=f"{self.outbox.replays} says so since {replay.begun_at:%Y-%m-%d %H:%M:%S%z}",
+                next_step=f"let `python -m spark_jobs.replay --subscription {subscription}` end; or give it up: "
+                f"`harvest subscriptions remove {subscription}`",
+            )
+        return replay
+
+    def _execute(self, connection: psycopg.Connection[Any], query: str, *values: object) -> psycopg.Cursor[Any]:
+        with translated():
+            statement = sql.SQL(query).format(replays=in_statement(self.outbox.replays.identifier))
+            return connection.execute(statement, values)

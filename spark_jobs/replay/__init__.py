@@ -1,0 +1,5 @@
+"""Fill a new subscription's topics with what was delivered before: archive and outbox, once each, in per-key order."""
+
+from spark_jobs.replay.filling import ReplayReport, replay
+
+__all__ = ["ReplayReport", "replay"]

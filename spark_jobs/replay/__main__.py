@@ -1,0 +1,98 @@
+"""Fill the topics of a new subscription with what was delivered before, by Spark; `harvest run` with that subscription
+then goes on where this ends. The topics have to be there, empty. Run again, it goes on where it was.
+
+Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS. The database's user owns the
+outbox.
+
+Exit codes: 0 filled; 3 bad arguments; 4 a table is missing or is not what it should be; 5 database; 6 Kafka; 8 the
+subscription or the replay is refused, or ended early; 11 archive; 130 interrupted.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from harvest_lib.errors import ConfigError
+from harvest_lib.outbox.replays import Replay
+from spark_jobs.audit.__main__ import place_of
+from spark_jobs.command import Parser, run, tell
+from spark_jobs.replay.filling import Place, ReplayReport, replay
+from spark_jobs.session import spark_session
+
+
+def _arguments() -> Parser:
+    parser = Parser(
+        module="spark_jobs.replay",
+        description=__doc__,
+        example="-f harvest.yaml --subscription orders-v2 --topic orders=orders.v2 --archive /srv/archive/orders",
+    )
+    parser.add_argument("-f", "--config", type=Path, help="the harvester's YAML (default: $HARVEST_CONFIG)")
+    parser.add_argument("--dsn", help="libpq conninfo or URL, instead of the YAML's (default: $HARVEST_DSN)")
+    parser.add_argument("--bootstrap-servers", help="instead of the YAML's (default: $HARVEST_BOOTSTRAP_SERVERS)")
+    parser.add_argument("--outbox", help="the outbox table (default: the YAML's, else outbox)")
+    parser.add_argument("--subscription", required=True, help="the new subscription")
+    parser.add_argument(
+        "--topic", action="append", default=[], help="orders=orders.v2: what is replayed, and where to; may be repeated"
+    )
+    parser.add_argument("--archive", help="the URL of the outbox's archive (default: the outbox alone)")
+    parser.add_argument(
+        "--without-dropped",
+        action="store_true",
+        help="replay what is in the outbox, though earlier records were dropped",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def _topics(given: Sequence[str]) -> dict[str, str]:
+    pairs = [each.split("=") for each in given]
+    if any(len(pair) != 2 for pair in pairs):  # noqa: PLR2004 - a pair
+        raise ConfigError("a topic is not named as from=to", field="--topic", next_step="write orders=orders.v2")
+    return {pair[0]: pair[1] for pair in pairs}
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _arguments().parse_args(arguments)
+    topics = _topics(options.topic)
+    where = place_of(argparse.Namespace(**{**vars(options), "committed": None}))
+    place = Place(
+        dsn=where["dsn"],
+        kafka=where["kafka"],
+        outbox=where["outbox"],
+        archive=options.archive,
+        without_dropped=options.without_dropped,
+    )
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
+
+        def begun(found: Replay) -> None:
+            console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts", highlight=False)
+
+        with spark_session(jars=[], work_folder=Path(folder), app_name="harvest replay", is_long=True) as spark:
+            report = replay(spark, place, options.subscription, topics, begun=begun)
+    tell(json.dumps(asdict(report)) if options.json else _sentence(report))
+    return 0
+
+
+def _sentence(report: ReplayReport) -> str:
+    if report.already_filled:
+        return f"{report.subscription} was filled before: `harvest run` with this subscription goes on from there"
+    return (
+        f"{report.subscription} is filled: {report.records:,} records in {report.seconds:,.1f} s; "
+        "`harvest run` with this subscription goes on from there"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    return run(lambda: _run(arguments), interrupted="run it again: it goes on where it was")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

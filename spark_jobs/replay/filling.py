@@ -1,0 +1,269 @@
+"""Fills a new subscription with what was delivered before it, by Spark; its harvester goes on where this ends.
+
+    note that it is being filled ─► add the subscription: its snapshot ─► archive and outbox, up to that snapshot
+        ─► parts by key, each by id, into the topics ─► note that it is filled ─► `harvest run` with that subscription
+
+Promises
+- The subscription's topics have each record once, for readers of what is committed: what its snapshot saw comes from
+  here, everything else from its harvester, which does not begin before this has ended.
+- A key's records are in the order of their ids, then as they are committed.
+- A replay that ended early goes on where it was when it is run again.
+- Retention keeps what is still to be read, and what was dropped before has to be in the archive.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.errors import CheckpointError, ConfigError, HarvestError, TopicMissing
+from harvest_lib.kafka_client import client_settings, topic_partitions, translate
+from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.outbox.replays import Replay, Replays
+from harvest_lib.record import is_legal_topic
+from harvest_lib.source import Selection, server_identity
+from harvest_lib.subscriptions.admin import Subscriptions
+from spark_jobs.data_source import OutboxDataSource
+from spark_jobs.replay.parts import RESULT, PartSettings, write_parts
+
+_HOLD = "UPDATE {table} SET holds = %(holds)s WHERE subscription = %(name)s"
+_LOWEST_ID = -(2**63)
+_PROGRESS_LASTS = timedelta(days=6)
+"""Kafka forgets offsets of a group that nobody is a member of, after seven days unless it is told otherwise."""
+_ANSWER_SECONDS = 30.0
+_COLUMNS = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay did: how many records its topics have of it now, and whether it had ended before."""
+
+    subscription: str
+    records: int
+    parts: int
+    seconds: float
+    already_filled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a replay takes place. `dsn` may have a password; `kafka` are a producer's settings."""
+
+    dsn: str = field(repr=False)
+    kafka: Mapping[str, object] = field(repr=False)
+    outbox: str = "outbox"
+    archive: str | None = None
+    without_dropped: bool = False
+    """Whether what was dropped may be missing."""
+
+
+def replay(
+    spark: SparkSession,
+    place: Place,
+    subscription: str,
+    topics: Mapping[str, str],
+    *,
+    begun: Callable[[Replay], None] = lambda _: None,
+) -> ReplayReport:
+    """Fill a subscription's topics: `topics` are those that records go to, by those that they name.
+
+    Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` is told what is to be filled
+    before Spark begins. Raises ConfigError, CheckpointError, TopicMissing, ArchiveError, RecordError, or another
+    HarvestError; run again, it goes on where it was.
+    """
+    began = datetime.now(UTC)
+    outbox = OutboxTable.parse(place.outbox)
+    with connect(place.dsn) as connection:
+        _require_all(connection, outbox.placed(connection), place)
+        found = _begun(connection, outbox, place.kafka, subscription, topics)
+    begun(found)
+    if found.filled_at is not None:
+        return ReplayReport(subscription=subscription, records=0, parts=found.parts, seconds=0.0, already_filled=True)
+    done = _fill(spark, place, found)
+    with connect(place.dsn) as connection, translated(), connection.transaction():
+        placed = outbox.placed(connection)
+        Replays(placed).filled(connection, subscription)
+        _hold(connection, placed, subscription, None)
+    records = sum(row["records"] for row in done)
+    seconds = (datetime.now(UTC) - began).total_seconds()
+    return ReplayReport(subscription=subscription, records=records, parts=found.parts, seconds=seconds)
+
+
+# -- what is noted in Postgres
+
+
+def _begun(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    kafka: Mapping[str, object],
+    subscription: str,
+    topics: Mapping[str, str],
+) -> Replay:
+    """Return what is noted of the replay; begin it if nothing is."""
+    placed = outbox.placed(connection)
+    replays = Replays(placed)
+    subscriptions = Subscriptions(connection, placed, Selection(table=placed.identifier))
+    found = replays.get(connection, subscription)
+    if found is None:
+        parts = _parts(kafka, topics)
+        if subscriptions.shards(subscription):
+            raise CheckpointError(
+                f"there is a subscription {subscription!r} already",
+                evidence=f"it has rows in {placed.subscriptions}, and was not begun by a replay",
+                next_step="name another, or remove it: `harvest subscriptions remove`",
+            )
+        replays.create(connection)
+        replays.begin(connection, subscription, topics, parts)
+        found = replays.get(connection, subscription)
+    assert found is not None  # noqa: S101 - it was made just now
+    if dict(found.topics) != dict(topics):
+        raise ConfigError(
+            f"the replay {subscription!r} was begun with other topics: {json.dumps(dict(found.topics))}",
+            field="--topic",
+            next_step=f"name those, or give it up: `harvest subscriptions remove {subscription}`",
+        )
+    if found.filled_at is None and datetime.now(UTC) - found.begun_at > _PROGRESS_LASTS:
+        raise CheckpointError(
+            f"the replay {subscription!r} is too old to go on",
+            evidence=f"it was begun at {found.begun_at:%Y-%m-%d %H:%M}; Kafka forgets how far it was after some days",
+            next_step=f"`harvest subscriptions remove {subscription}`, empty its topics, and begin again",
+        )
+    if found.snapshot is None:
+        if not subscriptions.shards(subscription):
+            subscriptions.add(subscription, start="now", topics=sorted(topics))
+        _hold(connection, placed, subscription, _LOWEST_ID)
+        (shard,) = subscriptions.get(subscription)
+        system = server_identity.place(connection).system
+        replays.anchor(connection, subscription, f"{shard.seen}@{system}")
+        found = replays.get(connection, subscription)
+        assert found is not None  # noqa: S101 - as above
+    return found
+
+
+def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: Place) -> None:
+    """Raise ConfigError if segments were dropped, and nobody says where they are."""
+    outbox.check_native(connection)
+    segments = Segments(outbox).read(connection)
+    if place.archive is None and not place.without_dropped and segments and segments[0].lower is not None:
+        raise ConfigError(
+            f"records with ids below {segments[0].lower} were dropped from {outbox}",
+            field="--archive",
+            next_step="name the archive that has them, or say --without-dropped to replay what is there",
+        )
+
+
+def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, holds: int | None) -> None:
+    with translated():
+        statement = sql.SQL(_HOLD).format(table=in_statement(outbox.subscriptions.identifier))
+        connection.execute(statement, {"name": subscription, "holds": holds})
+
+
+# -- what is in Kafka
+
+
+def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
+    """Return into how many parts a replay is divided: the partitions of the largest topic. All have to be empty."""
+    if not topics:
+        raise ConfigError("no topic was named", field="--topic", next_step="name what is replayed: orders=orders.v2")
+    for one in (*topics, *topics.values()):
+        if not is_legal_topic(one):
+            raise ConfigError(f"{one[:80]!r} cannot name a topic", field="--topic", next_step="correct it")
+    there = topic_partitions(kafka)
+    if missing := sorted(set(topics.values()) - there.keys()):
+        raise TopicMissing(
+            f"there is no topic {', '.join(map(repr, missing))}",
+            evidence=f"the brokers know {len(there)} topics",
+            next_step="create it, with as many partitions as the one it takes the place of",
+        )
+    if full := [topic for topic in sorted(set(topics.values())) if not _is_empty(kafka, topic, there[topic])]:
+        raise ConfigError(
+            f"the topic {full[0]!r} is not empty: nobody could tell what is replayed from what is there",
+            field="--topic",
+            next_step="name a topic that is empty, or delete this one's records",
+        )
+    return max(there[topic] for topic in topics.values())
+
+
+def _is_empty(kafka: Mapping[str, object], topic: str, partitions: int) -> bool:
+    consumer = Consumer(client_settings(kafka, **{"group.id": "harvest-replay"}))
+    try:
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+        ends = [consumer.get_watermark_offsets(place, _ANSWER_SECONDS) for place in places]
+    except KafkaException as error:
+        raise translate(error.args[0], settings=kafka) from error
+    finally:
+        consumer.close()
+    return all(low == high for low, high in ends)
+
+
+def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
+    """Return the topic whose partitions the progress of the parts is noted under. Raises CheckpointError."""
+    there = topic_partitions(kafka)
+    fitting = [topic for topic in sorted(set(replayed.topics.values())) if there.get(topic, 0) >= replayed.parts]
+    if not fitting:
+        raise CheckpointError(
+            f"no topic of the replay {replayed.subscription!r} has the {replayed.parts} partitions that it began with",
+            evidence=", ".join(f"{topic}: {there.get(topic, 0)}" for topic in sorted(set(replayed.topics.values()))),
+            next_step=f"`harvest subscriptions remove {replayed.subscription}`, and begin again with other topics",
+        )
+    return fitting[0]
+
+
+# -- what Spark does
+
+
+def _fill(spark: SparkSession, place: Place, found: Replay) -> list[Any]:
+    settings = PartSettings(
+        kafka=dict(place.kafka),
+        topics=dict(found.topics),
+        group=f"harvest-replay-{found.subscription}-{found.sender}",
+        progress_topic=progress_topic(place.kafka, found),
+        sender=found.sender,
+    )
+    try:
+        rows = _rows(spark, place, found)
+        return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()
+    except (PySparkException, Py4JError) as error:
+        raise _failure(error) from error
+
+
+def _rows(spark: SparkSession, place: Place, found: Replay) -> DataFrame:
+    """Return what the snapshot saw of the topics, by parts, each by id."""
+    spark.dataSource.register(OutboxDataSource)
+    given = {name: str(value) for name, value in conninfo_to_dict(place.dsn).items()}
+    secret = {"password": given.pop("password")} if "password" in given else {}
+    options = {"dsn": make_conninfo("", **given), "outbox": place.outbox, "snapshot": found.snapshot, **secret}
+    options |= {"archive": place.archive} if place.archive else {}
+    part = F.expr(f"CAST(pmod(crc32(CAST(kafka_key AS binary)), {found.parts}) AS int)").alias("part")
+    return (
+        spark.read.format("outbox")
+        .options(**options)
+        .load()
+        .where(F.col("kafka_topic").isin(*found.topics))
+        .select(part, *_COLUMNS)
+        .repartition(found.parts, "part")
+        .sortWithinPartitions("part", "id")
+    )
+
+
+def _failure(error: Exception) -> HarvestError:
+    said = str(error)
+    lines = [line for line in said.splitlines() if "harvest_lib.errors." in line or line.startswith("  evidence:")]
+    cause = lines[0].split("harvest_lib.errors.", 1)[1] if lines else said.splitlines()[0]
+    return CheckpointError(
+        "the replay ended early",
+        evidence=cause[:500],
+        next_step="mend that, and run it again: it goes on where it was",
+    )
