@@ -64,12 +64,12 @@ def _arguments() -> Parser:
     return parser
 
 
-def place_of(options: argparse.Namespace) -> dict[str, Any]:
+def place_of(options: argparse.Namespace, *, for_producer: bool = False) -> dict[str, Any]:
     """Return where Postgres and Kafka are, and what is audited there: from options, YAML, environment."""
     path = options.config or (Path(os.environ[_CONFIG]) if os.environ.get(_CONFIG) else None)
     harvest = load(path).harvest if path is not None else None
     dsn = options.dsn or (harvest.data_source.conninfo() if harvest else os.environ.get(_DSN))
-    kafka = dict(harvest.kafka_settings(for_producer=False)) if harvest else {}
+    kafka = dict(harvest.kafka_settings(for_producer=for_producer)) if harvest else {}
     servers = options.bootstrap_servers or (None if harvest else os.environ.get(_SERVERS))
     if servers:
         kafka["bootstrap.servers"] = servers

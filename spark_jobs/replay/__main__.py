@@ -57,17 +57,22 @@ def _topics(given: Sequence[str]) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs}
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    options = _arguments().parse_args(arguments)
-    topics = _topics(options.topic)
-    where = place_of(argparse.Namespace(**{**vars(options), "committed": None}))
-    place = Place(
-        dsn=where["dsn"],
-        kafka=where["kafka"],
-        outbox=where["outbox"],
+def _place(options: argparse.Namespace) -> Place:
+    # A producer's settings: another partitioner than the harvester's would put a key's records into two partitions.
+    found = place_of(argparse.Namespace(**{**vars(options), "committed": None}), for_producer=True)
+    return Place(
+        dsn=found["dsn"],
+        kafka=found["kafka"],
+        outbox=found["outbox"],
         archive=options.archive,
         without_dropped=options.without_dropped,
     )
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _arguments().parse_args(arguments)
+    topics = _topics(options.topic)
+    place = _place(options)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
 

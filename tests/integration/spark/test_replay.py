@@ -28,6 +28,7 @@ from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
 from spark_jobs.replay import replay
+from spark_jobs.replay.__main__ import _arguments, _place
 from spark_jobs.replay.filling import Place
 from spark_jobs.replay.parts import PartSettings, write_parts
 
@@ -97,17 +98,24 @@ def shard(native):
     return subscriptions.get("v2")[0]
 
 
-def test_what_was_and_what_comes_is_there_once_in_order(spark, native, place, target, tail, bootstrap_servers):
+@pytest.mark.parametrize("partitioner", ["consistent", "murmur2"])
+def test_what_was_and_what_comes_is_there_once_in_order(
+    spark, native, place, target, tail, bootstrap_servers, partitioner
+):
+    producer = {"partitioner": partitioner}
+    place = replace(place, kafka={**place.kafka, **producer})
     with Writers(native) as writers:
         time.sleep(1)
         report = replay(spark, place, "v2", {"orders": target})
         assert report.records > 100
-        harvest = tail()
+        harvest = tail(producer_kafka_config=producer)
         with harvest:
             eventually(lambda: harvest.delivered_records > 100, 60)
     write(native, 5, topic="others")
-    tail().drain(60)
+    tail(producer_kafka_config=producer).drain(60)
     check(bootstrap_servers, target, committed(native), writers.committed())
+    found = read_topic(bootstrap_servers, target)
+    assert len({(each.key, each.partition) for each in found}) == len({each.key for each in found})
     assert replay(spark, place, "v2", {"orders": target}).already_filled
 
 
@@ -253,6 +261,15 @@ def test_a_subscription_that_is_there_and_other_topics_are_refused(spark, native
     assert replay(spark, place, "v2", {"orders": target}).records == 2
     with pytest.raises(ConfigError, match="other topics"):
         replay(spark, place, "v2", {"orders": make_topic()})
+
+
+def test_the_command_writes_with_the_producers_settings(tmp_path):
+    file = tmp_path / "harvest.yaml"
+    file.write_text(
+        "harvest:\n  dataSource: host=db\n  leaderGroupID: g\n  producerKafkaConfig: {partitioner: murmur2}\n"
+    )
+    options = _arguments().parse_args(["-f", str(file), "--bootstrap-servers", "b:9092", "--subscription", "v2"])
+    assert _place(options).kafka["partitioner"] == "murmur2"
 
 
 def test_another_archive_is_refused_and_nothing_is_lost(spark, native, place, target, tmp_path):
