@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox.replays import Replay
@@ -79,8 +80,19 @@ def _run(arguments: Sequence[str] | None) -> int:
         def begun(found: Replay) -> None:
             console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts", highlight=False)
 
-        with spark_session(jars=[], work_folder=Path(folder), app_name="harvest replay", is_long=True) as spark:
-            report = replay(spark, place, options.subscription, topics, begun=begun)
+        with (
+            Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+            spark_session(jars=[], work_folder=Path(folder), app_name="harvest replay", is_long=True) as spark,
+        ):
+            task = bar.add_task(options.subscription, total=1.0)
+            report = replay(
+                spark,
+                place,
+                options.subscription,
+                topics,
+                begun=begun,
+                progress=lambda share: bar.update(task, completed=share),
+            )
     tell(json.dumps(asdict(report)) if options.json else _sentence(report))
     return 0
 

@@ -37,6 +37,7 @@ from harvest_lib.source import Selection, server_identity
 from harvest_lib.subscriptions.admin import Subscriptions
 from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.replay.parts import RESULT, PartSettings, write_parts
+from spark_jobs.replay.progress import watched
 
 _HOLD = "UPDATE {table} SET holds = %(holds)s WHERE subscription = %(name)s"
 _LOWEST_ID = -(2**63)
@@ -76,22 +77,33 @@ def replay(
     topics: Mapping[str, str],
     *,
     begun: Callable[[Replay], None] = lambda _: None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayReport:
     """Fill a subscription's topics: `topics` are those that records go to, by those that they name.
 
     Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` is told what is to be filled
-    before Spark begins. Raises ConfigError, CheckpointError, TopicMissing, ArchiveError, RecordError, or another
-    HarvestError; run again, it goes on where it was.
+    before Spark begins, and `progress` each second which share is done, about. Run again, it goes on where it was.
+
+    Raises ConfigError, CheckpointError, TopicMissing, ArchiveError, RecordError, or another HarvestError.
     """
     began = datetime.now(UTC)
     outbox = OutboxTable.parse(place.outbox)
     with connect(place.dsn) as connection:
         _require_all(connection, outbox.placed(connection), place)
         found = _begun(connection, outbox, place.kafka, subscription, topics)
+        highest_id = _highest_id(connection, outbox)
     begun(found)
     if found.filled_at is not None:
         return ReplayReport(subscription=subscription, records=0, parts=found.parts, seconds=0.0, already_filled=True)
-    done = _fill(spark, place, found)
+    settings = PartSettings(
+        kafka=dict(place.kafka),
+        topics=dict(found.topics),
+        group=f"harvest-replay-{found.subscription}-{found.sender}",
+        progress_topic=progress_topic(place.kafka, found),
+        sender=found.sender,
+    )
+    with watched(settings, parts=found.parts, highest_id=highest_id, tell=progress):
+        done = _fill(spark, place, found, settings)
     with connect(place.dsn) as connection, translated(), connection.transaction():
         placed = outbox.placed(connection)
         Replays(placed).filled(connection, subscription)
@@ -164,6 +176,12 @@ def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place
         )
 
 
+def _highest_id(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
+    with translated():
+        row = connection.execute(sql.SQL("SELECT max(id) FROM {}").format(outbox.identifier)).fetchone()
+    return int(row[0]) if row is not None and row[0] is not None else 0
+
+
 def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, holds: int | None) -> None:
     with translated():
         statement = sql.SQL(_HOLD).format(table=in_statement(outbox.subscriptions.identifier))
@@ -224,14 +242,7 @@ def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
 # -- what Spark does
 
 
-def _fill(spark: SparkSession, place: Place, found: Replay) -> list[Any]:
-    settings = PartSettings(
-        kafka=dict(place.kafka),
-        topics=dict(found.topics),
-        group=f"harvest-replay-{found.subscription}-{found.sender}",
-        progress_topic=progress_topic(place.kafka, found),
-        sender=found.sender,
-    )
+def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettings) -> list[Any]:
     try:
         rows = _rows(spark, place, found)
         return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()

@@ -31,6 +31,7 @@ from spark_jobs.replay import replay
 from spark_jobs.replay.__main__ import _arguments, _place
 from spark_jobs.replay.filling import Place
 from spark_jobs.replay.parts import PartSettings, write_parts
+from spark_jobs.replay.progress import watched
 
 pytestmark = pytest.mark.spark
 
@@ -91,6 +92,12 @@ def check(servers, target, ids, versions=None):
         by_key.setdefault(each.key, []).append(int(each.value))
     if versions is not None:
         assert by_key == {key: list(range(1, version + 1)) for key, version in versions.items() if version}
+
+
+def rows(*ids):
+    columns = [[0] * len(ids), list(ids), ["orders"] * len(ids), ["k"] * len(ids), ["v"] * len(ids)]
+    lists = [pa.array([["a"]] * len(ids)), pa.array([["b"]] * len(ids))]
+    return pa.RecordBatch.from_arrays([*map(pa.array, columns), *lists], [f"c{n}" for n in range(7)])
 
 
 def shard(native):
@@ -189,6 +196,22 @@ def test_nobody_harvests_it_before_it_is_filled(native, place, target, tail):
     assert replays.get(native.connection, "v2") is None
 
 
+def test_progress_is_told_while_it_goes_on(bootstrap_servers, target):
+    settings = PartSettings(
+        kafka={"bootstrap.servers": bootstrap_servers},
+        topics={"orders": target},
+        group=f"replay-{target}",
+        progress_topic=target,
+        sender=uuid4(),
+    )
+    told = []
+    with watched(settings, parts=2, highest_id=20, tell=told.append):
+        eventually(lambda: 0.0 in told, 20)
+        list(write_parts(settings, iter([rows(*range(1, 20))])))
+        eventually(lambda: 0.5 in told, 20)
+    assert told == sorted(told)
+
+
 def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkeypatch):
     write(native, 700)
     monkeypatch.setattr("spark_jobs.replay.filling._fill", lambda *_: 1 / 0)
@@ -210,11 +233,6 @@ def test_who_wrote_a_part_before_is_fenced(bootstrap_servers, target):
         progress_topic=target,
         sender=uuid4(),
     )
-
-    def rows(*ids):
-        columns = [[0] * len(ids), list(ids), ["orders"] * len(ids), ["k"] * len(ids), ["v"] * len(ids)]
-        lists = [pa.array([["a"]] * len(ids)), pa.array([["b"]] * len(ids))]
-        return pa.RecordBatch.from_arrays([*map(pa.array, columns), *lists], [f"c{n}" for n in range(7)])
 
     def slow():
         yield rows(*range(1, 11))
