@@ -62,13 +62,23 @@ def test_anything_else_is_refused(text):
 
 
 class Found(list):
-    """What a statement found."""
+    """What a statement found, read from where it was left."""
+
+    pgresult = None  # there is none of libpq's
+    _next = 0
 
     def fetchall(self):
-        return self
+        rows, self._next = list(self[self._next :]), len(self)
+        return rows
 
     def fetchone(self):
-        return next(iter(self), None)
+        rows = self[self._next : self._next + 1]
+        self._next += len(rows)
+        return rows[0] if rows else None
+
+    def scroll(self, value, mode):
+        assert mode == "absolute"
+        self._next = value
 
     @property
     def rowcount(self):
