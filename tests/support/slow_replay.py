@@ -15,7 +15,7 @@ def write_slowly(settings: parts.PartSettings, batches: Iterator) -> Iterator:
     def paused() -> Iterator:
         for batch in batches:
             for start in range(0, batch.num_rows, 500):
-                time.sleep(0.03)
+                time.sleep(0.1)
                 yield batch.slice(start, 500)
 
     return parts.write_parts(settings, paused())
