@@ -2,7 +2,7 @@
 
 Rows are staged partition by partition by JDBC; then one transaction promotes business rows and records together, in the
 declared order, and enters the batch into a ledger. A batch that is in the ledger is not written again; one that comes
-with other data is refused.
+with other data is refused. `--through driver` is faster for records alone: one COPY writes them, and nothing is staged.
 
 Exit codes: 0 the batch is promoted, now or before; 1 a row can be no record; 3 bad arguments or input; 4 the outbox or
 the staging table is not one; 5 database; 8 the batch id has other data; 130 interrupted.
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -22,13 +23,17 @@ from harvest_lib.errors import ConfigError
 from spark_jobs.command import Parser, run, tell
 from spark_jobs.errors import EmptyBatch, SourceError
 from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
-from spark_jobs.sink.batches import BatchReport, load_batch
+from spark_jobs.sink import through_driver
+from spark_jobs.sink.batches import BatchReport, copy_batch, load_batch
 from spark_jobs.sink.database import Tables, connect, jdbc_target
-from spark_jobs.sink.plan import prepare
+from spark_jobs.sink.plan import checked_plan, make_tables
 from spark_jobs.sink.records import BatchId, Fixed, HeaderSource, Records
 from spark_jobs.sink.staging import sentence_of
 
-__all__ = ["BatchId", "BatchReport", "Fixed", "Records", "foreach_batch", "sink"]
+__all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]
+
+Through = Literal["jdbc", "driver"]
+"""What carries the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by one COPY."""
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
@@ -43,12 +48,17 @@ def sink(
     outbox: str = "outbox",
     batch_column: str | None = None,
     allow_empty: bool = False,
+    through: Through = "jdbc",
 ) -> BatchReport:
     """Write the frame's rows as records, and into the business `table` if one is named; tell what became of the batch.
 
     All of it is committed, or nothing is. Columns of the frame go into the table's columns of the same name;
     `batch_column` is one that takes the batch's id. The frame must come out the same each time it is computed: Spark
-    computes parts of it again when tasks fail. Needs the Postgres driver among `spark.jars`.
+    computes parts of it again when tasks fail.
+
+    `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not, and is faster. It writes
+    records alone: key and headers of strings or whole numbers, one column as the value, in ascending order of numbers
+    or times for each key. Of each partition the driver holds all rows at once.
 
     Raises ConfigError (a column, a type), OutboxTableError, RecordError (no key, too long), EmptyBatch unless
     `allow_empty`, BatchConflict (the id was used for other data), PromotionRefused or another DatabaseError.
@@ -57,8 +67,15 @@ def sink(
         raise ConfigError("the batch has no id", field="--batch-id", next_step="name what is in it: orders-2026-11-21")
     tables = Tables.named(business=table, outbox=outbox)
     with connect(dsn) as connection:
-        plan = prepare(connection, tables, records, frame.schema, batch_column=batch_column)
-        report = load_batch(frame, batch_id, connection=connection, target=jdbc_target(connection, tables), plan=plan)
+        plan = checked_plan(connection, tables, records, frame.schema, batch_column=batch_column)
+        if through == "driver":
+            through_driver.check(plan)
+        make_tables(connection, plan, staging=through == "jdbc")
+        if through == "driver":
+            report = copy_batch(frame, batch_id, connection=connection, plan=plan)
+        else:
+            target = jdbc_target(connection, tables)
+            report = load_batch(frame, batch_id, connection=connection, target=target, plan=plan)
     if report.status == "empty" and not allow_empty:
         raise EmptyBatch(
             f"batch {batch_id} is empty",
@@ -76,6 +93,7 @@ def foreach_batch(
     table: str | None = None,
     outbox: str = "outbox",
     batch_column: str | None = None,
+    through: Through = "jdbc",
 ) -> Callable[[DataFrame, int], None]:
     """Return what `DataStreamWriter.foreachBatch` takes: each micro-batch is promoted once, under `stream:number`.
 
@@ -96,6 +114,7 @@ def foreach_batch(
             outbox=outbox,
             batch_column=batch_column,
             allow_empty=True,
+            through=through,
         )
 
     return write
@@ -129,6 +148,7 @@ def _arguments() -> Parser:
     add("--table", help="table or schema.table that takes the rows too; must exist")
     add("--batch-column", help="column of the table that takes the batch's id")
     add("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")
+    add("--through", choices=["jdbc", "driver"], default="jdbc", help="what carries the rows (default: jdbc)")
     add("--allow-empty", action="store_true", help="an input without rows is no error")
     add("--jdbc-jar", help=f"Postgres JDBC driver, commas between several (default: ${JARS_VARIABLE})")
     add("--json", action="store_true", help="tell what became of the batch as a JSON object")
@@ -179,7 +199,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         headers=_headers(options),
         order_by=options.order_by,
     )
-    jars = jdbc_jars(options.jdbc_jar)
+    jars = jdbc_jars(options.jdbc_jar) if options.through == "jdbc" else []
     connect(options.dsn).close()  # before Spark is started for nothing
     with (
         tempfile.TemporaryDirectory(prefix="outbox-sink-", ignore_cleanup_errors=True) as folder,
@@ -194,6 +214,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             outbox=options.outbox,
             batch_column=options.batch_column,
             allow_empty=options.allow_empty,
+            through=options.through,
         )
     tell(report.as_json() if options.json else f"{report.batch}  {report.rows} rows  {report.status}")
 

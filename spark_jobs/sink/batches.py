@@ -21,11 +21,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from spark_jobs.errors import SourceError
-from spark_jobs.sink import queries
+from spark_jobs.sink import queries, through_driver
 from spark_jobs.sink.content import Content, content_of
 from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
 from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.promotion import check_same, ledger_entry, promote, refused
+from spark_jobs.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused
 from spark_jobs.sink.staging import sentence_of, stage
 from spark_jobs.sink.staging_tables import Staged, sweep_staging
 
@@ -72,30 +72,51 @@ def load_batch(
     run, tables = str(uuid.uuid4()), plan.tables
     with _batch_lock(connection, batch, tables):
         sweep_staging(connection, tables=tables)
-        if (entry := ledger_entry(connection, batch, tables=tables)) is not None:
-            check_same(entry, batch, content or _content_of(frame, batch))
-            return BatchReport(
-                batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp()
-            )
+        if (before := _promoted_before(frame, batch, connection, tables, content)) is not None:
+            return before
         if content is not None and content.rows == 0:
             return BatchReport(batch=batch, rows=0, status="empty")
         began = time.monotonic()
         stage(frame, batch=batch, run=run, target=target)
         staged = time.monotonic()
         promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
-        if promoted is None:
-            if (computed := content or _content_of(frame, batch)).rows:
-                raise refused(batch, f"Spark computed {computed}; nothing is staged")
-            return BatchReport(batch=batch, rows=0, status="empty")
-        entry, is_ours = promoted
-        return BatchReport(
-            batch=batch,
-            rows=entry.rows,
-            status="promoted" if is_ours else "already-promoted",
-            staging_seconds=round(staged - began, 3),
-            promote_seconds=round(time.monotonic() - staged, 3),
-            at=entry.promoted_at.timestamp(),
-        )
+        if promoted is None and (computed := content or _content_of(frame, batch)).rows:
+            raise refused(batch, f"Spark computed {computed}; nothing is staged")
+        return _report(batch, promoted, began=began, staged=staged)
+
+
+def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, plan: WritePlan) -> BatchReport:
+    """Write a batch through the driver unless it is promoted already. Raises as `load_batch`, and SourceError."""
+    with _batch_lock(connection, batch, plan.tables):
+        if (before := _promoted_before(frame, batch, connection, plan.tables, None)) is not None:
+            return before
+        began = time.monotonic()
+        written = through_driver.write(connection, batch, frame, run=str(uuid.uuid4()), plan=plan)
+        return _report(batch, written, began=began, staged=began)
+
+
+def _promoted_before(
+    frame: DataFrame, batch: str, connection: psycopg.Connection, tables: Tables, content: Content | None
+) -> BatchReport | None:
+    entry = ledger_entry(connection, batch, tables=tables)
+    if entry is None:
+        return None
+    check_same(entry, batch, content or _content_of(frame, batch))
+    return BatchReport(batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp())
+
+
+def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: float, staged: float) -> BatchReport:
+    if promoted is None:
+        return BatchReport(batch=batch, rows=0, status="empty")
+    entry, is_ours = promoted
+    return BatchReport(
+        batch=batch,
+        rows=entry.rows,
+        status="promoted" if is_ours else "already-promoted",
+        staging_seconds=round(staged - began, 3),
+        promote_seconds=round(time.monotonic() - staged, 3),
+        at=entry.promoted_at.timestamp(),
+    )
 
 
 def _content_of(frame: DataFrame, batch: str) -> Content:

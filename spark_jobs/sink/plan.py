@@ -98,14 +98,14 @@ def checked_plan(
     return plan
 
 
-def make_tables(connection: psycopg.Connection, plan: WritePlan) -> None:
-    """Make staging table and ledger where they are missing. Raises OutboxTableError for one of another make."""
+def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: bool = True) -> None:
+    """Make ledger and staging table where they are missing. Raises OutboxTableError for one of another make."""
     tables = plan.tables
     with postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
-        if _staging_fits(connection, plan):
+        if not staging or _staging_fits(connection, plan):
             return
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(each.staged), as_sql(each.type)) for each in plan.columns

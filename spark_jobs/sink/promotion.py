@@ -148,12 +148,9 @@ def _insert(
             done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
     except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
         found = connection.execute(faults(plan, run=run, attempts=chosen)).fetchone()
-        evidence = _fault(plan, *(found or (0, None, None)))
-        raise RecordError(
-            f"batch {batch} holds rows that cannot be records",
-            evidence=evidence or f"{error.diag.message_primary} (table {error.diag.table_name or 'not named'})",
-            next_step="correct it in the frame (coalesce, where), or widen the column; nothing was promoted",
-        ) from error
+        evidence = fault(plan, *(found or (0, None, None)))
+        said = f"{error.diag.message_primary} (table {error.diag.table_name or 'not named'})"
+        raise rows_refused(batch, evidence or said) from error
     if plan.tables.business is None:
         return done.rowcount, None
     row = done.fetchone()
@@ -161,7 +158,8 @@ def _insert(
     return row[0], row[1]
 
 
-def _fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
+def fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
+    """Say why rows cannot be records: how many have no key, and how long the longest key and value are."""
     key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
     if keyless:
         return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"
@@ -170,6 +168,15 @@ def _fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) 
     if value is not None and value_limit is not None and value > value_limit:
         return f"the longest value has {value} characters, kafka_value takes {value_limit}"
     return ""
+
+
+def rows_refused(batch: str, evidence: str) -> RecordError:
+    """Return the error that rows of the frame cannot be records."""
+    return RecordError(
+        f"batch {batch} holds rows that cannot be records",
+        evidence=evidence,
+        next_step="correct it in the frame (coalesce, where), or widen the column; nothing was promoted",
+    )
 
 
 def refused(batch: str, evidence: str) -> PromotionRefused:

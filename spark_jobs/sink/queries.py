@@ -140,6 +140,8 @@ SELECT
 
 COPY_ROWS: LiteralString = "COPY {staging} (partition, row, {columns}) FROM STDIN"
 
+COPY_RECORDS: LiteralString = "COPY {outbox} ({columns}) FROM STDIN (FORMAT binary)"
+
 ENTER_LEDGER: LiteralString = """
 INSERT INTO {ledger} (batch, rows, content_hash, run)
 VALUES (%(batch)s, %(rows)s, %(content_hash)s, %(run)s)

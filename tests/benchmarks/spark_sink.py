@@ -3,9 +3,10 @@
 The floor of records alone is one append: the records into a native outbox with the same columns and indexes. With a
 business table it is two appends, one after the other: the business rows and the records. Both leave the same rows in
 the same tables, but in no order, not in one transaction, and again when they are repeated. They have the sink's JDBC
-settings (`reWriteBatchedInserts`, batches of 5,000 rows). `-of-bare` compares, without a target, with one append of the
-frame into a table that has no index, which is less work than any outbox takes. `-fixed` is the time of a batch of 100
-rows, beside that of its floor.
+settings (`reWriteBatchedInserts`, batches of 5,000 rows). `-driver` is the sink by one COPY of the driver: records as
+they stand in the frame, as an append takes them, or `-ordered`. `-of-bare` compares, without a target, with one append
+of the frame into a table that has no index, which is less work than any outbox takes. `-fixed` is the time of a batch
+of 100 rows, beside that of its floor.
 """
 
 import os
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,7 +32,7 @@ from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
 from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import Records, sink
+from spark_jobs.outbox_sink import Records, Through, sink
 from spark_jobs.session import spark_session
 from spark_jobs.sink.database import Tables, connect, jdbc_target
 from tests.benchmarks.backlog import Servers
@@ -48,6 +50,7 @@ CREATE TABLE sink_bare (id bigint, customer text, payload text, at timestamptz);
 CREATE TABLE sink_business (LIKE sink_bare);
 """
 _RECORDS = Records(topic="spark-sink", key="customer", value="payload", order_by=["id"])
+_UNORDERED = replace(_RECORDS, order_by=[])
 
 _Write = Callable[[DataFrame], None]
 
@@ -66,6 +69,8 @@ def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
         }
         ways: dict[str, _Write] = {
             "spark-sink": partial(_sink, servers, table=None),
+            "spark-sink-driver": partial(_sink, servers, table=None, through="driver", records=_UNORDERED),
+            "spark-sink-driver-ordered": partial(_sink, servers, table=None, through="driver"),
             "spark-format": partial(_format, servers, table=None),
             "spark-sink-business": partial(_sink, servers, table="sink_business"),
             "spark-format-business": partial(_format, servers, table="sink_business"),
@@ -78,6 +83,8 @@ def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
         seconds = _seconds(servers, frame, writes, size.rounds)
     for name in ways:
         own, target = ("business", _BUSINESS) if name.endswith("-business") else ("alone", _ALONE)
+        # Records alone have a fast way, which has that target for all of them.
+        target = None if own == "alone" and "-driver" not in name else target
         yield _compared(name, seconds[name], seconds[own], rows, target=target)
         yield _compared(f"{name}-of-bare", seconds[name], seconds["bare"], rows)
         yield Result(name=f"{name}-fixed", value=median(fixed[name]), unit="s", floor=median(fixed[own]))
@@ -126,8 +133,18 @@ def _as_records(frame: DataFrame) -> DataFrame:
     )
 
 
-def _sink(servers: Servers, frame: DataFrame, *, table: str | None) -> None:
-    report = sink(frame, dsn=servers.dsn, batch_id=uuid4().hex, records=_RECORDS, outbox="sink_outbox", table=table)
+def _sink(
+    servers: Servers,
+    frame: DataFrame,
+    *,
+    table: str | None,
+    through: Through = "jdbc",
+    records: Records = _RECORDS,
+) -> None:
+    batch = uuid4().hex
+    report = sink(
+        frame, dsn=servers.dsn, batch_id=batch, records=records, outbox="sink_outbox", table=table, through=through
+    )
     if report.status != "promoted":
         raise RuntimeError(f"{report.batch} is {report.status}")
 

@@ -15,11 +15,12 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
   foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
   delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
   backlog_age_seconds double precision);
+CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, kafka_topic text);
 """
 
 
-def insert(connection, audit_id, **numbers):
-    """Put the row of an audit where the audit puts it."""
+def insert(connection, audit_id, *, topics=(), age_hours=0, **numbers):
+    """Put the row of an audit where the audit puts it, and what it audited if topics are named."""
     counts = ("lost", "duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch", "reordered", "unknown")
     row = {
         **dict.fromkeys((*counts, "foreign_messages", "backlog_records", "backlog_age_seconds"), 0),
@@ -31,15 +32,20 @@ def insert(connection, audit_id, **numbers):
     names, values = ", ".join(row), ", ".join(f"%({name})s" for name in row)
     connection.execute(
         f"INSERT INTO harvest_audit.summary (audit_id, at, {names}) "  # noqa: S608 - names of this file
-        f"VALUES (%(audit_id)s, clock_timestamp(), {values})",
-        {**row, "audit_id": audit_id},
+        f"VALUES (%(audit_id)s, clock_timestamp() - make_interval(hours => %(age)s), {values})",
+        {**row, "audit_id": audit_id, "age": age_hours},
     )
+    for topic in topics:
+        connection.execute(
+            "INSERT INTO harvest_audit.audited VALUES (%s, %s, %s)", (audit_id, '"public"."outbox"', topic)
+        )
 
 
 def main():
     parser = argparse.ArgumentParser()
-    for option in ("--audit-id", "--topic", "--table", "--finds", "--state"):
+    for option in ("--audit-id", "--table", "--finds", "--state"):
         parser.add_argument(option)
+    parser.add_argument("--topic", action="append")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--allow-empty", action="store_true")
     options = parser.parse_args()
@@ -49,7 +55,7 @@ def main():
         return 6
     if "nothing" not in finds:
         with psycopg.connect(os.environ["HARVEST_DSN"], autocommit=True) as connection:
-            insert(connection, options.audit_id, **finds)
+            insert(connection, options.audit_id, topics=options.topic, **finds)
     sys.stdout.write(
         json.dumps({"audit_id": options.audit_id, "topic": options.topic, "state": options.state, **finds}) + "\n"
     )

@@ -50,6 +50,7 @@ MODULES = {
     "integration/spark/test_outbox_stream_reader",
     "integration/spark/test_replay",
     "integration/spark/test_reading_page",
+    "integration/spark/test_through_driver",
     "integration/subscriptions/test_moving",
     "integration/subscriptions/test_resharding",
     "property/test_moving",

@@ -1,8 +1,8 @@
 """A driver whose tasks fail at random while copies of slow ones run: batch after batch into one outbox.
 
 Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <way> <jar> <runs>
-<folder>`, with the connection string in FAULTY_DSN. The way is `sink` or `format`. Writes a line of JSON per batch:
-what became of it. Every fault leaves an empty file in the folder.
+<folder>`, with the connection string in FAULTY_DSN. The way is `sink`, `driver` or `format`. Writes a line of JSON per
+batch: what became of it. Every fault leaves an empty file in the folder.
 
 Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
 and connections to Postgres are cut, now and then between a commit and its acknowledgement.
@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from support.outbox_format import target
 
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import DatabaseUnavailable, HarvestError
 from infra.chaos.link import Links
 from spark_jobs import outbox_sink
 from spark_jobs.data_source import OutboxDataSource
@@ -35,9 +35,13 @@ from spark_jobs.outbox_sink import BatchId, Records, sink
 
 ROWS = 2_000
 PARTITIONS = 8
-DRIVERS = {"sink": 1, "format": 0}
+DRIVERS = {"sink": 1, "driver": 0, "format": 0}
 """Connections of the driver: the sink's has one before its tasks have theirs, asks for the table, and is not to be cut
 then."""
+PAUSES = {"sink": (2, 10), "driver": (5, 40), "format": (2, 10)}
+"""Seconds between cuts: the least and the most. The driver's connection lasts as long as its batch."""
+REPEATED = 20
+"""How often a batch is repeated whose one connection was cut."""
 RECORDS = Records(
     topic="faulty", key="customer", value=["id", "place"], headers={"batch": BatchId()}, order_by=["place"]
 )
@@ -77,13 +81,13 @@ def unreliable(folder, row_of_fault):
 
 
 @contextmanager
-def cuts(proxy, folder, drivers):
+def cuts(proxy, folder, drivers, pauses):
     """Cut all connections of tasks every now and then."""
     ended = threading.Event()
 
     def cut():
         dice = random.Random()
-        while not ended.wait(dice.uniform(2, 10)):
+        while not ended.wait(dice.uniform(*pauses)):
             while proxy.connections <= drivers and not ended.wait(0.05):
                 pass
             (folder / f"cut-{uuid.uuid4()}").touch()
@@ -142,6 +146,26 @@ def by_sink(frame, batch, *, dsn, proxy):
     return {"status": report.status, "rows": report.rows}
 
 
+def by_driver(frame, batch, *, dsn, proxy):
+    """Write a batch through the driver, whose one connection goes through the proxy, again as long as that is cut."""
+    rows = frame.select("*", F.to_json(F.struct("id", "place")).alias("value"))
+    for left in reversed(range(REPEATED)):
+        try:
+            report = sink(
+                rows,
+                dsn=make_conninfo(dsn, host=proxy.host, port=proxy.port),
+                batch_id=batch,
+                records=replace(RECORDS, value="value"),
+                through="driver",
+            )
+        except DatabaseUnavailable:
+            if not left:
+                raise
+        else:
+            return {"status": "promoted", "rows": report.rows}
+    return None
+
+
 def by_format(frame, batch, *, dsn, proxy):
     """Write a batch by the data source, whose driver goes through the proxy too."""
     options = target(make_conninfo(dsn, host=proxy.host, port=proxy.port), batchId=batch, batchHeader="batch")
@@ -157,14 +181,14 @@ def main(way, jar, runs, folder):
     folder = Path(folder)
     os.environ["SPARK_HOME"] = str(home(folder))
     info = conninfo_to_dict(dsn)
-    write = {"sink": by_sink, "format": by_format}[way]
+    write = {"sink": by_sink, "driver": by_driver, "format": by_format}[way]
     with Links() as links:
         proxy = links.add()
         proxy.forward_to(str(info["host"]), int(info["port"]))
 
         spark = session(jar, folder)
         spark.dataSource.register(OutboxDataSource)
-        with cuts(proxy, folder, DRIVERS[way]):
+        with cuts(proxy, folder, DRIVERS[way], PAUSES[way]):
             for run in range(int(runs)):
                 fail = F.udf(unreliable(str(folder), 25), "bigint")
                 frame = spark.range(0, ROWS, 1, PARTITIONS).select(

@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.spark import java_named, session
 
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
@@ -62,6 +63,20 @@ def connected(folder):
             session.stop()
         finally:
             server.kill()  # all that it has is in the folder
+
+
+@contextmanager
+def either(request, tmp_path_factory):
+    """Start Spark by the way that the parameter of a fixture names, classic or connect; it knows the data source."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with ExitStack() as held:
+        if request.param == "connect":
+            held.enter_context(java_named())
+            made = held.enter_context(connected(folder))
+        else:
+            made = held.enter_context(session(folder))
+        made.dataSource.register(OutboxDataSource)
+        yield made
 
 
 def target(dsn, **options):

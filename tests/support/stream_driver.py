@@ -1,10 +1,13 @@
-"""A driver that may be killed: `stream_driver.py <folder>` writes a stream of files, with the DSN in STREAM_DSN."""
+"""A driver that may be killed: `stream_driver.py <way> <folder>` writes a stream of files, with the DSN in STREAM_DSN.
+
+The way is `classic` or `connect`: a server, and this process its client.
+"""
 
 import os
 import sys
 from pathlib import Path
 
-from support.outbox_format import FileStream
+from support.outbox_format import FileStream, connected
 
 from spark_jobs.session import spark_session
 
@@ -14,11 +17,12 @@ class _Database:
         self.dsn = dsn
 
 
-def main(folder):
+def main(way, folder):
     folder = Path(folder)
     work = folder / f"work-{os.getpid()}"
     work.mkdir()
-    with spark_session(jars=[], work_folder=work) as spark:
+    started = connected(work) if way == "connect" else spark_session(jars=[], work_folder=work)
+    with started as spark:
         FileStream(spark, _Database(os.environ["STREAM_DSN"]), folder).run()
 
 

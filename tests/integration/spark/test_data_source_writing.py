@@ -2,35 +2,21 @@
 
 import json
 import re
-from contextlib import ExitStack
 
 import pytest
-from support.outbox_format import ROOT, FileStream, connected, failing_once, hundred_orders, target, write
+from support.outbox_format import ROOT, FileStream, either, failing_once, hundred_orders, target, write
 from support.sink import ORDERS, Database
-from support.spark import java_named, session
 
-from spark_jobs.data_source import OutboxDataSource
+from spark_jobs.outbox_sink import Records, sink
 
 pytestmark = pytest.mark.spark
 
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def connect(tmp_path_factory):
-    with java_named(), connected(tmp_path_factory.mktemp("connect")) as client:
-        yield client
-
-
 @pytest.fixture(scope="module", params=["classic", "connect"])
 def spark(request, tmp_path_factory):
-    """Spark, by each of its two ways, that knows the data source."""
-    with ExitStack() as held:
-        if request.param == "connect":
-            made = request.getfixturevalue("connect")
-        else:
-            made = held.enter_context(session(tmp_path_factory.mktemp("spark")))
-        made.dataSource.register(OutboxDataSource)
+    with either(request, tmp_path_factory) as made:
         yield made
 
 
@@ -160,9 +146,9 @@ def test_a_second_query_of_the_same_name_is_refused(spark, database, tmp_path):
     assert staged(database) == [0]
 
 
-def test_attempts_that_fail_are_not_promoted(connect, database, tmp_path):
-    connect.dataSource.register(OutboxDataSource)
-    frame = hundred_orders(connect)
+@pytest.mark.parametrize("spark", ["connect"], indirect=True, scope="module")  # whose tasks are tried again
+def test_attempts_that_fail_are_not_promoted(spark, database, tmp_path):
+    frame = hundred_orders(spark)
     write(frame.mapInArrow(failing_once(tmp_path), frame.schema), database.dsn, orderBy="place", value="place")
     assert sorted(path.name for path in tmp_path.glob("failed-*")) == ["failed-0", "failed-1"]
     assert [int(value) for _, value, _, _ in database.records()] == list(range(100))
@@ -196,3 +182,21 @@ def test_the_programs_of_the_documentation_run(spark, database, tmp_path):
         ("orders-2026-11-21", 3),
         ("orders-from-files:0", 3),
     ]
+
+
+def test_the_sink_goes_through_the_driver_either_way(spark, dsn, monkeypatch):
+    if "connect" in type(spark).__module__:
+        monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as `builder.remote` does, which was not asked here
+    database = Database(dsn, "native")
+    records = Records(topic="orders", key="customer", value="text", order_by=["place"])
+    for status in ("promoted", "already-promoted"):
+        done = sink(hundred_orders(spark), dsn=dsn, batch_id="b", records=records, through="driver")
+        assert (done.rows, done.status) == (100, status)
+    by_key = {}
+    for key, value, *_ in database.records():
+        by_key.setdefault(key, []).append(value)
+    expected = {}
+    for row in sorted(hundred_orders(spark).collect(), key=lambda row: row.place):
+        expected.setdefault(row.customer, []).append(row.text)
+    assert by_key == expected
+    database.connection.close()

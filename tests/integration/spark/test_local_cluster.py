@@ -94,7 +94,7 @@ def busy_executor(process, folder):
     return None
 
 
-@pytest.mark.parametrize("what", ["write", "stream", "read"])
+@pytest.mark.parametrize("what", ["write", pytest.param("stream", marks=pytest.mark.long), "read"])
 def test_executors_that_are_killed_cost_and_repeat_nothing(what, dsn, home, tmp_path):
     database = Database(dsn, "native")
     if what == "read":

@@ -29,8 +29,8 @@ LEFT JOIN (
 """
 
 
-@pytest.mark.parametrize("way", ["sink", "format"])
-@pytest.mark.parametrize("runs", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["sink", "driver", "format"])
+@pytest.mark.parametrize("runs", [2, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.timeout(1_800)
 def test_no_row_is_missing_and_none_comes_twice(dsn, way, runs, tmp_path):
     java_home = find_java(default_state())
@@ -54,6 +54,10 @@ def test_no_row_is_missing_and_none_comes_twice(dsn, way, runs, tmp_path):
         assert faults["slow"] >= 1
         missing = connection.execute(_MISSING_AND_DOUBLE, {"runs": runs, "rows": ROWS}).fetchone()
         assert missing == (0, 0, runs * ROWS), faults
-        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM faulty").fetchone() == (runs * ROWS, ROWS)
+        if way != "driver":  # that writes records alone
+            assert connection.execute("SELECT count(*), count(DISTINCT id) FROM faulty").fetchone() == (
+                runs * ROWS,
+                ROWS,
+            )
         if way == "sink":  # by the other a copy may still commit what nobody will promote
             assert connection.execute("SELECT count(*) FROM faulty_staging").fetchone() == (0,)

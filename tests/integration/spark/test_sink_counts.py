@@ -42,9 +42,10 @@ class Bought:
         frame = self.spark.range(0, rows, 1, 4).select(
             "id", F.expr("concat('c', id % 7)").alias("customer"), F.repeat(F.lit("x"), 200).alias("payload")
         )
-        if way == "sink":
+        if way != "format":
             records = Records(topic="orders", key="customer", value="payload", order_by=["id"])
-            sink(frame, dsn=self.database.dsn, batch_id=f"{rows}", records=records, table=table)
+            through = "driver" if way == "driver" else "jdbc"
+            sink(frame, dsn=self.database.dsn, batch_id=f"{rows}", records=records, table=table, through=through)
         else:
             options = {"value": "payload", "orderBy": "id"} | ({"table": table} if table else {})
             outbox_format.write(frame, self.database.dsn, f"{rows}", **options)
@@ -80,7 +81,13 @@ def test_each_row_is_inserted_once_per_table_and_staged_rows_are_read_three_time
     assert bought.counts(STAGING) == (ROWS, 0, SCANS * ROWS)
 
 
-@pytest.mark.parametrize("way", ["sink", "format"])
+def test_through_the_driver_each_row_is_inserted_once_and_nothing_else(bought):
+    bought.write("driver", ROWS, None)
+    eventually(lambda: bought.counts(OUTBOX)[:2] == (ROWS, 0))
+    assert bought.database.counts() == {"outbox": ROWS, "outbox_batches": 1}
+
+
+@pytest.mark.parametrize("way", ["sink", "driver", "format"])
 def test_staging_adds_next_to_nothing_to_the_wal(bought, way):
     bought.write(way, FEW, None)
     ours = bought.wal(lambda: bought.write(way, ROWS, None))
@@ -88,7 +95,8 @@ def test_staging_adds_next_to_nothing_to_the_wal(bought, way):
     assert ours < MORE_WAL * plain
 
 
-def test_the_driver_asks_as_much_for_many_rows_as_for_few(bought, monkeypatch):
+@pytest.mark.parametrize(("way", "table"), [("sink", "bought"), ("driver", None)])
+def test_the_driver_asks_as_much_for_many_rows_as_for_few(bought, monkeypatch, way, table):
     asked = []
     execute = psycopg.Cursor.execute
 
@@ -96,10 +104,10 @@ def test_the_driver_asks_as_much_for_many_rows_as_for_few(bought, monkeypatch):
         asked.append(query)
         return execute(self, query, *arguments, **options)
 
-    bought.write("sink", FEW // 2, "bought")  # makes the tables
+    bought.write(way, FEW // 2, table)  # makes the tables
     monkeypatch.setattr(psycopg.Cursor, "execute", counted)
-    bought.write("sink", FEW, "bought")
+    bought.write(way, FEW, table)
     few = len(asked)
-    bought.write("sink", ROWS, "bought")
+    bought.write(way, ROWS, table)
     assert few > 0
     assert len(asked) == 2 * few

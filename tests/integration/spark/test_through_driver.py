@@ -1,0 +1,287 @@
+"""The sink by one COPY of the driver: the same records as by JDBC, in the order of each key, all of them or none."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+from support import outbox_format
+from support.sink import Database
+from support.waiting import eventually
+
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, RecordError
+from spark_jobs.errors import BatchConflict, SourceError
+from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
+
+pytestmark = pytest.mark.spark
+
+BATCH = 'b\'1 \\ "2"; ü'
+HEADERS = {"kind": Fixed("100% 'new'"), "batch": BatchId(), "place": "place", "text": "maybe"}
+
+
+@pytest.fixture(params=["varchar", "bytea"])
+def native(request, dsn):
+    database = Database(dsn, "native", request.param)
+    yield database
+    database.connection.close()
+
+
+@pytest.fixture
+def outbox(dsn):
+    database = Database(dsn, "native")
+    yield database
+    database.connection.close()
+
+
+def rows_of(frame):
+    """Return rows with all that text can be: empty, null, tabs, zeros of binary lengths, other alphabets."""
+    texts = F.array(*(F.lit(each) for each in ("", "a\tb\n\\", "ü 日本 🙂", "x" * 300, '{"a": null}')), F.lit(None))
+    return frame.select(
+        "customer",
+        "place",
+        F.concat(F.lit("order "), "place").alias("text"),
+        texts[F.col("place") % 6].alias("maybe"),
+        texts[(F.col("place") + 1) % 6].alias("value"),
+    )
+
+
+@pytest.mark.parametrize("key", ["customer", ["customer", "place"]])
+@pytest.mark.parametrize("headers", [HEADERS, {}])
+def test_records_are_those_of_the_way_by_jdbc(native, frame, key, headers):
+    records = Records(topic="orders", key=key, value="value", headers=headers, order_by=["place"])
+    report = sink(rows_of(frame), dsn=native.dsn, batch_id=BATCH, records=records, through="driver")
+    assert (report.rows, report.status) == (100, "promoted")
+    ours = native.records()
+    native.ask("TRUNCATE outbox, outbox_batches")
+    sink(rows_of(frame), dsn=native.dsn, batch_id=BATCH, records=records)
+    theirs = native.records()
+    assert sorted(ours, key=repr) == sorted(theirs, key=repr)
+    assert {one: [each for each in ours if each[0] == one] for one, *_ in ours} == {
+        one: [each for each in theirs if each[0] == one] for one, *_ in theirs
+    }
+
+
+def test_bytes_are_written_as_they_are(dsn, frame):
+    database = Database(dsn, "native", "bytea")
+    records = Records(topic="orders", key="customer", value="value", order_by=["place"])
+    bytes_of = frame.select("customer", "place", F.unhex(F.lpad(F.hex("place"), 8, "0")).alias("value"))
+    sink(bytes_of, dsn=dsn, batch_id="b", records=records, through="driver")
+    assert {bytes(value) for _, value, _, _ in database.records()} == {n.to_bytes(4, "big") for n in range(100)}
+    database.connection.close()
+
+
+def test_the_command_line_goes_through_the_driver(outbox, frame, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HARVEST_SPARK_JARS", raising=False)
+    frame.write.parquet(str(tmp_path / "orders.parquet"))
+    arguments = [str(tmp_path / "orders.parquet"), "--dsn", outbox.dsn, "--batch-id", "b", "--topic", "orders"]
+    arguments += ["--key", "customer", "--value", "text", "--order-by", "place"]
+    assert main(arguments) == 3
+    assert "no Postgres JDBC driver was named" in capsys.readouterr().err
+    assert main([*arguments, "--through", "driver"]) == 0
+    assert "100 rows  promoted" in capsys.readouterr().out
+    assert outbox.counts() == {"outbox": 100, "outbox_batches": 1}
+
+
+def test_without_an_order_records_stand_as_the_frame_does(outbox, frame):
+    records = Records(topic="orders", key="customer", value="text")
+    sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert [value for _, value, _, _ in outbox.records()] == [row.text for row in frame.collect()]
+
+
+def test_each_key_is_in_the_declared_order_and_equals_stand_as_in_the_frame(outbox, frame):
+    records = Records(topic="orders", key="customer", value="text", order_by=["half"])
+    halves = frame.select("*", F.when(F.col("place") < 90, F.floor(F.col("place") / 2)).alias("half"))
+    sink(halves, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    by_key = {}
+    for key, value, *_ in outbox.records():
+        by_key.setdefault(key, []).append(value)
+    expected = {}
+    for row in sorted(halves.collect(), key=lambda row: (row.half is None, row.half or 0)):
+        expected.setdefault(row.customer, []).append(row.text)
+    assert by_key == expected
+
+
+def test_keys_that_are_joined_to_the_same_text_are_one_key(outbox, spark):
+    numbers = spark.range(0, 60, 1, 3).select(
+        F.when(F.col("id") % 2 == 0, "a:b").otherwise("a").alias("first"),
+        F.when(F.col("id") % 2 == 0, "c").otherwise("b:c").alias("second"),
+        F.col("id").cast("int").alias("number"),
+    )
+    records = Records(topic="orders", key=["first", "second"], value="number", order_by=["number"])
+    sink(numbers, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert [(key, int(value)) for key, value, *_ in outbox.records()] == [("a:b:c", number) for number in range(60)]
+
+
+def test_a_batch_is_written_once_and_other_data_is_refused(outbox, frame):
+    records = Records(topic="orders", key="customer", value="text")
+    for through, status in (("driver", "promoted"), ("driver", "already-promoted"), ("jdbc", "already-promoted")):
+        report = sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through=through)
+        assert (report.rows, report.status) == (100, status)
+    with pytest.raises(BatchConflict):
+        sink(frame.limit(99), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert outbox.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
+    empty = sink(frame.limit(0), dsn=outbox.dsn, batch_id="c", records=records, through="driver", allow_empty=True)
+    assert empty.status == "empty"
+
+
+def test_another_that_has_written_it_since_is_seen_under_the_lock(outbox, frame, monkeypatch):
+    records = Records(topic="orders", key="customer", value="text")
+    sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    monkeypatch.setattr("spark_jobs.sink.batches.ledger_entry", lambda *_, **__: None)
+    assert sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver").status == "already-promoted"
+    with pytest.raises(BatchConflict):
+        sink(frame.limit(7), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert outbox.counts() == {"outbox": 100, "outbox_batches": 1}
+
+
+def test_nothing_is_staged_and_no_driver_of_jdbc_is_asked_for(outbox, frame, monkeypatch):
+    monkeypatch.setattr("spark_jobs.outbox_sink.jdbc_target", lambda *_: pytest.fail("JDBC was asked for"))
+    sink(
+        frame, dsn=outbox.dsn, batch_id="b", records=Records(topic="o", key="customer", value="text"), through="driver"
+    )
+    assert outbox.counts() == {"outbox": 100, "outbox_batches": 1}
+
+
+def test_a_task_that_fails_after_its_rows_changes_nothing(outbox, frame, spark, tmp_path):
+    failing = frame.mapInArrow(outbox_format.failing_once(str(tmp_path)), frame.schema)
+    records = Records(topic="orders", key="customer", value="text", order_by=["place"])
+    try:
+        sink(failing, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    except SourceError:  # where a task may not fail: nothing is there
+        assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
+        sink(failing, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert len(list(tmp_path.glob("failed-*"))) >= 1
+    assert outbox.ask("SELECT count(*), count(DISTINCT kafka_value) FROM outbox") == [(100, 100)]
+
+
+def test_a_frame_that_fails_in_the_middle_writes_nothing(outbox, frame):
+    broken = frame.repartition(4, "customer").select(
+        "customer", F.expr("if(customer = 'c6', CAST(assert_true(false) AS string), text)").alias("text")
+    )
+    with pytest.raises(SourceError) as caught:
+        sink(
+            broken,
+            dsn=outbox.dsn,
+            batch_id="b",
+            records=Records(topic="o", key="customer", value="text"),
+            through="driver",
+        )
+    assert "order " not in str(caught.value)
+    assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("customer", "if(place != 50, customer, null)", "1 rows have null in the key: customer"),
+        ("customer", "rpad(customer, 1000, 'x')", "the longest key has 1000 characters"),
+        ("text", "rpad(text, 20000, 'x')", "the longest value has 20000 characters"),
+    ],
+)
+def test_rows_that_cannot_be_records_are_refused(outbox, frame, column, value, text):
+    outbox.ask("ALTER TABLE outbox ALTER kafka_value TYPE varchar(10000)")
+    records = Records(topic="orders", key="customer", value="text")
+    with pytest.raises(RecordError, match=text) as caught:
+        sink(frame.withColumn(column, F.expr(value)), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    assert "order 1" not in str(caught.value)
+    assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
+
+
+@pytest.mark.parametrize(
+    ("records", "more", "text"),
+    [
+        ({"value": ["text", "place"]}, {}, "a value of several columns"),
+        ({"key": "price"}, {}, "a column 'price' of type numeric"),
+        ({"headers": {"h": "at"}}, {}, "a column 'at' of type timestamp"),
+        ({"order_by": ["text"]}, {}, "an order by 'text', which is text"),
+        ({}, {"table": "bought"}, "a business table"),
+        ({}, {"outbox": "goharvest"}, "create_time has no default"),
+        ({}, {"outbox": "json"}, "whose kafka_value is jsonb"),
+    ],
+)
+def test_what_only_jdbc_writes_is_refused_before_spark_begins(outbox, frame, records, more, text):
+    outbox.ask("CREATE TABLE bought (customer text, place int, text text, price numeric, at timestamptz)")
+    outbox.ask(
+        "CREATE TABLE goharvest (LIKE outbox INCLUDING ALL); ALTER TABLE goharvest ALTER create_time DROP DEFAULT"
+    )
+    outbox.ask(
+        "CREATE TABLE json (LIKE outbox INCLUDING ALL);"
+        "ALTER TABLE json ALTER kafka_value TYPE jsonb USING kafka_value::jsonb"
+    )
+    typed = frame.select("*", F.expr("1.5BD AS price"), F.current_timestamp().alias("at"))
+    given = Records(**{"topic": "orders", "key": "customer", "value": "text", **records})
+    with pytest.raises(ConfigError, match=text) as caught:
+        sink(typed, dsn=outbox.dsn, batch_id="b", records=given, through="driver", **more)
+    assert "leave `through` out" in caught.value.next_step
+    sink(typed, dsn=outbox.dsn, batch_id="b", records=given, **more) if "json" not in more.values() else None
+
+
+def test_rights_that_were_taken_away_are_named(outbox, frame):
+    with psycopg.connect(outbox.dsn, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS copier")
+        connection.execute("CREATE ROLE copier LOGIN PASSWORD 'copier'")
+        connection.execute("GRANT CREATE, USAGE ON SCHEMA public TO copier; GRANT SELECT ON outbox TO copier")
+    dsn = psycopg.conninfo.make_conninfo(outbox.dsn, user="copier", password="copier")
+    with pytest.raises(DatabaseAccessDenied, match="permission denied for table outbox"):
+        sink(frame, dsn=dsn, batch_id="b", records=Records(topic="o", key="customer", value="text"), through="driver")
+    outbox.ask("DROP OWNED BY copier; DROP ROLE copier")
+
+
+def test_micro_batches_are_written_once(spark, outbox, tmp_path):
+    write = foreach_batch(
+        dsn=outbox.dsn,
+        stream="s",
+        records=Records(topic="orders", key="customer", value="n", order_by=["n"]),
+        through="driver",
+    )
+    for number in range(3):
+        spark.range(10).selectExpr("concat('c', id % 3) AS customer", f"{number} * 10 + id AS n").coalesce(
+            1
+        ).write.mode("append").json(str(tmp_path / "files"))
+    frame = (
+        spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1).json(str(tmp_path / "files"))
+    )
+    for _ in range(2):
+        query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination()
+        newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda each: int(each.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink()
+    assert outbox.ask("SELECT count(*), count(DISTINCT kafka_value) FROM outbox") == [(30, 30)]
+
+
+def test_a_driver_that_is_killed_in_the_middle_leaves_nothing(outbox, tmp_path):
+    program = """
+import sys
+from pyspark.sql import SparkSession
+from spark_jobs.outbox_sink import Records, sink
+def slow(batches):
+    import time
+    for batch in batches:
+        yield batch
+        time.sleep(1)
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+frame = spark.range(0, 40_000, 1, 40).selectExpr("concat('c', id % 7) AS customer", "CAST(id AS string) AS text")
+sink(frame.mapInArrow(slow, frame.schema), dsn=sys.argv[1], batch_id="b",
+     records=Records(topic="orders", key="customer", value="text"), through="driver")
+"""
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", program, outbox.dsn],
+            cwd=tmp_path,
+            env=outbox_format.environment(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        copying = "SELECT coalesce(max(tuples_processed), 0) > 2000 FROM pg_stat_progress_copy"
+        eventually(lambda: outbox.ask(copying) == [(True,)] or process.poll() is not None, 120)
+        assert process.poll() is None, (tmp_path / "log").read_text()[-2_000:]
+        os.killpg(process.pid, signal.SIGKILL)
+    eventually(lambda: outbox.ask("SELECT count(*) FROM pg_stat_progress_copy") == [(0,)], 30)
+    assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
