@@ -3,12 +3,14 @@
 Outside of `spark_jobs.audit`, which needs Spark: whoever reads the table does not.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
 from harvest_lib.errors import NothingChecked
 
-MUST_BE_ZERO = ("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown")
+MUST_BE_ZERO = ("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "keys_with_gaps")
 """The counts of an `AuditSummary` that make it not `ok`."""
 
 
@@ -45,6 +47,12 @@ class AuditSummary:
     """Committed records that wait in the outbox."""
     backlog_age_seconds: float
     """How long the oldest of them has waited; 0 if there are none."""
+    keys: int | None = None
+    """Keys whose records were compared, of each topic. None where an earlier version audited, where a record is lost
+    whose row was purged, so that nobody knows its key, or where a state of an earlier version had found a gap."""
+    keys_with_gaps: int | None = None
+    """Those of them of which a record is lost, out of order or unknown: the others' are all there, in order. None where
+    `keys` is."""
 
     @property
     def is_empty(self) -> bool:
@@ -69,3 +77,24 @@ class AuditSummary:
             next_step=f"check the outbox, its subscription, the business table and the topics; "
             f"where they may be empty, {allow}",
         )
+
+
+def together(summaries: Sequence[AuditSummary]) -> AuditSummary:
+    """Return one summary of audits that each read other topics: their sums, as of the oldest, with the delays of the
+    slowest. What one of them does not know is None."""
+    oldest = min(summaries, key=lambda each: each.at)
+    if len(summaries) == 1:
+        return oldest
+    numbers = {
+        field.name: _of_all(field.name, [getattr(each, field.name) for each in summaries])
+        for field in fields(AuditSummary)
+        if field.name not in {"audit_id", "at"}
+    }
+    return AuditSummary(audit_id=f"{len(summaries)} audits since {oldest.audit_id}"[:200], at=oldest.at, **numbers)
+
+
+def _of_all(name: str, values: Sequence[Any]) -> Any:
+    known = [each for each in values if each is not None]
+    if name.startswith("delay_") or name == "backlog_age_seconds":
+        return max(known, default=None)
+    return sum(known) if len(known) == len(values) else None

@@ -102,13 +102,24 @@ class Taken:
         if self.states is None:
             if still_open is None or self.everything is None or not (ranges := _ranges(still_open)):
                 return rows
-            statement = queries.within(self.everything.statement, ranges)
-            again = Read(statement=statement, by="part", lowest=ranges[0][0], highest=ranges[-1][1])
-            known = self._read(spark, again).join(still_open, "record", "left_semi")
+            known = self._among(spark, self.everything, still_open, ranges)
             return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
         # Nearly all of what was committed is purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         return rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
+
+    def keys_of(self, spark: SparkSession, records: DataFrame) -> DataFrame | None:
+        """Return topic and key of records that were committed, None where nobody knows them: the rows are purged."""
+        if self.everything is None:
+            return None
+        return self._among(spark, self.everything, records, _ranges(records)).select("topic", "key")
+
+    def _among(
+        self, spark: SparkSession, what: Read, records: DataFrame, ranges: Sequence[tuple[int, int]]
+    ) -> DataFrame:
+        statement = queries.within(what.statement, ranges)
+        again = Read(statement=statement, by="part", lowest=ranges[0][0], highest=ranges[-1][1])
+        return self._read(spark, again).join(records, "record", "left_semi")
 
     def _read(self, spark: SparkSession, what: Read) -> DataFrame:
         parts = min(_MOST_PARTS, max(2, -(-(what.highest - what.lowest + 1) // _PART_ROWS)))
@@ -188,6 +199,7 @@ def taken_from_outbox(
         outbox=outbox.identifier,
         topics=sql.Literal(list(topics)),
         is_parked=is_parked,
+        encoding=sql.SQL(queries.KEY_ENCODING),
         passed=sql.SQL(" OR ").join(sql.SQL("({})").format(each) for each in passed) if passed else sql.SQL("false"),
         filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
@@ -199,7 +211,7 @@ def taken_from_outbox(
         visible=visible,
         at=at,
         committed=everything if before is None else _since(connection, statement, before, outbox.identifier),
-        everything=None if before is None else everything,
+        everything=everything,
         policies_apply=_check_all_rows(connection, outbox, placed.parked_ids),
         floor=Segments(outbox).read(connection)[0].lower,
         target=target,

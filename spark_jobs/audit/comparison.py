@@ -3,12 +3,14 @@
     copies in Kafka ─┬─► by record: a hash aggregate with what was committed ─► lost, unknown, waiting, delays
                      │        └─► records of which there are several copies: a window over these alone
                      └─► by key's sequence: sorted by offset ─► steps back, copies that are adjacent
+                              └─► by key, as it is sorted already, with the keys of what is lost ─► keys with gaps
 
 One shuffle each, of narrow rows. Nothing is collected but the numbers; aggregates and sorts spill to disk, so that
 memory is bounded whatever the size. A key of which there are billions of records is sorted by one task.
 
 A *record* is what is compared: an outbox id, or what a header of the record's own says. Its *sequence* is that of its
-key in one partition of a topic; within a sequence outbox ids ascend. Knows neither Kafka nor Postgres.
+key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is one of a topic's of which a
+record is lost, out of order or unknown. Knows neither Kafka nor Postgres.
 
 A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, `is_settled`
 (false for what may have come after the snapshot of Postgres), and `is_judged` (false also for what was dropped from the
@@ -16,6 +18,8 @@ outbox since). A frame `committed` has record, since, state, and `is_new`: false
 """
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -32,8 +36,9 @@ LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown
 
 COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at")
 """The columns of a copy."""
-ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id")
-"""The columns of the end of a sequence: its last record, where that is, and the outbox id of its last first copy."""
+ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id", "has_gap")
+"""The columns of the end of a sequence: its last record, where that is, the outbox id of its last first copy, and
+whether a record of its key was out of order or unknown."""
 
 _PLACE = ("topic", "partition", "offset")
 _PERCENTILES = (0.5, 0.95, 0.99)
@@ -108,33 +113,53 @@ def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None 
     ).where(F.col("turn") == 1)
 
 
-def by_sequence(observed: DataFrame, repeated: DataFrame | None = None, ends: DataFrame | None = None) -> DataFrame:
+def by_sequence(
+    observed: DataFrame,
+    repeated: DataFrame | None = None,
+    ends: DataFrame | None = None,
+    *,
+    unknown: DataFrame | None = None,
+    lost: DataFrame | None = None,
+) -> DataFrame:
     """Return a row for each copy, with what is to be said of it and of those before it of its key.
 
-    `repeated` is what `repeats` returns, None without such records. `ends` are those of an earlier audit.
+    `repeated` is what `repeats` returns, None without such records. `ends` are those of an earlier audit. `unknown` has
+    the records that nobody committed, `lost` topic and key of each lost record; None without any.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
     if repeated is not None:
         rows = rows.join(repeated, list(_PLACE), "left")
     else:
         rows = rows.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _REPEATED.items()))
+    wrong = F.lit(None).cast("boolean")
+    rows = rows.withColumns({"is_lost": wrong, "has_gap": wrong})
+    if unknown is not None:
+        strange = unknown.select("record", F.lit(True).alias("is_unknown"))  # noqa: FBT003
+        rows = rows.join(strange, "record", "left")
+    else:
+        rows = rows.withColumn("is_unknown", wrong)
     if ends is not None:
         settled = F.lit(True).alias("is_settled")  # noqa: FBT003
-        rows = rows.unionByName(ends.select(*ENDS, settled), allowMissingColumns=True)
-    # By a hash first: it is what a sort compares before it looks at whole rows.
-    hashed = F.xxhash64("topic", "partition", "key").alias("hashed")
-    sequence = Window.partitionBy("hashed", "topic", "partition", "key").orderBy("offset")
+        rows = rows.unionByName(ends.select("*", settled), allowMissingColumns=True)
+    if lost is not None:
+        is_lost = F.lit(True).alias("is_lost")  # noqa: FBT003
+        rows = rows.unionByName(lost.select("topic", "key", is_lost), allowMissingColumns=True)
+    # By a hash first: it is what a sort compares before it looks at whole rows. What is shuffled and sorted by key
+    # need not be for its sequences.
+    rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
+    sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
     so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     is_first = F.coalesce("is_first", F.lit(True))  # noqa: FBT003
-    stepped = rows.select("*", hashed).select(
+    stepped = rows.select(
         "*",
         F.lag("record").over(sequence).alias("record_before"),
         F.lead("is_settled").over(sequence).alias("is_next_settled"),
         F.last(F.when(is_first, F.col("outbox_id")), ignorenulls=True).over(so_far).alias("highest"),
     )
     before = F.lag("highest").over(sequence)
-    return stepped.select(
+    judged = stepped.select(
         *("record", "outbox_id", "key", *_PLACE, "leader", "leader_before", "is_settled"),
+        *("hashed", "is_lost", "is_unknown", "has_gap"),
         before.alias("outbox_id_before"),
         F.coalesce("is_there", F.lit(False)).alias("is_there"),  # noqa: FBT003
         "highest",
@@ -147,6 +172,20 @@ def by_sequence(observed: DataFrame, repeated: DataFrame | None = None, ends: Da
         ).alias("duplicate"),
         (F.col("is_there") & is_first & (F.col("outbox_id") < before)).alias("is_reordered"),
     )
+    of_key = Window.partitionBy("hashed", "topic", "key").orderBy("partition", "offset")
+    whole = of_key.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    is_wrong = _any_of("is_reordered", "is_unknown")
+    return judged.select(
+        *(name for name in judged.columns if name not in {"hashed", "is_lost", "is_unknown", "has_gap"}),
+        (F.row_number().over(of_key) == 1).alias("is_key"),
+        F.max(_any_of("is_lost", "has_gap") | is_wrong).over(whole).alias("is_key_wrong"),
+        # What the next audit has to know: it reads again what is not settled, and what is lost it looks for again.
+        F.max(_any_of("has_gap") | (is_wrong & _any_of("is_settled"))).over(whole).alias("has_gap"),
+    )
+
+
+def _any_of(*names: str) -> Column:
+    return reduce(or_, (F.coalesce(name, F.lit(False)) for name in names))  # noqa: FBT003
 
 
 _REPEATED = {
@@ -162,7 +201,7 @@ _REPEATED = {
 def ends_of(stepped: DataFrame) -> DataFrame:
     """Return the ends of sequences, as the next audit wants them, of what `by_sequence` returned."""
     return stepped.where("is_end").select(
-        "topic", "partition", "key", "offset", "record", F.col("highest").alias("outbox_id")
+        "topic", "partition", "key", "offset", "record", F.col("highest").alias("outbox_id"), "has_gap"
     )
 
 
@@ -189,8 +228,12 @@ COPY_NUMBERS = ("ours", "duplicates_adjacent", "duplicates_separated", "duplicat
 """What `copy_numbers` counts; as `settled_…` only what no later audit reads again."""
 
 
+KEY_NUMBERS = ("keys", "keys_with_gaps")
+"""What `copy_numbers` counts of keys: of all audits so far, as each has the ends of all sequences."""
+
+
 def copy_numbers() -> list[Column]:
-    """Return the aggregates of `by_sequence`, by the names of COPY_NUMBERS."""
+    """Return the aggregates of `by_sequence`, by the names of COPY_NUMBERS and KEY_NUMBERS."""
     counted = [
         F.col("is_there"),
         *(F.col("duplicate") == kind for kind in (ADJACENT, SEPARATED, CROSS_EPOCH)),
@@ -200,6 +243,8 @@ def copy_numbers() -> list[Column]:
     return [
         *(_count(condition).alias(name) for name, condition in named),
         *(_count(condition & F.col("is_settled")).alias(f"settled_{name}") for name, condition in named),
+        _count(F.col("is_key")).alias("keys"),
+        _count(F.col("is_key") & F.col("is_key_wrong")).alias("keys_with_gaps"),
     ]
 
 

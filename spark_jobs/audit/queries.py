@@ -1,6 +1,7 @@
 """All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
 
-What Spark reads has the columns record, since and state, and `part`, which it is read in parts by.
+What Spark reads has the columns record, since and state, and `part`, which it is read in parts by. Topic and key are
+read of few rows: Postgres makes nothing of them for the others.
 """
 
 from collections.abc import Sequence
@@ -37,9 +38,13 @@ SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
+# As Kafka has it. `SQL_ASCII` may hold text that is none, which is not converted.
+KEY_ENCODING: LiteralString = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
+
 OUTBOX: LiteralString = """
 SELECT o.id AS part, o.id AS record, o.create_time AS since,
-       CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state
+       CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state,
+       o.kafka_topic AS topic, convert_to(o.kafka_key, {encoding}) AS key
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 """
 
@@ -104,7 +109,9 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
     delay_p99_ms           double precision,
     delay_max_ms           double precision,
     backlog_records        bigint NOT NULL,
-    backlog_age_seconds    double precision NOT NULL
+    backlog_age_seconds    double precision NOT NULL,
+    keys                   bigint,
+    keys_with_gaps         bigint
 );
 CREATE TABLE IF NOT EXISTS harvest_audit.audited (
     audit_id    text NOT NULL,
@@ -168,6 +175,12 @@ CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
 );
 """
 
+# A summary of an earlier version lacks them.
+ADD_COLUMNS = """
+ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys bigint;
+ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys_with_gaps bigint;
+"""
+
 # Two at once can both find nothing to be there, and one then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ddl', 0))"
 LOCK_AUDIT = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ' || %(audit_id)s, 0))"
@@ -208,10 +221,10 @@ SUMMARIZE = """
 INSERT INTO harvest_audit.summary (
     audit_id, at, records, committed, lost, duplicates_adjacent, duplicates_separated, duplicates_cross_epoch,
     reordered, unknown, foreign_messages, delay_p50_ms, delay_p95_ms, delay_p99_ms, delay_max_ms, backlog_records,
-    backlog_age_seconds)
+    backlog_age_seconds, keys, keys_with_gaps)
 VALUES (
     %(audit_id)s, to_timestamp(%(at)s), %(records)s, %(committed)s, %(lost)s, %(duplicates_adjacent)s,
     %(duplicates_separated)s, %(duplicates_cross_epoch)s, %(reordered)s, %(unknown)s, %(foreign_messages)s,
     %(delay_p50_ms)s, %(delay_p95_ms)s, %(delay_p99_ms)s, %(delay_max_ms)s, %(backlog_records)s,
-    %(backlog_age_seconds)s)
+    %(backlog_age_seconds)s, %(keys)s, %(keys_with_gaps)s)
 """

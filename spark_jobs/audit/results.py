@@ -25,6 +25,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
     with translated(), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         connection.execute(queries.CREATE_TABLES)
+        connection.execute(queries.ADD_COLUMNS)
         connection.execute(queries.CLEAR_OLD_STAGING)
 
 

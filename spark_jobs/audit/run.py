@@ -202,6 +202,7 @@ def _summary(audit_id: str, taken: Taken, counted: Mapping[str, Any]) -> AuditSu
         **comparison.delays_of(counted),
         backlog_records=waiting,
         backlog_age_seconds=max(0.0, taken.at - since / 1e6) if since is not None else 0.0,
+        **{name: counted[name] for name in comparison.KEY_NUMBERS},
     )
 
 

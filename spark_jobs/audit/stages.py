@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from spark_jobs.audit import comparison
 from spark_jobs.audit.committed import Taken
-from spark_jobs.audit.comparison import COPY, COPY_NUMBERS
+from spark_jobs.audit.comparison import COPY, COPY_NUMBERS, KEY_NUMBERS
 from spark_jobs.audit.kafka_side import Logs, Topics, end_of
 from spark_jobs.audit.state import Past
 from spark_jobs.data_source.sequenced import carried, decided, is_acknowledgement
@@ -67,13 +67,23 @@ class Stages:
             "is_lost OR is_unknown OR is_repeated" + (" OR is_open" if self._left else ""),
         )
         repeated = comparison.repeats(observed, told.where("is_repeated"), again) if of_records["repeated"] else None
+        ends, knows_keys = self._ends_of_past()
+        lost = taken.keys_of(self._spark, told.where("is_lost").select("record")) if of_records["lost"] else None
+        knows_all = knows_keys and (lost is not None or not of_records["lost"])
         stepped, of_copies = self._kept(
             "stepped",
-            comparison.by_sequence(observed, repeated, self._of_past("ends")),
+            comparison.by_sequence(
+                observed,
+                repeated,
+                ends,
+                unknown=told.where("is_unknown") if of_records["unknown"] else None,
+                lost=lost,
+            ),
             comparison.copy_numbers(),
             "duplicate IS NOT NULL OR is_reordered" + (" OR is_end" if self._left else ""),
         )
-        numbers = {**seen, **of_records, **of_copies}
+        of_keys = {} if knows_all else dict.fromkeys(KEY_NUMBERS)
+        numbers = {**seen, **of_records, **of_copies, **of_keys}
         totals = {name: numbers[name] for name in TOTALS}
         settled = {name: numbers.get(f"settled_{name}", numbers[name]) for name in TOTALS}
         for name, before_this in (self._past.numbers if self._past else {}).items():
@@ -81,7 +91,8 @@ class Stages:
             settled[name] += before_this
         found = self._found(told, stepped, observed, most) if _is_worth({**numbers, **totals}) else None
         if self._left is not None:
-            comparison.ends_of(stepped).write.parquet(str(self._left / "ends"))
+            left = comparison.ends_of(stepped)
+            (left if knows_keys else left.drop("has_gap")).write.parquet(str(self._left / "ends"))
             told.where("is_open").select("record").write.parquet(str(self._left / "open"))
             if found is not None:
                 found.where("is_settled").write.parquet(str(self._left / "found"))
@@ -151,6 +162,16 @@ class Stages:
         history.join(came, "record", "left_semi").select(*COPY).write.parquet(str(place))
         again = self._spark.read.parquet(str(place))
         return None if again.isEmpty() else again
+
+    def _ends_of_past(self) -> tuple[DataFrame | None, bool]:
+        """Return the ends of sequences, and whether they tell which keys had gaps.
+
+        Those of an earlier version do not, which is known all the same where no audit has found a gap.
+        """
+        ends = self._of_past("ends")
+        if self._past is None or ends is None or "has_gap" in ends.columns:
+            return ends, True
+        return ends, not (self._past.numbers["reordered"] or self._past.numbers["unknown"])
 
     def _kept(
         self, name: str, frame: DataFrame, numbers: Sequence[Column], worth: str

@@ -236,6 +236,7 @@ def _title(name: str) -> str:
 
 
 _COUNT = Column(kind="bigint", least=0)
+_KNOWN_COUNT = Column(kind="bigint", least=0, nullable=True)
 _CLOCK = Column(kind="integer", least=0, most=2400)
 """Hours and minutes as one number: 1745."""
 
@@ -306,8 +307,22 @@ AUDIT_SUMMARY = Contract(
         "delay_max_ms": Column(kind="double", nullable=True),
         "backlog_records": _COUNT,
         "backlog_age_seconds": Column(kind="double", least=0),
+        # A summary of an earlier version lacks them.
+        "keys": _KNOWN_COUNT,
+        "keys_with_gaps": _KNOWN_COUNT,
     },
     rows={
+        "no_more_keys_with_gaps_than_keys": (
+            lambda frame: ~(frame["keys_with_gaps"] > frame["keys"]).fillna(value=False),
+            "NOT coalesce(keys_with_gaps > `keys`, false)",
+        ),
+        "gaps_in_keys_are_those_of_records": (
+            lambda frame: (
+                frame["keys_with_gaps"].isna()
+                | (frame["keys_with_gaps"].fillna(0) > 0).eq(frame["lost"] + frame["reordered"] + frame["unknown"] > 0)
+            ),
+            "coalesce((keys_with_gaps > 0) = (lost + reordered + unknown > 0), true)",
+        ),
         "no_more_lost_than_committed": (lambda frame: frame["lost"] <= frame["committed"], "lost <= committed"),
         "no_more_foreign_messages_than_records": (
             lambda frame: frame["foreign_messages"] <= frame["records"],

@@ -1,25 +1,18 @@
 """The audit by Spark: its time and memory at two sizes, what they predict for a hundred million records, and what an
 audit costs that goes on from the last. Beside it stands the floor: Spark, started, counts the same topic."""
 
-import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import psutil
-
-from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
-from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain_batches
+from tests.benchmarks.processes import Run, run_module
 from tests.benchmarks.report import Result, at_most
 
 if TYPE_CHECKING:
@@ -30,18 +23,6 @@ _LARGE, _SMALL = 50, 10
 _PLANNED_RECORDS = 100_000_000
 _LONGEST_SECONDS = 300
 _MOST_MEGABYTES = 2_000
-_LOOK_SECONDS = 0.2
-_MEGABYTE = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run of a process: how many records, how long, and the CPU time and the most memory of it and its children."""
-
-    records: int
-    seconds: float
-    cpu_seconds: float
-    megabytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +63,14 @@ def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     small, large = _SMALL * size.records, _LARGE * size.records
     try:
         _deliver(own, small)
-        first = _run(own, small, "spark_jobs.audit", "--topic", own.topic)
+        first = run_module(own, small, "spark_jobs.audit", "--topic", own.topic)
         _deliver(own, large - small)
-        floor = _run(own, large, "tests.benchmarks.spark_count", own.topic)
-        second = _run(own, large, "spark_jobs.audit", "--topic", own.topic)
-        kept = _run(own, large, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+        floor = run_module(own, large, "tests.benchmarks.spark_count", own.topic)
+        second = run_module(own, large, "spark_jobs.audit", "--topic", own.topic)
+        kept = run_module(own, large, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
         state_bytes = sum(path.stat().st_size for path in state.rglob("*.parquet"))
         _deliver(own, size.records)
-        since = _run(own, size.records, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+        since = run_module(own, size.records, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
     finally:
         shutil.rmtree(state, ignore_errors=True)
     cost = Cost.of(first, second)
@@ -117,44 +98,3 @@ def _deliver(servers: Servers, records: int) -> None:
     servers.insert(records)
     servers.settle()
     drain_batches(servers, records, delivery="pipelined")
-
-
-def _run(servers: Servers, records: int, module: str, *arguments: str) -> Run:
-    began, cpu_seconds, highest = time.perf_counter(), 0.0, 0
-    with subprocess.Popen([sys.executable, "-m", module, *arguments], env=_environment(servers)) as process:
-        while process.poll() is None:
-            cpu, resident = _used(process.pid)
-            cpu_seconds, highest = max(cpu_seconds, cpu), max(highest, resident)
-            time.sleep(_LOOK_SECONDS)
-    if process.returncode != 0:
-        raise RuntimeError(f"{module} ended with {process.returncode}")
-    return Run(
-        records=records,
-        seconds=time.perf_counter() - began,
-        cpu_seconds=cpu_seconds,
-        megabytes=highest / _MEGABYTE,
-    )
-
-
-def _environment(servers: Servers) -> Mapping[str, str]:
-    state = default_state()
-    java_home = find_java(state)
-    jars = [path for each in (POSTGRES_JDBC, spark_kafka_jars()) for path in resolve(each, state, java_home)]
-    places = {"HARVEST_DSN": servers.dsn, "HARVEST_BOOTSTRAP_SERVERS": servers.bootstrap_servers}
-    environment = {**os.environ, **places, "JAVA_HOME": str(java_home), "HARVEST_SPARK_JARS": ",".join(map(str, jars))}
-    environment.pop("HARVEST_CONFIG", None)
-    return environment
-
-
-def _used(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds and the resident bytes of a process and its children."""
-    cpu, resident = 0.0, 0
-    try:
-        found = psutil.Process(pid)
-        for each in (found, *found.children(recursive=True)):
-            times = each.cpu_times()
-            cpu += times.user + times.system
-            resident += each.memory_info().rss
-    except psutil.NoSuchProcess:  # it has just ended
-        return 0.0, 0
-    return cpu, resident

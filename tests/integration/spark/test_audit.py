@@ -38,7 +38,31 @@ def test_anomalies_of_all_kinds_are_told_apart(native):
         "unknown": 2,
         "foreign_messages": 1,
         "backlog_records": 1,
+        "keys": KEYS,
+        "keys_with_gaps": 1,
     }
+
+
+def test_keys_with_gaps_are_counted_once_each_and_no_other(native):
+    """One that has lost a record, all of them, has an unknown one, has one out of order; and two that are whole."""
+    outbox = native.outbox
+    write(outbox, *(["whole", "lost", "strange", "turned", "copied"] * 4))
+    outbox.harvest(delivery="transactional").drain(60)
+    assert native.changed() == {"records": 20, "committed": 20, "keys": 5}
+    by_key = {record.key: record for record in native.log()}
+    native.produce(by_key["strange"], outbox_id=10**9)
+    native.produce(by_key["strange"], outbox_id=10**9 + 1)
+    native.produce(by_key["copied"])
+    write(outbox, "lost", "lost", "höchst lost", "turned", "turned", "whole")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    for record_id in (25, 24):
+        native.produce(by_key["turned"], outbox_id=record_id)
+    native.produce(by_key["whole"], outbox_id=26)
+    found = native.changed()
+    assert (found["lost"], found["unknown"], found["reordered"]) == (3, 2, 1)
+    assert (found["keys"], found["keys_with_gaps"]) == (1, 4)
+    write(outbox, "waits")
+    assert native.changed() == {"committed": 1, "backlog_records": 1}
 
 
 @pytest.mark.long
@@ -46,7 +70,7 @@ def test_each_anomaly_changes_its_number_and_no_other(native, admin):
     outbox = native.outbox
     outbox.fill(RECORDS, keys=KEYS)
     outbox.harvest(delivery="transactional").drain(60)
-    assert native.changed() == {"records": RECORDS, "committed": RECORDS}
+    assert native.changed() == {"records": RECORDS, "committed": RECORDS, "keys": KEYS}
     first, second, *_, last = of_one_key(native.log())
 
     native.produce(last)
@@ -64,7 +88,7 @@ def test_each_anomaly_changes_its_number_and_no_other(native, admin):
     write(outbox, last.key, last.key)
     assert native.changed() == {"committed": 2, "backlog_records": 2}
     outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
-    assert native.changed() == {"lost": 2, "backlog_records": -2}
+    assert native.changed() == {"lost": 2, "backlog_records": -2, "keys_with_gaps": 1}
     assert [record for _, record, _ in native.findings("lost")[-2:]] == [str(RECORDS + 1), str(RECORDS + 2)]
     for outbox_id in (RECORDS + 2, RECORDS + 1):
         native.produce(last, outbox_id=outbox_id)
@@ -84,7 +108,8 @@ def test_each_anomaly_changes_its_number_and_no_other(native, admin):
     place = TopicPartition(outbox.topic, first.partition, first.offset + 1)
     gone = [record for record in log if record.partition == first.partition and record.offset <= first.offset]
     admin.delete_records([place])[place].result(30)
-    assert native.changed() == {"records": -len(gone), "lost": len(gone)}
+    others = {"keys_with_gaps": count} if (count := len({record.key for record in gone} - {last.key})) else {}
+    assert native.changed() == {"records": -len(gone), "lost": len(gone), **others}
 
 
 def test_where_rows_are_purged_the_ledger_says_what_was_committed(purged):
@@ -92,7 +117,10 @@ def test_where_rows_are_purged_the_ledger_says_what_was_committed(purged):
     purged.harvest()
     purged.promote(1)
     assert purged.outbox.count() == 1
-    assert purged.changed() == {"records": RECORDS, "committed": RECORDS + 1, "backlog_records": 1}
+    assert purged.changed() == {"records": RECORDS, "committed": RECORDS + 1, "backlog_records": 1, "keys": KEYS}
+    purged.outbox.connection.execute("DELETE FROM outbox")
+    found = purged.audit()
+    assert (found.lost, found.keys, found.keys_with_gaps) == (1, None, None), "nobody knows the key of what is lost"
 
 
 @pytest.mark.long
@@ -101,7 +129,7 @@ def test_each_anomaly_of_a_purged_outbox_changes_its_number_and_no_other(purged)
     assert purged.changed() == {"committed": RECORDS, "backlog_records": RECORDS}
     purged.harvest()
     assert purged.outbox.count() == 0
-    assert purged.changed() == {"records": RECORDS, "backlog_records": -RECORDS}
+    assert purged.changed() == {"records": RECORDS, "backlog_records": -RECORDS, "keys": KEYS}
     *_, last = of_one_key(purged.log())
     purged.produce(last)
     assert purged.changed() == {"records": 1, "duplicates_adjacent": 1}
@@ -111,7 +139,7 @@ def test_each_anomaly_of_a_purged_outbox_changes_its_number_and_no_other(purged)
     purged.produce(last, outbox_id=5_000, headers=[("event-id", "5000")])
     purged.produce(last, outbox_id=5_001, headers=[("event-id", b"\x00\xff")])
     purged.produce(last, outbox_id=5_002, headers=[])
-    assert purged.changed() == {"records": 3, "unknown": 3}
+    assert purged.changed() == {"records": 3, "unknown": 3, "keys_with_gaps": 1}
     assert [row[1] for row in purged.findings("unknown")[-3:]] == ["5000", "outbox id 5001", "outbox id 5002"]
 
     purged.promote(4)
@@ -156,7 +184,7 @@ def test_what_comes_while_it_reads_is_neither_lost_nor_unknown(native, monkeypat
         return real(topics)
 
     monkeypatch.setattr(kafka_side.Topics, "logs", logs)
-    assert native.changed() == {"records": 3, "committed": 2}
+    assert native.changed() == {"records": 3, "committed": 2, "keys": 3}
 
 
 def test_delays_and_backlog(native):

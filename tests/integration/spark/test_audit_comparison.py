@@ -26,14 +26,32 @@ def random_case(dice):
         )
         for _ in range(dice.randrange(25))
     ]
-    return committed, log
+    # The keys of those that are lost; what came has its own.
+    keys = {record: (dice.choice("tu"), dice.choice([b"a", b"b", b""])) for record in committed}
+    return committed, log, keys
+
+
+def counted_keys(committed, log, keys):
+    """Count the keys of a case, and those with gaps, one after another."""
+    lost = set(committed) - {record for *_, record, _ in log}
+    every = {(topic, key) for topic, _, key, _, _ in log} | {keys[record] for record in lost}
+    wrong = {keys[record] for record in lost}
+    came = {}
+    for *sequence, record, _ in log:
+        earlier = came.setdefault(tuple(sequence), [])
+        if record not in earlier:
+            earlier.append(record)
+    for (topic, _, key), records in came.items():
+        if records != sorted(records) or not set(records) <= set(committed):
+            wrong.add((topic, key))
+    return len(every), len(wrong)
 
 
 def test_the_comparison_counts_as_that_of_one_process_does(spark):
     dice = random.Random(1)
-    cases = [random_case(dice) for _ in range(CASES)]
+    cases = [(number, *random_case(dice)) for number in range(CASES)]
     observed, committed = [], []
-    for number, (ids, log) in enumerate(cases):
+    for number, ids, log, _ in cases:
         committed += [(number * IDS + each, comparison.MUST_COME) for each in ids]
         for offset, (topic, partition, key, record, leader) in enumerate(log):
             place = (f"{topic}{number}", partition, offset, bytearray(key))
@@ -48,12 +66,24 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
         {"since": F.current_timestamp(), "is_new": F.lit(True)}  # noqa: FBT003
     )
     told = comparison.by_record(copies, known)
-    stepped = comparison.by_sequence(copies, comparison.repeats(copies, told.where("is_repeated")))
-    found = {number: dict.fromkeys(comparison.COPY_NUMBERS, 0) for number in range(CASES)}
-    for rows, numbers in ((told, comparison.record_numbers()), (stepped, comparison.copy_numbers())):
-        for row in rows.groupBy(F.floor(F.col("record") / IDS).alias("case")).agg(*numbers).collect():
+    keys = [
+        (number * IDS + record, f"{topic}{number}", bytearray(key))
+        for number, _, _, keys in cases
+        for record, (topic, key) in keys.items()
+    ]
+    lost = told.where("is_lost").join(spark.createDataFrame(keys, "record bigint, topic string, key binary"), "record")
+    stepped = comparison.by_sequence(
+        copies, comparison.repeats(copies, told.where("is_repeated")), unknown=told.where("is_unknown"), lost=lost
+    )
+    found = {number: dict.fromkeys((*comparison.COPY_NUMBERS, *comparison.KEY_NUMBERS), 0) for number in range(CASES)}
+    by_record, by_topic = F.floor(F.col("record") / IDS), F.substring("topic", 2, 9).cast("int")
+    for rows, case, numbers in (
+        (told, by_record, comparison.record_numbers()),
+        (stepped, by_topic, comparison.copy_numbers()),
+    ):
+        for row in rows.groupBy(case.alias("case")).agg(*numbers).collect():
             found[row["case"]] |= row.asDict()
-    for number, (ids, log) in enumerate(cases):
+    for number, ids, log, keys in cases:
         if not ids and not log:
             continue
         report = audit_in_one_process(
@@ -67,6 +97,7 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
         for name in ("committed", "lost", "unknown", "reordered"):
             assert row[name] == getattr(report, name), (number, name)
         assert row["ours"] == report.records
+        assert (row["keys"], row["keys_with_gaps"]) == counted_keys(ids, log, keys), number
         assert row["duplicates_cross_epoch"] == report.explained_duplicates
         assert row["duplicates_adjacent"] + row["duplicates_separated"] == report.unexplained_duplicates
 
@@ -75,8 +106,8 @@ def test_records_are_shuffled_once_by_id_and_once_by_key_and_only_keys_are_sorte
     """What an audit of many records costs: a second shuffle or sort of all of them is noticed here."""
     copies = spark.range(10).select(
         *(F.col("id").alias(name) for name in ("record", "outbox_id", "offset")),
-        F.lit("t").alias("topic"),
-        F.lit(0).alias("partition"),
+        F.col("id").cast("string").alias("topic"),
+        F.col("id").cast("int").alias("partition"),
         *(F.col("id").cast("string").cast("binary").alias(name) for name in ("key", "leader")),
         F.current_timestamp().alias("at"),
         *(F.lit(True).alias(name) for name in ("is_settled", "is_judged")),  # noqa: FBT003

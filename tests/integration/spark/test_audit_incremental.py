@@ -16,7 +16,8 @@ from harvest_lib.record_header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity
-from spark_jobs.audit import results
+from spark_jobs.audit import comparison, results
+from spark_jobs.audit.comparison import ends_of
 from spark_jobs.audit.kafka_side import Topics
 from spark_jobs.audit.run import _require_server
 from spark_jobs.audit.stages import Stages
@@ -103,6 +104,37 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     native.produce(last, outbox_id=low)  # after those that were written later
     found, _ = since.require_same()
     assert (found.lost, found.reordered, found.duplicates_adjacent) == (0, 1, 2)
+
+
+def test_a_state_of_an_earlier_version_knows_keys_unless_it_had_found_a_gap(since, monkeypatch):
+    native, outbox = since.native, since.native.outbox
+    outbox.fill(RECORDS, keys=KEYS)
+    outbox.harvest(delivery="pipelined").drain(60)
+    with monkeypatch.context() as patch:  # which did not write this column
+        patch.setattr(comparison, "ends_of", lambda stepped: ends_of(stepped).drop("has_gap"))
+        since.audit()
+        native.produce(native.log()[-1], outbox_id=10**9)
+        found = since.audit()
+        assert (found.unknown, found.keys, found.keys_with_gaps) == (1, KEYS, 1)
+    found = since.audit()
+    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, None, None)
+    found = since.audit()
+    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, None, None), "it went on from one that did not know"
+    found = since.audit(full=True)
+    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, KEYS, 1)
+
+
+def test_a_key_that_had_a_gap_has_it_in_later_audits_too(since):
+    native, outbox = since.native, since.native.outbox
+    write(outbox, "strange", "whole")
+    outbox.harvest(delivery="pipelined").drain(60)
+    native.produce(next(each for each in native.log() if each.key == "strange"), outbox_id=10**9)
+    since.audit()
+    write(outbox, "whole")
+    outbox.harvest(delivery="pipelined").drain(60)
+    since.read.clear()
+    found, read = since.require_same()
+    assert (read, found.unknown, found.reordered, found.keys, found.keys_with_gaps) == (1, 1, 0, 2, 1)
 
 
 def test_only_what_came_since_is_read(since):

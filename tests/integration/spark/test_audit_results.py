@@ -34,6 +34,17 @@ def test_an_audit_of_the_same_id_replaces_the_first(native):
     assert native.findings("audited") == [("nightly", '"public"."outbox"', outbox.topic)]
 
 
+def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(native):
+    native.outbox.fill(RECORDS, keys=KEYS)
+    native.outbox.harvest(delivery="pipelined").drain(60)
+    native.audit(audit_id="before")
+    for name in ("keys", "keys_with_gaps"):
+        native.outbox.connection.execute(f"ALTER TABLE harvest_audit.summary DROP COLUMN {name}")
+    native.audit(audit_id="after")
+    rows = native.outbox.connection.execute("SELECT audit_id, keys, keys_with_gaps FROM harvest_audit.summary")
+    assert sorted(rows) == [("after", KEYS, 0), ("before", None, None)]
+
+
 def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch):
     monkeypatch.setattr("spark_jobs.audit.run.MOST_FINDINGS", 5)
     native.outbox.fill(RECORDS, keys=KEYS)
@@ -79,7 +90,7 @@ def test_expectations_and_their_pages(native, tmp_path, monkeypatch):
     monkeypatch.undo()
     summary = native.audit(audit_id="bad")
     bad = expect_audit(summary, docs=tmp_path / "bad", limits=Limits(duplicates_cross_epoch=0, foreign_messages=0))
-    assert [failed.column for failed in bad.failed] == ["unknown", "duplicates_cross_epoch"]
+    assert [failed.column for failed in bad.failed] == ["unknown", "keys_with_gaps", "duplicates_cross_epoch"]
     assert "seen 1" in str(bad.failed[0])
     assert bad.url == (tmp_path / "bad" / "index.html").as_uri()
     (page,) = (tmp_path / "bad" / "validations").rglob("*.html")

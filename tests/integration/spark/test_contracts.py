@@ -43,7 +43,7 @@ def test_what_is_as_it_should_be_passes(spark, contract):
         (OUTBOX, {"kafka_value": "v" * 10_001}, "kafka_value", "str_length"),
         (OUTBOX, {"kafka_header_keys": ["a", "b"]}, "outbox rows", "as_many_header_keys_as_values"),
         (AUDIT_SUMMARY, {"lost": -1}, "lost", "greater_than_or_equal_to(0)"),
-        (AUDIT_SUMMARY, {"lost": 8}, "audit summary", "no_more_lost_than_committed"),
+        (AUDIT_SUMMARY, {"lost": 8, "keys": 1, "keys_with_gaps": 1}, "audit summary", "no_more_lost_than_committed"),
     ],
 )
 def test_what_is_not_is_named_with_its_check(spark, contract, changes, column, check):

@@ -1,6 +1,7 @@
 """What the audit by Spark promises without Spark, Kafka and Postgres."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +11,7 @@ from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, audit
 from spark_jobs.audit import __main__ as command
 from spark_jobs.audit.kafka_side import java_settings, translated
 from spark_jobs.audit.run import _failure
+from spark_jobs.audit_summary import together
 
 NUMBERS = [name for name in AuditSummary.__dataclass_fields__ if name not in {"audit_id", "at"}]
 
@@ -135,3 +137,16 @@ def test_an_audit_needs_topics_and_an_id(tmp_path):
     for audit_id in ("", "x" * 201, "a\0b"):
         with pytest.raises(ConfigError, match="audit's id"):
             audit(dsn="", kafka={}, topics=["t"], audit_id=audit_id)
+
+
+def test_audits_of_other_topics_together_are_their_sums_as_of_the_oldest():
+    late = datetime(2013, 1, 2, tzinfo=UTC)
+    one = summary(records=1, lost=2, keys=3, keys_with_gaps=1, delay_p99_ms=5.0, backlog_age_seconds=4.0)
+    two = replace(one, audit_id="other", at=late, delay_p99_ms=7.0, backlog_age_seconds=1.0)
+    both = together([two, one])
+    assert (both.records, both.lost, both.keys, both.keys_with_gaps, both.at) == (2, 4, 6, 2, one.at)
+    assert (both.delay_p99_ms, both.backlog_age_seconds) == (7.0, 4.0)
+    assert both.audit_id == "2 audits since nightly"
+    unknown = together([one, replace(two, keys=None, delay_p99_ms=None)])
+    assert (unknown.keys, unknown.delay_p99_ms) == (None, 5.0), "what one does not know, nobody knows; no delay is none"
+    assert together([one]) == one
