@@ -42,7 +42,9 @@ SELECT subscription, topics, parts, sender, snapshot, begun_at, filled_at FROM {
 """
 _INSERT = "INSERT INTO {replays} (subscription, topics, parts) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
 _ANCHOR = "UPDATE {replays} SET snapshot = %s WHERE subscription = %s AND snapshot IS NULL"
-_FILLED = "UPDATE {replays} SET filled_at = clock_timestamp() WHERE subscription = %s AND filled_at IS NULL"
+_FILLED = """
+UPDATE {replays} SET filled_at = coalesce(filled_at, clock_timestamp()) WHERE subscription = %s AND sender = %s
+"""
 _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 
@@ -103,9 +105,14 @@ class Replays:
         """Note the snapshot that it is filled up to, unless one is noted."""
         self._execute(connection, _ANCHOR, snapshot, subscription)
 
-    def filled(self, connection: psycopg.Connection[Any], subscription: str) -> None:
-        """Note that all of it is in its topics, so that it may be harvested."""
-        self._execute(connection, _FILLED, subscription)
+    def filled(self, connection: psycopg.Connection[Any], replay: Replay) -> None:
+        """Note that all of it is in its topics, so that it may be harvested; CheckpointError if it was given up."""
+        if not self._execute(connection, _FILLED, replay.subscription, replay.sender).rowcount:
+            raise CheckpointError(
+                f"the replay {replay.subscription!r} was given up while it went on",
+                evidence=f"{self.outbox.replays} has none of the sender {replay.sender}",
+                next_step="empty its topics, and begin again; `harvest subscriptions remove` was run meanwhile",
+            )
 
     def forget(self, connection: psycopg.Connection[Any], subscription: str) -> None:
         """Forget how a subscription was filled, if it was."""

@@ -249,6 +249,7 @@ class Subscriptions:
         anchor = None if to == "mirror" else self.anchor(to)
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
+            Replays(self.outbox).require_filled(self.connection, name)
             shards = self.get(name)
             generation = max(self.now(), *(each.generation + 1 for each in shards))
             if to == "mirror":

@@ -12,7 +12,8 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def _arguments() -> Parser:
         action="store_true",
         help="replay what is in the outbox, though earlier records were dropped",
     )
+    parser.add_argument(
+        "--progress-seconds", type=float, help="print which share is done, so often (default: a bar on a terminal)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
@@ -74,14 +78,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = _arguments().parse_args(arguments)
     topics = _topics(options.topic)
     place = _place(options)
-    console = Console(stderr=True)
+    every_seconds = options.progress_seconds
+    console = Console(stderr=every_seconds is None, soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
 
         def begun(found: Replay) -> None:
-            console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts", highlight=False)
+            console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts")
 
         with (
-            Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+            Progress(
+                console=console, transient=True, disable=every_seconds is not None or not console.is_terminal
+            ) as bar,
             spark_session(jars=[], work_folder=Path(folder), app_name="harvest replay", is_long=True) as spark,
         ):
             task = bar.add_task(options.subscription, total=1.0)
@@ -91,10 +98,25 @@ def _run(arguments: Sequence[str] | None) -> int:
                 options.subscription,
                 topics,
                 begun=begun,
-                progress=lambda share: bar.update(task, completed=share),
+                progress=(lambda share: bar.update(task, completed=share))
+                if every_seconds is None
+                else _lines(options.subscription, every_seconds),
             )
     tell(json.dumps(asdict(report)) if options.json else _sentence(report))
     return 0
+
+
+def _lines(subscription: str, every_seconds: float) -> Callable[[float], None]:
+    """Return what prints the share that is done, unless it did so a short time ago."""
+    next_at = 0.0
+
+    def tell_share(share: float) -> None:
+        nonlocal next_at
+        if (now := time.monotonic()) >= next_at:
+            next_at = now + every_seconds
+            tell(f"{subscription}: about {share:.0%} done")
+
+    return tell_share
 
 
 def _sentence(report: ReplayReport) -> str:

@@ -27,11 +27,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from harvest_lib.archive import ArchiveFiles
 from harvest_lib.database import connect, in_statement, translated
-from harvest_lib.errors import CheckpointError, ConfigError, HarvestError, TopicMissing
+from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, topic_partitions, translate
 from harvest_lib.outbox import OutboxTable, Segments
 from harvest_lib.outbox.replays import Replay, Replays
+from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -90,7 +92,7 @@ def replay(
     outbox = OutboxTable.parse(place.outbox)
     with connect(place.dsn) as connection:
         _require_all(connection, outbox.placed(connection), place)
-        found = _begun(connection, outbox, place.kafka, subscription, topics)
+        found = _begun(connection, outbox, place, subscription, topics)
         highest_id = _highest_id(connection, outbox)
     begun(found)
     if found.filled_at is not None:
@@ -106,7 +108,7 @@ def replay(
         done = _fill(spark, place, found, settings)
     with connect(place.dsn) as connection, translated(), connection.transaction():
         placed = outbox.placed(connection)
-        Replays(placed).filled(connection, subscription)
+        Replays(placed).filled(connection, found)
         _hold(connection, placed, subscription, None)
     records = sum(row["records"] for row in done)
     seconds = (datetime.now(UTC) - began).total_seconds()
@@ -119,7 +121,7 @@ def replay(
 def _begun(
     connection: psycopg.Connection[Any],
     outbox: OutboxTable,
-    kafka: Mapping[str, object],
+    place: Place,
     subscription: str,
     topics: Mapping[str, str],
 ) -> Replay:
@@ -129,7 +131,7 @@ def _begun(
     subscriptions = Subscriptions(connection, placed, Selection(table=placed.identifier))
     found = replays.get(connection, subscription)
     if found is None:
-        parts = _parts(kafka, topics)
+        parts = _parts(place.kafka, topics)
         if subscriptions.shards(subscription):
             raise CheckpointError(
                 f"there is a subscription {subscription!r} already",
@@ -153,25 +155,37 @@ def _begun(
             next_step=f"`harvest subscriptions remove {subscription}`, empty its topics, and begin again",
         )
     if found.snapshot is None:
-        if not subscriptions.shards(subscription):
-            subscriptions.add(subscription, start="now", topics=sorted(topics))
-        _hold(connection, placed, subscription, _LOWEST_ID)
-        (shard,) = subscriptions.get(subscription)
-        system = server_identity.place(connection).system
-        replays.anchor(connection, subscription, f"{shard.seen}@{system}")
+        with exclusively(connection, placed):  # nothing is dropped before retention knows what is to be kept
+            if not subscriptions.shards(subscription):
+                subscriptions.add(subscription, start="now", topics=sorted(topics))
+            _hold(connection, placed, subscription, _LOWEST_ID)
+            _require_all(connection, placed, place)
+            (shard,) = subscriptions.get(subscription)
+            system = server_identity.place(connection).system
+            replays.anchor(connection, subscription, f"{shard.seen}@{system}")
         found = replays.get(connection, subscription)
         assert found is not None  # noqa: S101 - as above
     return found
 
 
 def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: Place) -> None:
-    """Raise ConfigError if segments were dropped, and nobody says where they are."""
+    """Raise ConfigError if segments were dropped and nobody says where they are, ArchiveError if they are not there."""
     outbox.check_native(connection)
-    segments = Segments(outbox).read(connection)
-    if place.archive is None and not place.without_dropped and segments and segments[0].lower is not None:
+    there = [each for each in Segments(outbox).read(connection) if not each.detaching]
+    if place.without_dropped or not there or there[0].lower is None:
+        return
+    if place.archive is None:
         raise ConfigError(
-            f"records with ids below {segments[0].lower} were dropped from {outbox}",
+            f"records with ids below {there[0].lower} were dropped from {outbox}",
             field="--archive",
+            next_step="name the archive that has them, or say --without-dropped to replay what is there",
+        )
+    archived = ArchiveFiles(place.archive).manifests()
+    if not archived or archived[0].lower is not None:
+        begins = f"begins with the id {archived[0].lower}" if archived else "has no segment"
+        raise ArchiveError(
+            f"records were dropped from {outbox} before its archive began",
+            evidence=f"{place.archive} {begins}, the outbox with {there[0].lower}",
             next_step="name the archive that has them, or say --without-dropped to replay what is there",
         )
 

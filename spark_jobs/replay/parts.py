@@ -11,6 +11,7 @@ Promises
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -181,6 +182,9 @@ class _Writer:
         try:
             call()
         except RAISED as error:
+            with suppress(*RAISED):
+                self._producer.poll(0)  # the reports say more than what the client may raise instead
+            self._raise_failure()
             raise KafkaException(raised(error)) from error
 
     def _report(self, error: KafkaError | None, _message: object) -> None:

@@ -17,6 +17,7 @@ from tests.benchmarks import (
     pipeline,
     pools,
     spark_audit,
+    spark_replay,
     spark_sink,
 )
 from tests.benchmarks.approaches import scenario as approaches
@@ -136,6 +137,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "hand-over": _hand_over,
     "idle": _idle,
     "spark-audit": spark_audit.audit,
+    "spark-replay": spark_replay.spark_replay,
     "approaches": _approaches,
     "history": history.check,
 }

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from uuid import uuid4
 
+import psycopg
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
@@ -20,14 +21,21 @@ from support.waiting import eventually
 from support.writers import Writers
 
 from harvest_lib.archive import archive_segments
-from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, KafkaUnavailable, TopicMissing
+from harvest_lib.errors import (
+    ArchiveError,
+    CheckpointError,
+    ConfigError,
+    DatabaseError,
+    KafkaUnavailable,
+    TopicMissing,
+)
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import append, drop_passed
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
-from spark_jobs.replay import replay
+from spark_jobs.replay import filling, replay
 from spark_jobs.replay.__main__ import _arguments, _place
 from spark_jobs.replay.filling import Place
 from spark_jobs.replay.parts import PartSettings, write_parts
@@ -223,6 +231,57 @@ def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkey
     assert replay(spark, place, "v2", {"orders": target}).records == 700
     assert shard(native).holds is None
     assert drop_passed(native.connection, native.table, keep_seconds=0).dropped
+
+
+def test_nothing_is_dropped_while_a_replay_begins(spark, native, place, target, monkeypatch):
+    write(native, 700)
+    native.subscribe(native.snapshot())
+    real, tried = filling._hold, []
+
+    def retention_comes_first(*arguments):
+        if not tried:
+            tried.append(True)
+            with psycopg.connect(place.dsn, autocommit=True) as other, pytest.raises(DatabaseError, match="changing"):
+                drop_passed(other, native.table, keep_seconds=0, patience_seconds=0.1)
+        real(*arguments)
+
+    monkeypatch.setattr(filling, "_hold", retention_comes_first)
+    assert replay(spark, place, "v2", {"orders": target}).records == 700
+    assert tried
+
+
+def test_an_archive_that_began_too_late_is_refused(spark, native, place, target, bootstrap_servers, tmp_path):
+    native.subscribe(native.snapshot())
+    write(native, 500)
+    native.subscribe(native.snapshot())
+    assert drop_passed(native.connection, native.table, keep_seconds=0).dropped
+    late = replace(place, archive=str(tmp_path / "archive"))
+    write(native, 500)
+    left = committed(native)
+    for _ in range(2):
+        with pytest.raises(ArchiveError, match="before its archive began") as caught:
+            replay(spark, late, "v2", {"orders": target})
+        assert ("has no segment" in caught.value.evidence) == (not list((tmp_path / "archive").glob("segments/*")))
+        list(archive_segments(native.connection, native.table, late.archive))
+    assert replay(spark, replace(late, without_dropped=True), "v2", {"orders": target}).records == len(left)
+    check(bootstrap_servers, target, left)
+
+
+def test_one_that_is_given_up_or_moved_while_it_goes_on_is_told(spark, native, place, target, monkeypatch):
+    write(native, 100)
+    subscriptions = Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
+    real = filling._fill
+
+    def given_up_meanwhile(*arguments):
+        with pytest.raises(CheckpointError, match="is being filled"):
+            subscriptions.rewind("v2", to="beginning")
+        done = real(*arguments)
+        subscriptions.remove("v2")
+        return done
+
+    monkeypatch.setattr(filling, "_fill", given_up_meanwhile)
+    with pytest.raises(CheckpointError, match="was given up while it went on"):
+        replay(spark, place, "v2", {"orders": target})
 
 
 def test_who_wrote_a_part_before_is_fenced(bootstrap_servers, target):
