@@ -15,6 +15,7 @@ from dagster_harvest.settings import RESULTS, OutboxSettings
 Tell = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
+_PARTITION_TAG = "dagster/partition"
 
 
 def log_alert(text: str) -> None:
@@ -24,8 +25,14 @@ def log_alert(text: str) -> None:
 
 def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[dg.SensorDefinition]:
     """Return the sensor of failures and that of recoveries, over all runs that touch the outbox, on by default."""
-    jobs = {settings.daemon_job_name, settings.audit_job_name, settings.archive_job_name}
-    assets = {settings.outbox_key, settings.business_key, settings.archive_key, *map(settings.audit_key, RESULTS)}
+    jobs = {
+        settings.daemon_job_name,
+        settings.audit_job_name,
+        settings.archive_job_name,
+        settings.replay_job_name,
+    }
+    assets = {settings.outbox_key, settings.business_key, settings.archive_key, settings.replay_key}
+    assets |= set(map(settings.audit_key, RESULTS))
 
     def concerns_us(run: dg.DagsterRun) -> bool:
         return run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
@@ -55,7 +62,8 @@ def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[
         run = context.dagster_run
         if not concerns_us(run):
             return dg.SkipReason("a run that does not touch this outbox")
-        earlier = context.instance.get_runs(dg.RunsFilter(job_name=run.job_name), limit=10)
+        partition = {name: run.tags[name] for name in (_PARTITION_TAG,) if name in run.tags}
+        earlier = context.instance.get_runs(dg.RunsFilter(job_name=run.job_name, tags=partition), limit=10)
         before = next((each for each in earlier if each.run_id != run.run_id and each.is_finished), None)
         if before is None or before.status is not dg.DagsterRunStatus.FAILURE:
             return dg.SkipReason("the run before it had not failed")

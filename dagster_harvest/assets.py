@@ -20,10 +20,11 @@ from dagster import AssetExecutionContext
 from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagster_harvest.audit_results import AuditMissing, details, last_summary, require_compared, sample
+from dagster_harvest.audit_results import AuditMissing, details, last_summary, past_summaries, require_compared, sample
 from dagster_harvest.checks import blocking_verdicts
 from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
+from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, WriterSettings
 from harvest_lib.errors import HarvestError
@@ -126,32 +127,34 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
                 deps=[settings.outbox_key, *settings.topic_keys],
                 kinds={"spark", "postgres"},
                 description=_WHAT_AUDITS_FIND[table],
-                freshness_policy=dg.FreshnessPolicy.time_window(
-                    fail_window=timedelta(hours=settings.audit.fail_after_hours),
-                    warn_window=timedelta(hours=settings.audit.warn_after_hours),
-                ),
+                # Of partitions the latest would count: then what judges all of them is what has to be fresh.
+                freshness_policy=None if settings.audit.by_topic else _freshness(settings),
             )
             for table in TABLES
         ],
         group_name=settings.name,
+        partitions_def=_topic_partitions(settings),
         required_resource_keys={settings.resource_key, PIPES_KEY},
     )
     def audited(context: AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        topics = [context.partition_key] if settings.audit.by_topic else settings.topics
         audit_id = f"{settings.audit.id_prefix or settings.name}-{context.run.run_id}"
         arguments = ["--audit-id", audit_id, "--json"]
-        arguments += [word for topic in settings.topics for word in ("--topic", topic)]
+        arguments += [word for topic in topics for word in ("--topic", topic)]
         arguments += ["--table", settings.writer.table] if settings.writer is not None else []
         arguments += ["--allow-empty"] if settings.audit.allow_empty else []
-        arguments += ["--state", settings.audit.state_folder] if settings.audit.state_folder else []
+        if (folder := settings.audit.state_folder) is not None:
+            arguments += ["--state", str(Path(folder, context.partition_key)) if settings.audit.by_topic else folder]
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
             run_under_pipes(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
             resource = _resource(context, settings)
             with resource.connect() as connection:
-                last = last_summary(connection, settings, resource.table, audit_id=audit_id)
+                last = last_summary(connection, settings, resource.table, audit_id=audit_id, topics=topics)
                 summary = require_compared(last, settings)
                 counts = details(connection, summary.audit_id)
+                past = past_summaries(connection, settings, resource.table, topics)
                 samples = {name: sample(connection, summary.audit_id, name) for name, rows in counts.items() if rows}
         except AuditMissing as error:
             failure = as_failure(error)
@@ -162,7 +165,8 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         if failure is not None:
             raise failure
         numbers = _numbers(summary)
-        yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata=numbers)
+        plot = dg.MetadataValue.md(audit_plot(past))
+        yield dg.MaterializeResult(asset_key=settings.audit_key("summary"), metadata={**numbers, "last_audits": plot})
         for table, count in counts.items():
             found: dict[str, Any] = {"rows": count, "audit_id": summary.audit_id}
             if table in samples:
@@ -170,6 +174,18 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
             yield dg.MaterializeResult[Any](asset_key=settings.audit_key(table), metadata=found)
 
     return audited
+
+
+def _topic_partitions(settings: OutboxSettings) -> dg.PartitionsDefinition[str] | None:
+    """Return the partitions of the audit's assets, None without any."""
+    return dg.StaticPartitionsDefinition(list(settings.topics)) if settings.audit.by_topic else None
+
+
+def _freshness(settings: OutboxSettings) -> dg.FreshnessPolicy:
+    return dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(hours=settings.audit.fail_after_hours),
+        warn_window=timedelta(hours=settings.audit.warn_after_hours),
+    )
 
 
 def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
@@ -183,6 +199,7 @@ def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
         deps=[settings.audit_key("summary")],
         group_name=settings.name,
         description="Up to when delivery is proved. Not renewed while a record is lost, unknown or out of order.",
+        freshness_policy=_freshness(settings) if settings.audit.by_topic else None,
         required_resource_keys={settings.resource_key},
     )
     def verified(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:

@@ -1,6 +1,8 @@
 """The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `spark_jobs.audit`."""
 
+from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -11,7 +13,7 @@ from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.outbox import OutboxTable
-from spark_jobs.audit_summary import AuditSummary
+from spark_jobs.audit_summary import AuditSummary, together
 
 SCHEMA = "harvest_audit"
 
@@ -22,14 +24,20 @@ WHERE a.attrelid = to_regclass('harvest_audit.summary') AND a.attnum > 0 AND NOT
 """
 _LAST = """
 SELECT {columns} FROM harvest_audit.summary AS s WHERE starts_with(audit_id, %(prefix)s) AND {ours}
-ORDER BY at DESC, audit_id DESC LIMIT 1
+ORDER BY at DESC, audit_id DESC LIMIT {most}
 """
 # An audit of an earlier version did not say what it had audited.
 _OURS = """
 coalesce((SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
           FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id), true)
 """
+# Of one topic alone, so that no number is of two of them.
+_OURS_OF_TOPIC = """
+(SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) = %(topics)s::text[]
+ FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
+"""
 _SAMPLED_ROWS = 20
+_PLOTTED_AUDITS = 60
 _SAMPLE = "SELECT * FROM {table} WHERE audit_id = %s ORDER BY length(record), record LIMIT {rows}"
 _COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
 
@@ -39,13 +47,61 @@ class AuditMissing(HarvestError):
 
 
 def last_summary(
-    connection: psycopg.Connection[Any], settings: OutboxSettings, outbox: OutboxTable, *, audit_id: str | None = None
+    connection: psycopg.Connection[Any],
+    settings: OutboxSettings,
+    outbox: OutboxTable,
+    *,
+    audit_id: str | None = None,
+    topics: Sequence[str] | None = None,
 ) -> AuditSummary:
     """Return the row of the last audit of this outbox that read all of its topics; of those whose id begins as
-    `audit.id_prefix` says, or of one id.
+    `audit.id_prefix` says, or of one id and its topics. With `audit.by_topic` those of each topic's last audit,
+    together.
 
-    Raises AuditMissing if there is none, OutboxTableError for another table.
+    Raises AuditMissing if there is none, or none of a topic for `audit.fail_after_hours`; OutboxTableError for another
+    table; and NothingChecked for a topic of which nothing was compared, unless that is allowed.
     """
+    if audit_id is not None or not settings.audit.by_topic:
+        return _last(connection, settings, outbox, topics or settings.topics, audit_id)
+    found = {topic: _last(connection, settings, outbox, [topic], None) for topic in settings.topics}
+    for topic, summary in found.items():
+        require_compared(summary, settings)
+        if datetime.now(UTC) - summary.at > timedelta(hours=settings.audit.fail_after_hours):
+            raise AuditMissing(
+                f"the topic {topic!r} was not audited for {settings.audit.fail_after_hours:g} hours",
+                evidence=f"its last audit is {summary.audit_id}, of {summary.at:%Y-%m-%d %H:%M}",
+                next_step=f"materialize the partition {topic!r} of the audit's assets",
+            )
+    return together(list(found.values()))
+
+
+def past_summaries(
+    connection: psycopg.Connection[Any], settings: OutboxSettings, outbox: OutboxTable, topics: Sequence[str]
+) -> list[AuditSummary]:
+    """Return the rows of the last audits of this outbox and these topics, the oldest first; raise as `last_summary`."""
+    return _last_rows(connection, settings, outbox, topics, None, most=_PLOTTED_AUDITS)[::-1]
+
+
+def _last(
+    connection: psycopg.Connection[Any],
+    settings: OutboxSettings,
+    outbox: OutboxTable,
+    topics: Sequence[str],
+    audit_id: str | None,
+) -> AuditSummary:
+    return _last_rows(connection, settings, outbox, topics, audit_id, most=1)[0]
+
+
+def _last_rows(
+    connection: psycopg.Connection[Any],
+    settings: OutboxSettings,
+    outbox: OutboxTable,
+    topics: Sequence[str],
+    audit_id: str | None,
+    *,
+    most: int,
+) -> list[AuditSummary]:
+    is_of_topic = settings.audit.by_topic and audit_id is None
     next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
     wanted = [field.name for field in fields(AuditSummary)]
     prefix = audit_id or settings.audit.id_prefix or ""
@@ -55,26 +111,29 @@ def last_summary(
             raise AuditMissing(
                 "nothing was audited yet", evidence="there is no harvest_audit.summary", next_step=next_step
             )
-        if missing := [name for name in wanted if name not in found]:
+        later = {field.name for field in fields(AuditSummary) if field.default is None}
+        if missing := [name for name in wanted if name not in {*found, *later}]:
             raise OutboxTableError(
                 "harvest_audit.summary is not the table of audits",
                 evidence=f"it lacks {', '.join(missing)}",
                 next_step="let the audit of this version make it: move the old one away",
             )
-        columns = sql.SQL(", ").join(map(sql.Identifier, wanted))
+        columns = sql.SQL(", ").join(sql.Identifier(name) for name in wanted if name in found)
         said = cursor.execute(_EXISTS, (f"{SCHEMA}.audited",)).fetchone()
-        ours = sql.SQL(_OURS if said is not None and said["found"] else "true")
+        says = said is not None and said["found"]
+        ours = sql.SQL((_OURS_OF_TOPIC if is_of_topic else _OURS) if says else "NOT %(of_topic)s")
         named = str(outbox.placed(connection) if outbox.exists(connection) else outbox)
-        values = {"prefix": prefix, "outbox": named, "topics": list(settings.topics)}
-        row = cursor.execute(sql.SQL(_LAST).format(columns=columns, ours=ours), values).fetchone()
-    if row is None:
+        values = {"prefix": prefix, "outbox": named, "topics": list(topics), "of_topic": is_of_topic}
+        query = sql.SQL(_LAST).format(columns=columns, ours=ours, most=sql.Literal(most))
+        rows = cursor.execute(query, values).fetchall()
+    if not rows:
         begins = f" whose audit_id begins with {prefix!r}" if prefix else ""
         raise AuditMissing(
             "nothing was audited yet",
-            evidence=f"harvest_audit.summary has no audit of {outbox} and all of {', '.join(settings.topics)}{begins}",
+            evidence=f"harvest_audit.summary has no audit of {outbox} and all of {', '.join(topics)}{begins}",
             next_step=next_step,
         )
-    return AuditSummary(**row)
+    return [AuditSummary(**row) for row in rows]
 
 
 def require_compared(summary: AuditSummary, settings: OutboxSettings) -> AuditSummary:

@@ -122,6 +122,7 @@ def _of(summary: AuditSummary) -> dict[str, Any]:
         "audit_id": summary.audit_id,
         "audited_at": dg.MetadataValue.timestamp(summary.at),
         "records": summary.records,
+        **{name: count for name in ("keys", "keys_with_gaps") if (count := getattr(summary, name)) is not None},
     }
 
 

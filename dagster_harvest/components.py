@@ -1,6 +1,7 @@
 """The component "an outbox", which a few lines of `defs.yaml` define. `dg scaffold defs` writes those lines."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -13,6 +14,7 @@ from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verif
 from dagster_harvest.checks import audit_checks, backlog_checks
 from dagster_harvest.daemon import daemon_job
 from dagster_harvest.quality import quality_checks
+from dagster_harvest.replay import replay_definitions
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
@@ -87,18 +89,11 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
                 description="Writes a day: business rows and their records, in one transaction.",
             )
         )
-    nightly = dg.ScheduleDefinition(
-        name=f"{settings.name}_nightly_audit",
-        job=audit_job,
-        cron_schedule=settings.audit.cron,
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-    )
     found = dg.Definitions(
         assets=assets,
         asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
         jobs=jobs,
-        schedules=[nightly],
+        schedules=[_nightly(settings, audit_job)],
         sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],
         resources={
             settings.resource_key: HarvesterResource(
@@ -109,4 +104,22 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
             PIPES_KEY: _PIPES,
         },
     )
-    return found if settings.archive is None else dg.Definitions.merge(found, archive_definitions(settings))
+    more = [archive_definitions(settings)] if settings.archive is not None else []
+    more += [replay_definitions(settings)] if settings.replays else []
+    return dg.Definitions.merge(found, *more)
+
+
+def _nightly(settings: OutboxSettings, job: Any) -> dg.ScheduleDefinition:
+    def every_topic(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
+        for topic in settings.topics:
+            key = f"{context.scheduled_execution_time.isoformat()} {topic}"
+            yield dg.RunRequest(run_key=key, partition_key=topic)
+
+    return dg.ScheduleDefinition(
+        name=f"{settings.name}_nightly_audit",
+        job=job,
+        cron_schedule=settings.audit.cron,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        execution_fn=every_topic if settings.audit.by_topic else None,
+    )

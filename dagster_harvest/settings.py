@@ -105,6 +105,9 @@ class AuditSettings(dg.Model, dg.Resolvable):
     state_folder: str | None = None
     """A folder in which audits keep what the next one goes on from, so that it reads only what came since. Every
     process that audits must reach it. Default none: each audit reads everything."""
+    by_topic: bool = False
+    """Whether each topic is a partition, which is audited alone. Checks judge the last audits of all together. Default
+    no: an audit reads all topics."""
     allow_empty: bool = False
     """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
@@ -126,6 +129,19 @@ class ArchiveSettings(dg.Model, dg.Resolvable):
     """How often a sensor looks for closed segments. Default 300 s."""
 
 
+class ReplaySettings(dg.Model, dg.Resolvable):
+    """A new subscription whose topics are filled with what was delivered before: a partition of the replay's asset."""
+
+    subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    """The new subscription."""
+    topics: Mapping[str, str] = Field(min_length=1)
+    """Where records go, by the topics that they name: `orders: orders.v2`."""
+    archive: str | None = None
+    """The URL of the outbox's archive. Default: the outbox alone."""
+    without_dropped: bool = False
+    """Whether what was dropped from the outbox may be missing. Default no: the replay is refused."""
+
+
 class AssetKeys(dg.Model, dg.Resolvable):
     """The keys of the assets, with slashes between their parts. The last part is what the lineage shows, so it has to
     read by itself."""
@@ -142,6 +158,8 @@ class AssetKeys(dg.Model, dg.Resolvable):
     """A result of the audit: `summary`, `lost` and so on, `verified`. Default `audit/{name}_audit_{result}`."""
     archive: str = "archive/{name}_archive"
     """Default `archive/{name}_archive`."""
+    replay: str = "replay/{name}_replay"
+    """Default `replay/{name}_replay`."""
 
     @field_validator("*")
     @classmethod
@@ -167,6 +185,7 @@ _PLACES: Mapping[str, set[str]] = {
     "business": {"name", "table"},
     "outbox": {"name"},
     "archive": {"name"},
+    "replay": {"name"},
     "topic": {"name", "topic"},
     "audit": {"name", "result"},
 }
@@ -195,13 +214,24 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     audit: AuditSettings = Field(default_factory=AuditSettings)
     archive: ArchiveSettings | None = None
     """Default none: segments are dropped once every subscription has passed them."""
+    replays: Sequence[ReplaySettings] = ()
+    """Subscriptions that are filled with what was delivered before them. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Self:
-        keys = [self.outbox_key, self.archive_key, self.business_key, *self.topic_keys, *map(self.audit_key, RESULTS)]
+        keys = [self.outbox_key, self.archive_key, self.replay_key, self.business_key]
+        keys += [*self.topic_keys, *map(self.audit_key, RESULTS)]
         if twice := [key.to_user_string() for key, count in Counter(filter(None, keys)).items() if count > 1]:
             message = f"asset_keys gives two assets the key {twice[0]}: let {{topic}} and {{result}} be in theirs"
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_replays(self) -> Self:
+        counted = Counter(each.subscription for each in self.replays)
+        if twice := [name for name, count in counted.items() if count > 1]:
+            message = f"replays names the subscription {twice[0]} twice: it is filled once"
             raise ValueError(message)
         return self
 
@@ -246,6 +276,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
         return self.asset_keys.make("archive", name=self.name)
 
     @property
+    def replay_key(self) -> dg.AssetKey:
+        return self.asset_keys.make("replay", name=self.name)
+
+    @property
     def topic_keys(self) -> list[dg.AssetKey]:
         return [self.asset_keys.make("topic", name=self.name, topic=topic) for topic in self.topics]
 
@@ -260,6 +294,10 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @property
     def archive_job_name(self) -> str:
         return f"{self.name}_archive_segments"
+
+    @property
+    def replay_job_name(self) -> str:
+        return f"{self.name}_replay_subscription"
 
     @property
     def load_job_name(self) -> str:

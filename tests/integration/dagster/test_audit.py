@@ -1,9 +1,10 @@
 """The audit's job: what it finds is judged, and what is built on it waits while something is wrong."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
-from dagster import DagsterInstance, materialize
+from dagster import DagsterInstance, build_schedule_context, materialize
 from psycopg.conninfo import conninfo_to_dict
 from support.audit_stand_in import insert
 
@@ -56,6 +57,77 @@ def test_a_state_that_is_configured_is_handed_to_the_audit(outbox, reaper, tmp_p
     assert any(str(tmp_path / "state") in line for line in log), "the stand-in says what it was given"
 
 
+def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, tmp_path):
+    settings = OutboxSettings(
+        name="shop",
+        topics=["orders", "refunds"],
+        config_file=str(reaper),
+        audit=AuditSettings(
+            module="support.audit_stand_in",
+            by_topic=True,
+            docs_folder=str(tmp_path / "docs"),
+            state_folder=str(tmp_path / "state"),
+        ),
+    )
+    definitions = outbox_definitions(settings)
+    job = definitions.resolve_job_def("shop_audit")
+
+    def audited(topic):
+        result = job.execute_in_process(instance=instance, partition_key=topic, raise_on_error=False)
+        log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
+        assert any(str(tmp_path / "state" / topic) in line for line in log)
+        return result, {each.check_name: each for each in result.get_asset_check_evaluations()}
+
+    with DagsterInstance.ephemeral() as instance:
+        result, verdicts = audited("orders")
+        assert not result.success
+        assert failed(verdicts) >= {"lost", "unknown", "ordering", "duplicates"}, "the other was never audited"
+        assert "refunds" in verdicts["lost"].description
+
+        result, verdicts = audited("refunds")
+        assert (result.success, failed(verdicts)) == (True, set())
+        assert verdicts["lost"].metadata["records"].value == 200
+        made = [
+            event
+            for event in result.get_asset_materialization_events()
+            if event.asset_key.path[-1].endswith("verified")
+        ]
+        assert made[0].materialization.metadata["committed"].value == 200
+        assert instance.get_materialized_partitions(settings.audit_key("lost")) == {"orders", "refunds"}
+
+        # What one topic's last audit found counts until that topic is audited again.
+        insert(outbox.connection, "by hand", topics=["orders"], lost=1)
+        insert(outbox.connection, "of both", topics=["orders", "refunds"])
+        result, verdicts = audited("refunds")
+        assert (result.success, failed(verdicts)) == (False, {"lost"})
+        assert audited("orders")[0].success
+
+        outbox.connection.execute("UPDATE harvest_audit.summary SET at = at - interval '51 hours'")
+        result, verdicts = audited("orders")
+        assert not result.success
+        assert "the topic 'refunds' was not audited for 50 hours" in verdicts["lost"].description
+        insert(outbox.connection, "empty", topics=["refunds"], committed=0, records=0)
+        result, verdicts = audited("orders")
+        assert "0 records committed" in verdicts["lost"].description
+
+
+def test_the_schedule_asks_for_every_topic():
+    settings = OutboxSettings(name="shop", topics=["orders", "refunds"], audit=AuditSettings(by_topic=True))
+    repository = outbox_definitions(settings).get_repository_def()
+    schedule = repository.get_schedule_def("shop_nightly_audit")
+    at = datetime(2013, 1, 1, 3, tzinfo=UTC)
+    with build_schedule_context(scheduled_execution_time=at, repository_def=repository) as context:
+        requests = schedule.evaluate_tick(context).run_requests
+    assert [each.partition_key for each in requests] == ["orders", "refunds"]
+    assert len({each.run_key for each in requests}) == 2
+    fresh = {key.path[-1] for key, spec in specs(repository).items() if spec.freshness_policy is not None}
+    assert fresh == {"shop_audit_verified"}
+
+
+def specs(repository):
+    return {key: spec for each in repository.assets_defs_by_key.values() for key, spec in each.specs_by_key.items()}
+
+
 def failed(verdicts):
     return {name for name, each in verdicts.items() if not each.passed}
 
@@ -68,6 +140,7 @@ def test_a_clean_audit_renews_what_is_verified(audit, tmp_path, dsn):
     assert set(made) == {"summary", "lost", "duplicates", "reorderings", "unknown", "verified"}
     assert made["verified"]["records"].value == 100
     assert made["summary"]["audit_id"].value == f"shop-{result.run_id}"
+    assert made["summary"]["last_audits"].value.startswith("![the last audits](data:image/png;base64,")
     assert verdicts["expectations"].metadata["data_docs"].value.startswith("file://")
     assert (tmp_path / "docs" / "shop" / "index.html").is_file()
     password = conninfo_to_dict(dsn)["password"]

@@ -158,6 +158,19 @@ def test_a_few_lines_of_yaml_are_an_outbox():
     assert "shop_harvester_daemon" not in names, "it runs elsewhere"
 
 
+def test_a_subscription_to_be_filled_is_a_partition():
+    replays = "replays:\n- {subscription: v2, topics: {orders: orders.v2}}\n- {subscription: v3, topics: {orders: o}}\n"
+    shop = OutboxComponent.resolve_from_yaml(SHOP + replays + "archive: {url: /srv/archive}\n")
+    loaded = outbox_definitions(shop)
+    found = loaded.resolve_asset_graph().get(shop.replay_key)
+    assert found.key == dg.AssetKey(["replay", "shop_replay"])
+    assert found.partitions_def.get_partition_keys() == ["v2", "v3"]
+    assert found.parent_keys == {shop.outbox_key, shop.archive_key}
+    assert loaded.resolve_job_def("shop_replay_subscription").partitions_def == found.partitions_def
+    with pytest.raises(ValidationError, match="names the subscription v2 twice"):
+        OutboxComponent.resolve_from_yaml(SHOP + replays.replace("v3", "v2"))
+
+
 def test_outboxes_live_side_by_side():
     others = outbox_definitions(OutboxSettings(name="other", topics=["else"]))
     both = dg.Definitions.merge(defs(), outbox_definitions(OutboxComponent.resolve_from_yaml(SHOP)), others)

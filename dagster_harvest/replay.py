@@ -1,0 +1,58 @@
+"""The replays of an outbox: an asset, a partition of it for each subscription that is filled.
+
+Each run is `python -m spark_jobs.replay`. One that fails or is terminated leaves the subscription half filled; the next
+run of the partition goes on where it was.
+"""
+
+from typing import Any
+
+import dagster as dg
+from dagster import AssetExecutionContext
+
+from dagster_harvest.assets import PIPES_KEY, run_under_pipes
+from dagster_harvest.settings import OutboxSettings
+
+_PROGRESS_SECONDS = 5.0
+_REPORTED = ("records", "parts", "seconds", "already_filled")
+
+
+def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
+    """Return the asset and its job."""
+    job = dg.define_asset_job(
+        settings.replay_job_name,
+        selection=dg.AssetSelection.assets(settings.replay_key),
+        executor_def=dg.in_process_executor,
+        description="Fills a new subscription's topics with what was delivered before; goes on where it was.",
+    )
+    return dg.Definitions(assets=[replay_asset(settings)], jobs=[job])
+
+
+def replay_asset(settings: OutboxSettings, module: str = "spark_jobs.replay") -> dg.AssetsDefinition:
+    """Return the asset; `module` is run as `python -m`, with the options of `spark_jobs.replay`."""
+    replays = {each.subscription: each for each in settings.replays}
+    before = [settings.outbox_key, *([settings.archive_key] if settings.archive is not None else [])]
+
+    @dg.asset(
+        key=settings.replay_key,
+        deps=[dg.AssetDep(key, partition_mapping=dg.AllPartitionMapping()) for key in before],
+        group_name=settings.name,
+        kinds={"spark", "kafka"},
+        description="Topics of new subscriptions, filled with what was delivered before; `harvest run` goes on.",
+        partitions_def=dg.StaticPartitionsDefinition(list(replays)),
+        required_resource_keys={settings.resource_key, PIPES_KEY},
+    )
+    def replayed(context: AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        replay = replays[context.partition_key]
+        arguments = ["--subscription", replay.subscription, "--json", "--progress-seconds", str(_PROGRESS_SECONDS)]
+        arguments += [word for pair in replay.topics.items() for word in ("--topic", "=".join(pair))]
+        arguments += ["--archive", replay.archive] if replay.archive else []
+        arguments += ["--without-dropped"] if replay.without_dropped else []
+        *_, report = run_under_pipes(context, settings, module, arguments)
+        return dg.MaterializeResult(
+            metadata={
+                **{name: report[name] for name in _REPORTED},
+                "next_step": f"`harvest run` with `subscription: {replay.subscription}` goes on from here",
+            }
+        )
+
+    return replayed
