@@ -212,6 +212,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             "driver": "org.postgresql.Driver",
             "batchsize": "5000",
             "reWriteBatchedInserts": "true",
+            "stringtype": "unspecified",  # text goes into columns of days and times too
             # Else the driver's exceptions, and so Spark's log, carry whole rows.
             "logServerErrorDetail": "false",
             **tls,

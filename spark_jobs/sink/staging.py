@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql import types as spark
 
@@ -44,6 +44,7 @@ _TYPES: Mapping[type[spark.DataType], str] = {
     spark.TimestampType: "timestamp with time zone",
     spark.TimestampNTZType: "timestamp without time zone",
 }
+_TIMES = (spark.DateType, spark.TimestampType, spark.TimestampNTZType)
 _LONGEST_NAME_BYTES = 63
 _SERVER_SENTENCE = re.compile(r"(?:ERROR|FATAL): [^\n]+")
 _CONDITION = re.compile(r"\[([A-Z]+_[A-Z_]+(?:\.[A-Z_]+)*)\]")
@@ -105,7 +106,10 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
         # The upper bits are the partition: the others count its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
-        *[column(each.name).alias(each.staged) for each in staged_columns(frame.schema)],
+        *[
+            _carried(field).alias(each.staged)
+            for field, each in zip(frame.schema.fields, staged_columns(frame.schema), strict=True)
+        ],
     )
     settings = {"batch": batch, "run": run}
     properties = dict(target.properties) | {
@@ -120,6 +124,30 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
             evidence=sentence_of(error),
             next_step=next_step_of(error),
         ) from error
+
+
+def _carried(field: spark.StructField) -> Column:
+    """Return the column as JDBC carries it: days and times as text.
+
+    Java's own types for them leave out the hour of a change to summer time and ten days of 1582, and reckon times long
+    ago by the local mean time of the driver's zone. Postgres reads text as it stands.
+    """
+    kind, values = field.dataType, column(field.name)
+    if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, _TIMES):
+        element = kind.elementType
+        texts = F.transform(values, lambda each: _time_text(element, each))
+        return F.concat(F.lit("{"), F.array_join(texts, ",", "NULL"), F.lit("}"))
+    return _time_text(kind, values) if isinstance(kind, _TIMES) else values
+
+
+def _time_text(kind: spark.DataType, values: Column) -> Column:
+    if isinstance(kind, spark.TimestampType):  # the text of an instant would be in the session's zone
+        since = F.lit("1970-01-01").cast("timestamp_ntz")
+        return F.concat(
+            _time_text(spark.TimestampNTZType(), F.timestamp_add("MICROSECOND", F.unix_micros(values), since)),
+            F.lit("Z"),
+        )
+    return F.ltrim(values.cast("string"), F.lit("+"))  # which Spark puts before years of five digits
 
 
 def next_step_of(error: Exception) -> str:

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 from support.sink import RECORDS, Database
 
+from harvest_lib.errors import DatabaseError
 from spark_jobs.errors import BatchConflict
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, sink
 
@@ -94,6 +95,52 @@ def test_all_types_come_through(spark, database):
         "at": "2026-11-21T10:00:00.000001+00:00", "local": "2026-11-21T10:00:00", "texts": ["x", None],
         "longs": [1, 2], "nothing": None, "batch": "a", "row": "b", "with.dot": "c", "quoted": "ü\"'",
     }  # fmt: skip
+
+
+@pytest.fixture
+def new_york(spark):
+    """The zone of Spark's Java process."""
+    zones = spark.sparkContext._jvm.java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("America/New_York"))
+    yield
+    zones.setDefault(before)
+
+
+@pytest.mark.usefixtures("new_york")
+def test_days_and_times_are_not_moved_by_the_zone_or_the_calendar_of_java(spark, database):
+    row = spark.sql("""
+        SELECT 'k' AS key, DATE '1582-10-10' AS day, DATE '0001-01-01' AS first, TIMESTAMP_NTZ '1582-10-10' AS left_out,
+               TIMESTAMP_NTZ '2026-03-08 02:30:00' AS gap, TIMESTAMP '1500-02-28 00:00:00.000001Z' AS old,
+               TIMESTAMP '2026-11-01 01:30:00-05:00' AS fold, timestamp_micros(253402300800000000) AS far,
+               array(DATE '1582-10-10', NULL) AS days, array(TIMESTAMP_NTZ '2026-03-08 02:30:00') AS gaps,
+               array(TIMESTAMP '1500-02-28 00:00:00Z') AS olds, CAST(array() AS ARRAY<DATE>) AS no_days,
+               CAST(NULL AS ARRAY<TIMESTAMP>) AS none, CAST(NULL AS TIMESTAMP) AS never""")
+    sink(row, dsn=database.dsn, batch_id="b", records=Records(topic="t", key="key"))
+    ((_, value, _, _),) = database.records()
+    assert json.loads(value) == {
+        "key": "k",
+        "day": "1582-10-10",
+        "first": "0001-01-01",
+        "left_out": "1582-10-10T00:00:00",
+        "gap": "2026-03-08T02:30:00",
+        "old": "1500-02-28T00:00:00.000001+00:00",
+        "fold": "2026-11-01T06:30:00+00:00",
+        "far": "10000-01-01T00:00:00+00:00",
+        "days": ["1582-10-10", None],
+        "gaps": ["2026-03-08T02:30:00"],
+        "olds": ["1500-02-28T00:00:00+00:00"],
+        "no_days": [],
+        "none": None,
+        "never": None,
+    }
+
+
+def test_a_time_before_the_year_1_is_refused(spark, database):
+    row = spark.sql("SELECT 'k' AS key, timestamp_micros(-62135596800000001) AS at")
+    with pytest.raises(DatabaseError, match="out of range"):
+        sink(row, dsn=database.dsn, batch_id="b", records=Records(topic="t", key="key"))
+    assert database.counts() == {"outbox": 0, "outbox_staging": 0, "outbox_batches": 0}
 
 
 def test_bytes_and_tombstones_are_values_of_a_bytea_outbox(dsn, spark):
