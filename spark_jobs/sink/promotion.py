@@ -90,7 +90,7 @@ def promote(
         end_writers(connection, staged.batch, tables=tables)
     with postgres_errors(f"promoting batch {batch}"), connection.transaction():
         connection.execute(queries.LOCK_OUTBOX, {"outbox": tables.outbox.as_string(None)})
-        connection.execute("SET LOCAL TimeZone = 'UTC'")  # so that every JSON value spells times the same way
+        connection.execute(queries.ONE_SPELLING)
         connection.execute(queries.MORE_TO_SORT_IN)
         entry = ledger_entry(connection, batch, tables=tables)
         if entry is not None and staged.named is not None and entry.run == staged.run:

@@ -121,6 +121,14 @@ OTHERS_STAGED: LiteralString = "SELECT FROM {staging} WHERE NOT ({dead}) LIMIT 1
 
 EMPTY_STAGING: LiteralString = "TRUNCATE {staging}"
 
+# Keys, values and headers spell times and numbers the same way, whatever the role's settings.
+ONE_SPELLING = """
+SELECT
+    set_config('TimeZone', 'UTC', true),
+    set_config('DateStyle', 'ISO, YMD', true),
+    set_config('extra_float_digits', '1', true)
+"""
+
 # All of a batch is sorted at once; by default Postgres would do that in pieces of 4 MB.
 MORE_TO_SORT_IN = """
 SELECT set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, 64 * 1024) || 'kB', true)
