@@ -20,6 +20,7 @@ from harvest_lib.local_stack.state import make_folder, private_log
 
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 10
+_STANDS_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 _LOG_BYTES = 16 * 1024 * 1024
 
 
@@ -122,9 +123,14 @@ class ServerProcess:
         self._process = None
 
     def suspend(self) -> None:
-        """Freeze the process by SIGSTOP."""
-        if self._process:
-            self._process.send_signal(signal.SIGSTOP)
+        """Freeze the process by SIGSTOP, and wait until it stands: on a busy machine its threads go on for a moment."""
+        if self.pid is None:
+            return
+        process = psutil.Process(self.pid)
+        process.suspend()
+        deadline = time.monotonic() + _KILL_SECONDS
+        while process.status() not in _STANDS_STILL and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     def resume(self) -> None:
         """Thaw the process."""

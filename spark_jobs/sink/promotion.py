@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit."""
+    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit; read in binary form, as the role's
+    `DateStyle` may be any."""
 
     rows: int
     content_hash: str
@@ -52,7 +53,10 @@ class LedgerEntry:
 
 def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
     """Return the batch's ledger row, if it was promoted."""
-    with postgres_errors("reading the ledger"), connection.cursor(row_factory=class_row(LedgerEntry)) as cursor:
+    with (
+        postgres_errors("reading the ledger"),
+        connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as cursor,
+    ):
         return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
 
 
@@ -117,7 +121,7 @@ def promote(
             raise refused(batch, f"Spark computed {found}; {written} rows reached the business table")
         if not _empty_staging(connection, staged, tables=tables):
             clear_staging(connection, staged, tables=tables)
-        with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
+        with connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as entering:
             values = {"batch": batch, "rows": found.rows, "content_hash": found.content_hash, "run": staged.run}
             entry = entering.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
     assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row

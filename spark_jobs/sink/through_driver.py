@@ -123,7 +123,7 @@ def write(
                 copy.write(_END)
             if cursor.rowcount != found.rows:
                 raise refused(batch, f"Spark computed {found}; {cursor.rowcount} rows reached the outbox")
-        with connection.cursor(row_factory=class_row(LedgerEntry)) as entering:
+        with connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as entering:
             values = {"batch": batch, "rows": found.rows, "content_hash": found.content_hash, "run": run}
             entry = entering.execute(plan.tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
     assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row

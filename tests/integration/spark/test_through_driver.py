@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import functions as F  # noqa: N812
 from support import outbox_format
 from support.sink import Database
@@ -62,6 +64,15 @@ def test_records_are_those_of_the_way_by_jdbc(native, frame, key, headers):
     assert {one: [each for each in ours if each[0] == one] for one, *_ in ours} == {
         one: [each for each in theirs if each[0] == one] for one, *_ in theirs
     }
+
+
+def test_the_ledger_is_read_under_any_settings_of_the_role(outbox, frame):
+    dsn = make_conninfo(outbox.dsn, options="-c datestyle=SQL,DMY")
+    records = Records(topic="orders", key="customer", value="text")
+    for status in ("promoted", "already-promoted"):
+        report = sink(rows_of(frame), dsn=dsn, batch_id="b", records=records, through="driver")
+        assert report.status == status
+        assert abs(report.at - time.time()) < 300
 
 
 def test_bytes_are_written_as_they_are(dsn, frame):
