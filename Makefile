@@ -23,17 +23,17 @@ WORKERS ?= 2
 # A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least test-python coverage test-e2e lint audit sbom format bench chaos machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make the environment from the lock
-	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh -newer harvest_lib/native/hand_over.c 2>/dev/null)" ]; then \
+	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh $(patsubst %,-newer %,$(wildcard harvest_lib/native/*.[ch])) 2>/dev/null)" ]; then \
 	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && touch $(STAMP); \
 	fi
 
-demo: setup  ## Spark writes, the harvester delivers, its leader is killed twice, the audit proves it
+demo: setup  ## Spark writes, the pool delivers, leaders are killed, the audit proves it; then exactly once; then Dagster
 	@$(BIN)/python -m infra.demo
 
 demo-consume: setup  ## flights are counted exactly, while those who count are killed and frozen
@@ -90,8 +90,14 @@ format: setup  ## rewrite the code as `lint` wants it
 bench: setup  ## measure, against floors measured in the same run (`harvest bench --help`)
 	@$(BIN)/python -m tests.benchmarks
 
+compare: setup  ## goharvest and Debezium's outbox router beside ours, in one run; COMPARE="--records 100000" sizes it
+	@$(BIN)/python -m tests.benchmarks.compare $(COMPARE)
+
 chaos: setup machine  ## half an hour of faults on real processes, in all ways; writes the table in docs/faults.md
 	@$(BIN)/harvest chaos --duration 30m --way all --rate 1100 --table docs/faults.md
+
+alerts: setup machine  ## which alerts each fault fires, in a real Prometheus; writes the table in docs/alerts.md
+	@$(BIN)/python -m infra.chaos.alerts --table docs/alerts.md
 
 machine:  ## install the system packages that some faults need, as root on Debian
 	@sh infra/machine.sh

@@ -22,9 +22,9 @@ def harvested() -> PokeReturnValue:
     file = os.environ.get("HARVEST_CONFIG")
     config = load(file).harvest if file else HarvestConfig()
     with connect(config.data_source.conninfo()) as connection:
-        waiting = StatusReader(connection, config).waiting().records
-    print(f"{waiting:,} records wait")  # noqa: T201 - a task's output is its log
-    return PokeReturnValue(is_done=waiting == 0, xcom_value=waiting)
+        waiting = StatusReader(connection, config).waiting()
+    print(f"{waiting.records:,} records wait")  # noqa: T201 - a task's output is its log
+    return PokeReturnValue(is_done=waiting.is_empty, xcom_value=waiting.records)
 
 
 @dag(

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import Message
 
 from harvest_lib.errors import KafkaError
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 
 
 def harvested(message: Message) -> dict[str, Any] | None:

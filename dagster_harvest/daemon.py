@@ -9,10 +9,11 @@ Steps
 """
 
 import logging
+import os
 import queue
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +24,16 @@ from dagster_harvest.heartbeat import Place
 from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.errors import DatabaseError, HarvestError, LifecycleError, OutboxTableError
+from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.harvester.status import StatusReader
+from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.table import Backlog
+from harvest_lib.telemetry.otel_metrics import is_reported, reported
+from harvest_lib.telemetry.server import Listener, parse_address
 
 _log = logging.getLogger(__name__)
 
@@ -160,13 +164,44 @@ class _Daemon:
                 generation=int(given) if given else None, stale_after_seconds=daemon.stale_after_seconds
             )
             with _forwarded_logs(self._told):
-                self._harvest(heartbeat_thread)
+                self._harvest(heartbeat_thread, place.slot)
         finally:
             heartbeat_thread.close()
 
-    def _harvest(self, heartbeat_thread: HeartbeatThread) -> None:
+    def _harvest(self, heartbeat_thread: HeartbeatThread, slot: int) -> None:
         tune_interpreter()  # the process is this run's alone, in Dagster's launchers
         harvest = Harvest(self._config)
+        with self._served(harvest, slot):
+            self._serve(harvest, heartbeat_thread)
+
+    @contextmanager
+    def _served(self, harvest: Harvest, slot: int) -> Iterator[None]:
+        """Serve its numbers where the settings say so, each run of a location on a port of its own; report them to
+        OpenTelemetry if the process has a meter provider."""
+        listen = self._settings.daemon.listen or os.environ.get("HARVEST_LISTEN")
+        with ExitStack() as opened:
+            if listen or is_reported():
+                telemetry = opened.enter_context(HarvestTelemetry(harvest))
+                if listen:
+                    opened.enter_context(self._listening(listen, telemetry, slot))
+                opened.enter_context(reported(telemetry))
+            yield
+
+    def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:
+        """Listen, and say so. Raises ConfigError if that cannot be had, unless it was for all runs of the machine."""
+        host, port = parse_address(listen)
+        address = f"[{host}]:{port + slot}" if ":" in host else f"{host}:{port + slot}"
+        try:
+            listener = Listener(address, telemetry)
+        except ConfigError as error:
+            if self._settings.daemon.listen is not None:
+                raise
+            self._say(f"serves no metrics: {error.cause}")  # another location's run does, there
+            return nullcontext()
+        self._say(f"serves its metrics at {listener.address}")
+        return listener
+
+    def _serve(self, harvest: Harvest, heartbeat_thread: HeartbeatThread) -> None:
         harvest.set_event_handler(self._hear)
         try:
             harvest.start()

@@ -8,6 +8,9 @@ from typing import Literal, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from harvest_lib.errors import ConfigError
+from harvest_lib.telemetry.server import parse_address
+
 DETAIL_TABLES = ("lost", "duplicates", "reorderings", "unknown")
 TABLES = ("summary", *DETAIL_TABLES)
 """The audit's tables in the schema `harvest_audit`."""
@@ -65,6 +68,9 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """`run`: a Dagster run, kept alive by the supervisor; `external`: `harvest run` elsewhere, only observed."""
     runs: int = Field(default=1, ge=1, le=100)
     """How many runs each code location keeps; a pool of them shares the shards. Default 1."""
+    listen: str | None = None
+    """Where a run serves `/metrics`, `/livez`, `/readyz` and `/progress`: `HOST:PORT`; of several runs each on a port
+    of its own, from this one on. Default: what the variable HARVEST_LISTEN says, else nowhere."""
     report_every_seconds: float = Field(default=10.0, ge=1)
     """How often a run tells its numbers. Default 10 s."""
     beat_every_seconds: float = Field(default=2.0, gt=0)
@@ -86,6 +92,11 @@ class DaemonSettings(dg.Model, dg.Resolvable):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.listen is not None:
+            try:
+                parse_address(self.listen)
+            except ConfigError as error:
+                raise ValueError(f"listen: {error.cause}; {error.next_step}") from error
         if self.stale_after_seconds < 3 * self.beat_every_seconds:
             message = "stale_after_seconds is below three times beat_every_seconds: living runs would be taken for dead"
             raise ValueError(message)

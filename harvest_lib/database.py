@@ -22,6 +22,7 @@ from harvest_lib.errors import (
     OutboxTableError,
 )
 from harvest_lib.sql_ascii import take_text_as_it_is
+from harvest_lib.telemetry.counts import POSTGRES_CONNECTIONS
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +69,18 @@ def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
     Raises DatabaseUnavailable or DatabaseAccessDenied.
     """
     with translated():
-        connection = psycopg.connect(
-            conninfo,
-            autocommit=True,
-            client_encoding="utf8",  # whatever the database's encoding is
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            **_LIVENESS,
-        )
+        try:
+            connection = psycopg.connect(
+                conninfo,
+                autocommit=True,
+                client_encoding="utf8",  # whatever the database's encoding is
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                **_LIVENESS,
+            )
+        except psycopg.Error:
+            POSTGRES_CONNECTIONS.add("failed")
+            raise
+        POSTGRES_CONNECTIONS.add("opened")
         try:
             connection.execute("SET synchronous_commit = on")
             take_text_as_it_is(connection)

@@ -6,18 +6,21 @@ words as evidence; nothing that this module says holds a secret.
 
 import logging
 import re
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing, TopicTooSmall
+from harvest_lib.telemetry.counts import KAFKA_ERRORS
 
 REACH_TIMEOUT_SECONDS = 5.0
 
@@ -51,6 +54,10 @@ class KafkaProducer(Protocol):
 
     def close(self) -> bool:
         """Let go of connections and threads."""
+        ...
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        """Ask the brokers for a topic, and so connect to them."""
         ...
 
     def init_transactions(self, timeout: float) -> None:
@@ -106,6 +113,14 @@ KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
 
 _REPEAT_SECONDS = 30.0
 
+_STEP_SECONDS = 0.2
+# What a broker says of a partition that it was told of, but does not lead yet: it was just created, or changes hands.
+_NO_LEADER_YET = (
+    ClientError.LEADER_NOT_AVAILABLE,
+    ClientError.NOT_LEADER_FOR_PARTITION,
+    ClientError.UNKNOWN_TOPIC_OR_PART,
+)
+
 
 class _Calm(logging.Filter):
     """Let each complaint of librdkafka through once in a while: it repeats them for every attempt to connect."""
@@ -141,6 +156,11 @@ _DENIED = {
 _TLS_FAILED = re.compile(r"SSL routines|SSL_HANDSHAKE|SSL handshake|certificate")
 
 
+def count_error(error: ClientError) -> None:
+    """Count an error that a client reported, by its kind."""
+    KAFKA_ERRORS.add(str(error.name()))
+
+
 def is_refusal(error: ClientError) -> bool:
     """Tell whether an error says that we may not do this."""
     return error.code() in _DENIED
@@ -154,6 +174,7 @@ class LastError:
 
     def __call__(self, error: ClientError) -> None:
         self._errors[error.code()] = error
+        count_error(error)
 
     @property
     def denied(self) -> ClientError | None:
@@ -217,6 +238,36 @@ def topic_partitions(
 ) -> dict[str, int]:
     """Return the topics that exist with how many partitions each has; raises KafkaUnavailable or KafkaAccessDenied."""
     return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
+
+
+def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_seconds: float) -> dict[str, dict[str, str]]:
+    """Return the settings of each topic; none of one that is gone, or whose settings we may not see."""
+    found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
+    asked: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
+    for resource, answer in asked.items():
+        with suppress(KafkaException, TimeoutError):
+            entries = answer.result(timeout_seconds)
+            found[resource.name] = {name: entry.value for name, entry in entries.items()}
+    return found
+
+
+def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: float) -> tuple[int, int]:
+    """Return the first offset of a partition that exists and its end, waiting for a leader if it has none yet.
+
+    Raises KafkaException if nobody answers in time.
+    """
+    deadline = Deadline(timeout_seconds)
+    while True:
+        try:
+            remaining = max(_STEP_SECONDS, deadline.remaining_seconds)
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=remaining)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or deadline.passed:
+                raise
+            time.sleep(_STEP_SECONDS)
+        else:
+            return first, end
 
 
 def cluster_id(settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS) -> str:

@@ -2,13 +2,16 @@
 # Bring what is needed of the machine, by its packages, where that may be done: as root on Debian and its like. Where it
 # may not, or fails, whoever needs it says what is missing.
 #   machine.sh           for some faults of `harvest chaos`
-#   machine.sh pooler    for the tests with a pooler before Postgres
+#   machine.sh pooler    for the tests with a pooler before Postgres, and those of the alerts
 set -eu
 # Programs of root's are not on everybody's path.
 has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
 wanted=
 case "${1:-faults}" in
-pooler) has pgbouncer || wanted="$wanted pgbouncer" ;;
+pooler)
+  has pgbouncer || wanted="$wanted pgbouncer"
+  has promtool || wanted="$wanted prometheus"
+  ;;
 *)
   has ip && has tc || wanted="$wanted iproute2"
   has mount || wanted="$wanted mount"
@@ -16,7 +19,7 @@ pooler) has pgbouncer || wanted="$wanted pgbouncer" ;;
 esac
 if [ -z "$wanted" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then exit 0; fi
 echo "installing$wanted"
-# Debian starts the services it installs; nobody wants this pooler to run.
+# Debian starts the services it installs; nobody wants these to run.
 # shellcheck disable=SC2086 # several words
 timeout 300 sh -c 'apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' \
   apt $wanted >/dev/null 2>&1 || echo "not all could be installed:$wanted"

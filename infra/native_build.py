@@ -16,19 +16,20 @@ try:
 except ImportError:  # no package is built here, but a test compiles the library
     BuildHookInterface = object
 
-SOURCE = "harvest_lib/native/hand_over.c"
+SOURCES = "harvest_lib/native"
 LIBRARY = "harvest_lib/native/hand_over.so"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling has no types here
-    """Compiles one file into one that no Python is linked with, so that a wheel of it is for every Python."""
+    """Compiles the C files of a folder into one library, which no Python is linked with: a wheel of it is for every
+    Python."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and add the result to a wheel; an editable install finds it in the source tree."""
         is_editable = version == "editable"
         library = Path(self.root) / LIBRARY if is_editable else Path(mkdtemp()) / "hand_over.so"
         library.unlink(missing_ok=True)
-        if reason := compile_library(Path(self.root) / SOURCE, library):
+        if reason := compile_library(Path(self.root) / SOURCES, library):
             self.app.display_warning(f"the native library was not built, Python does its work: {reason}")
         elif not is_editable:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -37,12 +38,13 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ha
 
 
 def compile_library(source: Path, library: Path, *options: str) -> str:
-    """Compile the source; return why that could not be done, or an empty string."""
+    """Compile a file, or all of a folder; return why that could not be done, or an empty string."""
     if not sys.platform.startswith("linux"):
         return "it is for Linux alone"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    sources = sorted(source.glob("*.c")) if source.is_dir() else [source]
     fresh = library.with_suffix(".new")
-    command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", *options, "-o", str(fresh), str(source)]
+    command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", *options, "-o", str(fresh), *map(str, sources)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

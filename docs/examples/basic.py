@@ -3,7 +3,7 @@
     python docs/examples/basic.py [topic]
 
 HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say where Postgres and Kafka are, by default on localhost. The topic, by
-default `orders`, must exist: the harvester creates none but its own leader topic.
+default `orders`, must exist: the harvester creates none but those of its own.
 """
 
 import signal

@@ -6,7 +6,7 @@ To be given to a `Consumer` whose store is a `PostgresStore`, around the applica
 """
 
 from harvest_lib.consume import Application, Message, Transaction
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 
 
 class Deduplicated:

@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError as ClientError
 from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.records import ObservedRecord
 from harvest_lib.errors import KafkaError, TopicMissing
-from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
-from harvest_lib.record_header import HEADER_NAME, split
+from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
+from harvest_lib.record.header import HEADER_NAME, split
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -96,7 +96,7 @@ def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], in
         if metadata.error is not None:
             raise KafkaException(metadata.error)
         for partition in metadata.partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_REACH_TIMEOUT_SECONDS)
+            low, high = log_range(consumer, topic, partition, timeout_seconds=_REACH_TIMEOUT_SECONDS)
             if high > low:
                 ends[topic, partition] = high
     return ends

@@ -29,6 +29,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
@@ -41,7 +42,13 @@ from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import say_denied
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
-from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, KafkaAccessDenied, KafkaUnavailable
+from harvest_lib.errors import (
+    CheckpointError,
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+)
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
@@ -50,6 +57,12 @@ from harvest_lib.source import Position
 _log = logging.getLogger(__name__)
 
 _SUPERSEDED = "another leader has raised the epoch, or the subscription was removed"
+_TAKEN = "a producer that does not lead this subscription has begun under its transactional ids"
+_TAKEN_NEXT = (
+    "nothing, if it comes once: a former leader that was frozen does that, and stops; else see which other pool or "
+    "program uses ids that begin with this `checkpointTopic`, and give one of them another; after a failover of "
+    "Postgres, stop the old server, or the harvesters that still reach it"
+)
 _SAVE_SECONDS = 0.2
 """A checkpoint in Postgres that nothing waits for is written no more often than this."""
 _CHECK_SECONDS = 1.0
@@ -80,6 +93,11 @@ class BatchLoop:
     def holds_off(self) -> bool:
         """Tell, at the end, whether what was on the wire may still arrive, or we were fenced."""
         return self._state.was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch under which it led last."""
+        return self._ports.guarantee.store.epoch
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -163,9 +181,9 @@ class BatchLoop:
         """Fence whoever led before, and go on from the subscription's checkpoint; False if we were fenced."""
         ports = self._ports
         if not self._state.has_led:
-            ports.guarantee.store.lead(self.leader_id)
+            ports.guarantee.store.lead(self.leader_id, self._term.after_epoch)
             self._state.has_led = True
-        elif not self._still_leads():
+        if not self._still_leads():  # before we fence anybody in Kafka
             return False
         self._state.check_at = boot_seconds() + _CHECK_SECONDS
         outcome = ports.guarantee.begin(self.leader_id)
@@ -174,7 +192,10 @@ class BatchLoop:
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
-        self._state.checkpoint = ports.guarantee.store.load()
+        checkpoint = self._load()
+        if checkpoint is None:
+            return False
+        self._state.checkpoint = checkpoint
         position = ports.source.open(self._state.checkpoint.position)
         if ports.guarantee.store.leadership_status() is not LeadershipStatus.LEADS:
             ports.source.close()  # which of the two it has read is not known
@@ -194,6 +215,16 @@ class BatchLoop:
                 return False
         self._state.is_open = True
         return True
+
+    def _load(self) -> Checkpoint | None:
+        """Return the last checkpoint; None if what does not fit it is our row, as it was before another leader came, or
+        the subscription was moved."""
+        try:
+            return self._ports.guarantee.store.load()
+        except CheckpointError:
+            if self._ports.guarantee.store.leadership_status() is LeadershipStatus.LEADS:
+                raise
+            return None
 
     def _still_leads(self) -> bool:
         """Tell whether we were not fenced; what is read is found out anew if the subscription was moved."""
@@ -299,6 +330,7 @@ class BatchLoop:
                     batch.refused(sent)
                 self._restart()
             case BatchFenced(reason=reason):
+                self._say_if_taken(reason)
                 self._fenced(reason)
             case BatchCommitted():
                 raise ValueError(outcome)
@@ -346,6 +378,16 @@ class BatchLoop:
         self._ports.source.close()
         self._state.is_open = False
         self._restart()
+
+    def _say_if_taken(self, reason: str) -> None:
+        """Say so if whoever fenced us in Kafka does not lead: it would have raised the epoch before."""
+        with suppress(DatabaseUnavailable, DatabaseAccessDenied):
+            if self._ports.guarantee.store.leadership_status() is not LeadershipStatus.FENCED:
+                said = f"{_TAKEN}: Kafka says {reason!r}, and the subscription's row says that this process leads"
+                _log.error(
+                    "transactional_id_taken",
+                    extra={"leader_id": str(self.leader_id), "reason": said, "next_step": _TAKEN_NEXT},
+                )
 
     def _fenced(self, reason: str) -> None:
         _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})

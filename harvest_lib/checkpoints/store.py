@@ -11,8 +11,14 @@ class CheckpointStore(Protocol):
 
     kept_in: str
 
-    def lead(self, leader_id: UUID) -> None:
-        """Fence whoever led before. Raises DatabaseUnavailable."""
+    @property
+    def epoch(self) -> int:
+        """Return the epoch under which we led last."""
+        ...
+
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
+        """Fence whoever led before; if somebody has raised the epoch since it was `after_epoch`, we are fenced. Raises
+        DatabaseUnavailable."""
         ...
 
     def leadership_status(self) -> LeadershipStatus:

@@ -53,8 +53,12 @@ class PostgresStore:
         self._ask_at = 0.0
         self._mirror = Checkpoint(generation=0)
 
-    def lead(self, leader_id: UUID) -> None:
-        self._mirror = self._checkpoints.lead(leader_id)
+    @property
+    def epoch(self) -> int:
+        return self._checkpoints.epoch
+
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
+        self._mirror = self._checkpoints.lead(leader_id, after_epoch)
 
     def leadership_status(self) -> LeadershipStatus:
         status, checkpoint = self._checkpoints.leadership_status()

@@ -49,6 +49,7 @@ _LEAD = """
 INSERT INTO {table} AS s (subscription, shard, shards, source, epoch, leader_id)
 VALUES (%(subscription)s, %(shard)s, %(shards)s, %(source)s, 1, %(leader_id)s)
 ON CONFLICT (subscription, shard) DO UPDATE SET epoch = s.epoch + 1, leader_id = excluded.leader_id, updated_at = now()
+WHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])
 RETURNING generation, epoch, until::text, checkpoint
 """
 
@@ -86,6 +87,8 @@ _RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
 # The leader id as well: a row that was removed and made again begins with the epochs that it had before.
 
 
+_NO_EPOCH = -1
+"""That of a leader that did not come to lead. Lower than any."""
 _SHARDS = 2**31 - 1
 """So many numbers there are for one."""
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
@@ -136,17 +139,26 @@ class CheckpointTable:
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id: UUID | None = None
+        self._tried: set[UUID] = set()
+        """The leader ids under which we may have raised the epoch, heard of or not, since an answer was heard last."""
         self._generation = self._epoch = 0
         self._until: str | None = None
 
-    def lead(self, leader_id: UUID) -> Checkpoint:
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> Checkpoint:
         """Raise the epoch, fencing whoever led before, and return the subscription's checkpoint.
 
-        Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a leader of
-        another pool has it.
+        If somebody has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` says that we
+        were fenced. Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a
+        leader of another pool has it.
         """
         subscription = self._subscription
-        values = {**self._row, "shards": subscription.shards, "source": subscription.source, "leader_id": leader_id}
+        values = {
+            **self._row,
+            "shards": subscription.shards,
+            "source": subscription.source,
+            "leader_id": leader_id,
+            "after": after_epoch,
+        }
         self._leader_id = leader_id
         self.close()  # so that the new connection carries the id
         connection = self.connected()
@@ -157,14 +169,18 @@ class CheckpointTable:
                 connection.execute(self._first, values)  # waits for whoever else begins it, and locks its row then
             check_subscription(connection, self._table, subscription)
             before = self._before(connection)
-            row = connection.execute(self._lead, values).fetchone()
-            assert row is not None  # noqa: S101 - it is inserted or updated
+            self._tried.add(leader_id)
+            row = connection.execute(self._lead, {**values, "tried": list(self._tried)}).fetchone()
+            if row is None:
+                self._epoch, self._tried = _NO_EPOCH, set()
+                return self._checkpoint(0, None)
             self._generation, self._epoch, self._until, saved = row
             self._sign(before)
             if self._outbox is not None:
                 self._list_leaders(connection)
             if self._rivals is not None:
                 self._rivals.announce(connection, self._table, self._row, leader_id)
+        self._tried = {leader_id}  # what was tried before has come to its end: the row was locked for this
         return self._checkpoint(self._generation, saved)
 
     def _before(self, connection: psycopg.Connection[Any]) -> Mapping[str, Any]:
@@ -245,7 +261,8 @@ class CheckpointTable:
         Raises DatabaseAccessDenied for what a leader would be refused later, when it would be waited out. Nobody leads
         by these checkpoints afterwards.
         """
-        leader = {"leader_id": UUID(int=0), "shards": self._subscription.shards, "source": self._subscription.source}
+        leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
+        leader |= {"shards": self._subscription.shards, "source": self._subscription.source}
         self._row["shard"] = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
         with translated(), self.connected().transaction(force_rollback=True):
             self.connected().execute(self._lead, {**self._row, **leader})
@@ -310,6 +327,11 @@ class CheckpointTable:
     def holder(self) -> Mapping[str, Any]:
         """Return what names this leader: its subscription, shard and epoch."""
         return {**self._row, "epoch": self._epoch}
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch under which this leader led last; one that nobody has if it did not come to lead."""
+        return self._epoch
 
     @property
     def source(self) -> str:

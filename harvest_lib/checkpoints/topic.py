@@ -7,7 +7,6 @@ Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harve
 """
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     client_settings,
     create_topic,
+    log_range,
     refused_settings,
     topic_missing,
     topic_partitions,
@@ -31,12 +31,12 @@ from harvest_lib.kafka_client import (
     translate,
 )
 
-_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
+COMPACTED = {"cleanup.policy": "compact"}
+_CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _READ_SECONDS = 5.0
 """Whoever stops waits for this; what takes longer is asked again."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
-_NO_LEADER_YET = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
 
 
 def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
@@ -57,6 +57,11 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
         except KafkaException as error:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
                 raise translate(error.args[0], settings=settings) from error
+
+
+def removes_checkpoints(cleanup_policy: str) -> bool:
+    """Tell whether a topic of that policy loses its last checkpoint by age or size."""
+    return "delete" in cleanup_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ def read_checkpoints(
     consumer = _reader(settings, topic, "read_committed", provider)
     deadline, step = Deadline(_READ_SECONDS), _FIRST_STEP
     try:
-        low, high = _offsets(consumer, topic, partition)
+        low, high = log_range(consumer, topic, partition, timeout_seconds=_READ_SECONDS)
         start = high
         while start > low:
             start = max(low, high - step)
@@ -146,7 +151,7 @@ def hidden_by_a_transaction(
     for isolation in ("read_committed", "read_uncommitted"):
         consumer = _reader(settings, topic, isolation, provider)
         try:
-            ends.append(_offsets(consumer, topic, partition)[1])
+            ends.append(log_range(consumer, topic, partition, timeout_seconds=_READ_SECONDS)[1])
         except KafkaException as error:
             raise translate(error.args[0], settings=settings) from error
         finally:
@@ -166,21 +171,6 @@ def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider
     }
     with refused_settings():
         return provider(client_settings(settings, **own))
-
-
-def _offsets(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-    """Return the partition's first offset and its end; wait for the leader of a partition that was just created."""
-    deadline = Deadline(_READ_SECONDS)
-    while True:
-        try:
-            remaining = max(_POLL_SECONDS, deadline.remaining_seconds)
-            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=remaining)
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER_YET or deadline.passed:
-                raise
-            time.sleep(_POLL_SECONDS)
-        else:
-            return first, end
 
 
 def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) -> tuple[list[Any], list[Any]]:

@@ -26,6 +26,7 @@ from harvest_lib.cli.init import init
 from harvest_lib.cli.migrate import migrate
 from harvest_lib.cli.park import app as park
 from harvest_lib.cli.parsing import Group, OptionlessCommand
+from harvest_lib.cli.partition import partition
 from harvest_lib.cli.pipeline import app as pipeline
 from harvest_lib.cli.pump import pump
 from harvest_lib.cli.run import run
@@ -68,7 +69,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, check, run, status, pump, *_checkout_commands()):
+for _command in (init, migrate, check, run, status, partition, pump, *_checkout_commands()):
     app.command()(_command)
 for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
     app.add_typer(_group)

@@ -95,6 +95,9 @@ def kafka(
 ) -> None:
     """Print the ACLs that harvester and reader need, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
+    With `source: auto`, the table decides which delivery and which election they
+    are for.
+
     Examples:
 
       harvest grants kafka -f harvest.yaml --topic orders --topic 'invoices.*'
@@ -103,10 +106,12 @@ def kafka(
     """
     from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
-    harvest = configuration(config, elects=True).harvest
+    configured = configuration(config, elects=True).harvest
     actions.grants.check_topics(topic, "--topic")
-    acls = harvester_acls(harvest, actions.grants.principal_name(harvester), topic, creates=create) if harvester else []
-    acls += reader_acls(harvest, actions.grants.principal_name(reader), topic) if reader else []
+    who, whose = (actions.grants.principal_name(each) if each else "" for each in (harvester, reader))
+    harvest, asks_group = actions.grants.elected(configured), configured.leadership == "auto"
+    acls = harvester_acls(harvest, who, topic, creates=create, asks_group=asks_group) if who else []
+    acls += reader_acls(harvest, whose, topic) if whose else []
     actions.grants.show_acls(acls, harvest, as_json=as_json)
 
 

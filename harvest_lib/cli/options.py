@@ -37,6 +37,17 @@ DEFAULT_AHEAD = 4
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="console is for people, json for machines.")]
 
 
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        envvar="HARVEST_LISTEN",
+        metavar="HOST:PORT",
+        help="Serve /metrics, /livez, /readyz and /progress there, by plain HTTP: see docs/monitoring.md.",
+    ),
+]
+
+
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
     """Read the configuration from a file, or from the environment alone.
 

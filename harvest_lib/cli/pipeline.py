@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli import actions
-from harvest_lib.cli.options import Json, LogFormatOption
+from harvest_lib.cli.options import Json, Listen, LogFormatOption
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import printable
 
@@ -19,7 +19,9 @@ _Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
 
 
 @app.command()
-def run(file: _File, log_format: LogFormatOption = "console", log_level: _Level = "info") -> None:
+def run(
+    file: _File, log_format: LogFormatOption = "console", log_level: _Level = "info", listen: Listen = None
+) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, or until a finite reader has ended and everything is written.
 
     Writers first get the messages they have not acknowledged, one at a time. Then
@@ -31,7 +33,7 @@ def run(file: _File, log_format: LogFormatOption = "console", log_level: _Level 
 
     actions.log_output.configure_logging(log_format, log_level)
     tune_collector()
-    actions.pipeline.run_until_stopped(file)
+    actions.pipeline.run_until_stopped(file, listen=listen)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, LogFormatOption, configuration
+from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration
 from harvest_lib.cli.terminal import end_on_signals, stop_on_signals, watched
 
 
@@ -25,9 +25,10 @@ def run(
         Path | None,
         typer.Option(
             envvar="HARVEST_ALIVE_FILE",
-            help="A file that is touched each second while the process works, for probes. Not with --drain.",
+            help="A file that is touched each second while `/livez` would say yes, for probes. Not with --drain.",
         ),
     ] = None,
+    listen: Listen = None,
 ) -> None:
     """Harvest until SIGTERM or Ctrl-C. Then wait for records in flight, and release leadership.
 
@@ -46,6 +47,7 @@ def run(
     """
     from harvest_lib.errors import HarvestError
     from harvest_lib.harvester.harvest import Harvest, State
+    from harvest_lib.harvester.health import live
     from harvest_lib.harvester.interpreter import tune_interpreter
 
     settings = configuration(config, elects=True)
@@ -60,21 +62,22 @@ def run(
 
     stop_on_signals(stop)
     shown = watched() and log_format == "console" and not no_status
-    try:
-        with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
-            if drain:
-                done = harvest.drain()
-            else:
-                with harvest, liveness:
-                    # A plain wait would not let Python run the signal handler until it returns, hence the short ones.
-                    while harvest.state is State.RUNNING:
-                        if harvest.is_responsive:
-                            liveness.show()
-                        harvest.await_stopped(0.2)
-    except HarvestError as error:
-        if harvest.has_started or asked.is_set():
-            raise
-        end_on_signals()
-        actions.check.refuse_to_start(settings.harvest, error)
+    with actions.telemetry.served_harvest(listen, harvest):
+        try:
+            with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
+                if drain:
+                    done = harvest.drain()
+                else:
+                    with harvest, liveness:
+                        # Short waits: Python runs a signal handler only once one returns.
+                        while harvest.state is State.RUNNING:
+                            if live(harvest).is_healthy:
+                                liveness.show()
+                            harvest.await_stopped(0.2)
+        except HarvestError as error:
+            if harvest.has_started or asked.is_set():
+                raise
+            end_on_signals()
+            actions.check.refuse_to_start(settings.harvest, error)
     if drain:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")

@@ -21,8 +21,8 @@ _FOLLOW_SECONDS = 0.2
 
 
 @app.command(
-    epilog="Example: harvest up · harvest up --all · harvest up --all --dags dags · harvest up --secure"
-    " · harvest up --brokers 3 --fresh"
+    epilog="Example: harvest up · harvest up --all · harvest up --all --dags dags · harvest up --all --observe"
+    " · harvest up --secure · harvest up --brokers 3 --fresh"
 )
 def up(
     *,
@@ -37,6 +37,9 @@ def up(
         Path | None,
         typer.Option(help="With --all: the folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER"),
     ] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="With --all: start a Prometheus with our alert rules as well.")
+    ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
@@ -51,6 +54,7 @@ def up(
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder).
     HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use
     instead. Airflow runs our DAGs unless --dags is given, at each `harvest up`.
+    With --observe, Prometheus scrapes the run that harvests in Dagster.
     With --secure, clients need TLS and explicit grants. A secure stack
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
@@ -60,12 +64,22 @@ def up(
     served = definitions if all_ else ""
     if dags is not None and not all_:
         raise typer.BadParameter("Airflow runs with --all only: add it, or leave --dags out")
+    if observe and not all_:
+        raise typer.BadParameter("Prometheus runs with --all only: add it, or leave --observe out")
     folder = str(actions.stack.local_stack("airflow").checked_dags(dags)) if dags is not None else ""
     if foreground:
         supervisor.stop_on_signals()
         try:
             with actions.stack.local_stack("stack").Stack(
-                state, postgres, kafka, brokers, fresh=fresh, definitions=served, dags=folder, secure=secure
+                state,
+                postgres,
+                kafka,
+                brokers,
+                fresh=fresh,
+                definitions=served,
+                dags=folder,
+                observe=observe,
+                secure=secure,
             ) as stack:
                 actions.stack.show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
@@ -79,6 +93,7 @@ def up(
         fresh=fresh,
         definitions=served,
         dags=folder,
+        observe=observe,
         secure=secure,
     )
     actions.stack.show_description(description, "already running" if already else "up", as_json=as_json)
@@ -106,7 +121,9 @@ def ps(*, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
-    server: Annotated[str, typer.Argument(help="postgres, kafka, dagster, airflow or supervisor; default: all.")] = "",
+    server: Annotated[
+        str, typer.Argument(help="postgres, kafka, dagster, airflow, prometheus or supervisor; default: all.")
+    ] = "",
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
@@ -116,7 +133,7 @@ def logs(
     if not files:
         raise StackError(
             f"there is no log of {server or 'the stack'}",
-            next_step="name postgres, kafka, dagster, airflow or supervisor, after `harvest up` has run once",
+            next_step="name a server that `harvest ps` shows, or supervisor, after `harvest up` has run once",
         )
     prefix = len(files) > 1
     ends = {}

@@ -46,12 +46,15 @@ def _delivery_problems(config: "HarvestConfig") -> list[Problem]:
         problems.append(Problem(path=("checkpoint_topic",), message=message, remedy="name another, or remove it"))
     if config.delivery == "transactional" and not is_legal_topic(config.checkpoint_topic):
         message = "cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own"
-        remedy = "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic"
+        remedy = (
+            "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic; or deliver "
+            "without transactions: `delivery: barrier`"
+        )
         problems.append(Problem(path=("checkpoint_topic",), message=message, remedy=remedy))
     if config.source == "mark" and config.shards > 1:
         message = f"is {config.shards}, but `mark` has one writer: its leader marks for all keys"
         problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
-    if config.delivery != "barrier" or config.source not in ("mark", "auto"):
+    if config.delivery not in ("barrier", "auto") or config.source not in ("mark", "auto"):
         problems += _in_flight_problems(config)
     if config.columns is not None and config.source == "mark":
         message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"

@@ -89,16 +89,18 @@ class HarvestConfig(BaseSettings):
     """`baseKafkaConfig`: librdkafka settings for all clients. Default: bootstrap.servers localhost:9092."""
     producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
     """`producerKafkaConfig`: librdkafka settings for the producers, over the base ones. Default none."""
-    leadership: Literal["neli", "postgres", "solo"] = "neli"
+    leadership: Literal["auto", "neli", "postgres", "solo"] = "auto"
     """How the one that works is chosen: `neli` elects it through Kafka, `postgres` by a lock in the database, `solo`
-    trusts that there is only one. Default neli."""
+    trusts that there is only one. `auto` is `postgres` where a table is only read, in one shard, and the delivery
+    fences a former leader (`transactional`, `sequenced`), else `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
     """How records are found: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
     native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
-    delivery: Literal["barrier", "pipelined", "transactional", "sequenced"] = "barrier"
+    delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
     """What may happen to a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
     them may; `transactional`, nothing repeats for readers of committed records, by Kafka's transactions; `sequenced`,
-    nothing repeats for readers by `harvest_lib.consume`, without these. Default barrier."""
+    nothing repeats for readers by `harvest_lib.consume`, without these. `auto` is `barrier` where the source marks,
+    else `transactional`. Default auto."""
     subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The name under which `snapshot` and `transaction_id` remember where they are; an outbox may have many.
     Default `default`."""
@@ -124,6 +126,9 @@ class HarvestConfig(BaseSettings):
     max_segment_age_seconds: Seconds = Field(default=86_400.0, ge=0)
     """`maxSegmentAge`: how old the first record of the segment that is written may get before the next segment begins,
     so that `keepSegments` reaches tables with few records too. 0: a segment ends with its ids only. Default 24h."""
+    database_limit_bytes: Count | None = Field(default=None, ge=1)
+    """`databaseLimitBytes`: how large the database of the outbox may get, in bytes: what its disk has room for. Nothing
+    is refused beyond; it is reported, so that an alert can say when it will be reached. Default: none, and no alert."""
     columns: ColumnMapping | None = None
     """Where the parts of a record stand in a table of another layout: see `ColumnMapping`. Default: as in ours."""
     shards: Count = Field(default=1, ge=1, le=1000)
@@ -198,7 +203,7 @@ class HarvestConfig(BaseSettings):
     def is_own_topic(self, topic: str) -> bool:
         """Tell whether a topic is of the election, or of checkpoints: the configured one, and those of other
         subscriptions of the group, which may be delivered otherwise than this one."""
-        if topic == self.checkpoint_topic or (self.leadership == "neli" and topic == self.leader_topic):
+        if topic == self.checkpoint_topic or (self.leadership in {"auto", "neli"} and topic == self.leader_topic):
             return True
         group, ending = self.leader_group_id, ".checkpoint"
         subscription = topic.removeprefix(f"{group}.").removesuffix(ending)

@@ -14,25 +14,53 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka.admin import AdminClient
 
+from harvest_lib.certificates import Certificates
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import Isolation, read_committed
+from harvest_lib.consume.retention import Place, RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
 from harvest_lib.errors import HarvestError, TopicMissing
-from harvest_lib.kafka_client import client_settings, is_refusal, refused_settings, translate
+from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
 from harvest_lib.sequencing.publisher import Publisher
 
 _log = logging.getLogger(__name__)
+
+
+class ShardCounts(NamedTuple):
+    """How many messages were taken in, in how many transactions that were kept, and how many were parked."""
+
+    messages: int = 0
+    transactions: int = 0
+    parked: int = 0
+
+    def __add__(self, other: "ShardCounts") -> "ShardCounts":  # type: ignore[override] # sums, not a longer tuple
+        return ShardCounts(*map(sum, zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedShard:
+    """A partition that is owned: where its last transaction that was kept ends, -1 before the first; from where on a
+    next owner would read it, below 0 if nobody has read it; and since when, in boot seconds, it has had a transaction
+    open, or has only failed. None if neither."""
+
+    topic: str
+    partition: int
+    offset: int
+    position: int
+    stuck_since: float | None
+
 
 END_SECONDS = 10.0
 """How long a shard may take to end."""
@@ -70,8 +98,16 @@ class Consumer:
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
         """After so long the group knows that a member is gone, and a member that it is."""
         self._counting = threading.Lock()
+        self._at_work: set[_Ownership] = set()  # with those whose partition has gone, until they end
+        self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
         """How often a transaction was refused, as another owner had begun."""
+        self.retention = RetentionWatch(self._settings, self._positions)
+        """How far it is from losing what it has not read."""
+        self.certificates = Certificates(self._settings)
+        """Those that its clients are configured with."""
+        self.turned_at: float | None = None
+        """When it last asked the group, in boot seconds."""
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is asked for. Raises TopicMissing and KafkaAccessDenied."""
@@ -88,15 +124,20 @@ class Consumer:
                     },
                 )
             )
+        over = threading.Event()
         try:
+            self.certificates.begin(over, time.time)
             group.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
             tell_at = 0.0
             while not stopping.is_set():
+                self.turned_at = boot_seconds()
                 self._look_at(group.poll(_POLL_SECONDS))
                 if boot_seconds() >= tell_at:
                     tell_at = boot_seconds() + _TELL_SECONDS
                     self._tell_offsets(group)
         finally:
+            over.set()
+            self.turned_at = None
             self._end(list(self._owned))
             group.close()
 
@@ -134,6 +175,7 @@ class Consumer:
         error = message.error() if message is not None else None
         if error is None:
             return
+        count_error(error)
         if error.code() in _MISSING:
             raise TopicMissing(
                 f"a topic of {', '.join(self._topics)} does not exist", evidence=error.str(), next_step="create it"
@@ -154,7 +196,37 @@ class Consumer:
             except KafkaException as error:
                 _log.info("offsets_not_told", extra={"reason": error.args[0].str()})
 
+    # -- what can be seen from outside, from any thread
+
+    def counts(self) -> Mapping[str, ShardCounts]:
+        """Return what was done since the start, by topic."""
+        with self._counting:
+            found = dict(self._done)
+            for each in self._at_work:
+                found[each.topic] = found.get(each.topic, ShardCounts()) + each.counts
+            return found
+
+    def owned(self) -> Sequence[OwnedShard]:
+        """Return the partitions that are owned now."""
+        return [each.seen for each in self._owned.copy().values()]
+
+    def _positions(self) -> Mapping[Place, int]:
+        return {(each.topic, each.partition): each.position for each in self.owned() if each.position >= 0}
+
     # -- a shard
+
+    def begins(self, ownership: "_Ownership") -> None:
+        """Count what an ownership does from now on."""
+        with self._counting:
+            self._at_work.add(ownership)
+
+    def shard_ended(self, ownership: "_Ownership", *, for_good: bool = False) -> None:
+        """Keep the counts of the shard that an ownership has had; from its thread."""
+        with self._counting:
+            self._done[ownership.topic] = self._done.get(ownership.topic, ShardCounts()) + ownership.counts
+            ownership.let_go()
+            if for_good:
+                self._at_work.discard(ownership)
 
     def count_fenced(self) -> None:
         """Count that a shard was fenced; from any thread."""
@@ -196,9 +268,39 @@ class _Ownership:
     def __init__(self, consumer: Consumer, shard: ShardId) -> None:
         self.shard: Shard | None = None
         self.stopping = threading.Event()
+        self.topic = shard.topic
         self._consumer, self._id = consumer, shard
+        self._failing_since: float | None = None
+        self._position = -1
+        consumer.begins(self)
         self._thread = threading.Thread(target=self._run, name=str(shard), daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> ShardCounts:
+        """Return what the present shard has done."""
+        shard = self.shard
+        return ShardCounts(shard.committed, shard.transactions, shard.parked) if shard is not None else ShardCounts()
+
+    @property
+    def seen(self) -> OwnedShard:
+        """Return how it goes."""
+        shard, failing_since = self.shard, self._failing_since
+        began = shard.stuck_since if shard is not None else None
+        keeps = shard is not None and shard.transactions > 0
+        return OwnedShard(
+            topic=self._id.topic,
+            partition=self._id.partition,
+            offset=shard.offset if shard is not None else -1,
+            position=shard.position if shard is not None else self._position,
+            stuck_since=began if keeps else failing_since or began,
+        )
+
+    def let_go(self) -> None:
+        """Let the present shard go, and remember where it was."""
+        if self.shard is not None:
+            self._position = self.shard.position
+        self.shard = None
 
     def await_end(self, seconds: float) -> None:
         self._thread.join(seconds)
@@ -222,8 +324,10 @@ class _Ownership:
             except Exception:  # noqa: BLE001 - the user's, of which we know nothing; the next attempt is a new one
                 _log.exception("shard_failed", extra={"shard": str(self._id)})
             if self.shard is not None and self.shard.transactions:
-                pause = _FIRST_PAUSE_SECONDS
-            self.shard = None
+                pause, self._failing_since = _FIRST_PAUSE_SECONDS, None
+            self._failing_since = self._failing_since or boot_seconds()
+            self._consumer.shard_ended(self)
             self.stopping.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._consumer.shard_ended(self, for_good=True)
         _log.info("shard_ends", extra={"shard": str(self._id)})

@@ -11,6 +11,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.store import Store
+from harvest_lib.consume.tracing import TransactionSpan
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
 from harvest_lib.errors import KafkaError
 from harvest_lib.sequencing.batch import Batch, Message
@@ -22,8 +23,9 @@ _NOT_OPEN = "the function ended the transaction, or went on after a statement of
 class OpenTransaction:
     """The transaction that is open, and what it has taken in."""
 
-    def __init__(self, transaction: Transaction, began: float) -> None:
+    def __init__(self, transaction: Transaction, began: float, span: TransactionSpan | None = None) -> None:
         self.transaction, self.began = transaction, began
+        self._span = span
         self.taken = 0
         self.last: int | None = None
         self.about: Message | None = None
@@ -34,6 +36,16 @@ class OpenTransaction:
     def only(self) -> int | None:
         """Return the offset of the message that was taken in, if there is but one."""
         return self.last if self.taken == 1 else None
+
+    def linked(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Return the same messages, of which the span is told if there is one."""
+        return messages if self._span is None else self._span.take(messages)
+
+    def end_span(self, error: str = "") -> None:
+        """End the span, if there is one that has not ended."""
+        if self._span is not None:
+            self._span.end(self.taken, error)
+            self._span = None
 
     def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - there is one
         lasted = boot_seconds() - self.began
@@ -59,6 +71,7 @@ class Dispatch:
     def take_at_once(self, opened: OpenTransaction, group: Batch) -> None:
         assert self._by_groups is not None, "ask takes_at_once"  # noqa: S101
         opened.about = None
+        opened.linked(group)
         try:
             self._by_groups.consume_messages(opened.transaction, group)
         except KafkaError:
@@ -72,6 +85,7 @@ class Dispatch:
 
     def take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
         """Call for each of some messages, one at least."""
+        messages = opened.linked(messages)
         if self._attempts.is_watching:
             self._take_with_care(opened, messages)
         else:

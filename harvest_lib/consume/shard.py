@@ -27,11 +27,13 @@ from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import NOTHING_READY
 from harvest_lib.consume.store import Store
+from harvest_lib.consume.tracing import TransactionSpan
 from harvest_lib.consume.transaction import Application, Transaction
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
 from harvest_lib.sequencing.publisher import Publisher, PublishRefused
 from harvest_lib.sequencing.sequencer import Sequencer
+from harvest_lib.telemetry.trace_context import configured_tracer
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ class Shard:
         """How many messages were taken in, in how many transactions that were kept, and how many were parked."""
         self.offset = -1
         """Where the last transaction that was kept ends, -1 before the first."""
+        self.stuck_since: float | None = None
+        """When the first transaction was begun since one was kept, in boot seconds; None if none was."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -76,8 +80,18 @@ class Shard:
         self._attempts = Attempts(limits.max_attempts)
         self._dispatch = Dispatch(application, store, self._attempts)
         self._open: OpenTransaction | None = None
+        self._tracer = configured_tracer()
         self._touched_at = self._checked_at = 0.0
         self._stride = 1
+
+    @property
+    def position(self) -> int:
+        """Return the first offset that a next owner would read and that still matters: of what is not committed, or is
+        pending and not given up by now; below 0 before anything was read. May be read by any thread."""
+        checkpoint = self._checkpoint
+        given_up = clock_at(time.time_ns()) - int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
+        pending = (each.begin for each in checkpoint.producers if each.begin >= 0 and each.newest >= given_up)
+        return min([checkpoint.offset, *pending])
 
     def run(self, stopping: threading.Event) -> None:
         """Own the shard until a stop is asked for; what was taken in by then is kept.
@@ -94,9 +108,14 @@ class Shard:
                     self._flush()
                     self._process(stopping)
                 except FunctionFailed as refused:
+                    self._end_span("refused")
                     self._store.rollback()  # raises, if it is the store that failed, and not the function
                     stopping.wait(self._note(refused))
+                except Fenced:
+                    self._end_span("fenced")
+                    raise
                 finally:
+                    self._end_span("failed")
                     self._forget_pending()
         finally:
             self._store.close()
@@ -147,7 +166,9 @@ class Shard:
     def _begin(self) -> OpenTransaction:
         transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
         self._touched_at = boot_seconds()
-        return OpenTransaction(transaction, self._touched_at)
+        self.stuck_since = self.stuck_since or self._touched_at
+        span = TransactionSpan(self._tracer, self._shard) if self._tracer is not None else None
+        return OpenTransaction(transaction, self._touched_at, span)
 
     def _finish(self, opened: OpenTransaction, sequencer: Sequencer) -> None:
         self._dispatch.finalize(opened)
@@ -156,7 +177,8 @@ class Shard:
         except PublishRefused as error:
             raise self._dispatch.refused(error, opened.only, is_anyones=True) from error
         self._attempts.kept()
-        self._open = None
+        opened.end_span()
+        self._open = self.stuck_since = None
         self.committed += opened.taken
         self.transactions += 1
         self.parked += len(opened.parked)
@@ -195,6 +217,11 @@ class Shard:
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
     # -- what goes wrong
+
+    def _end_span(self, error: str) -> None:
+        """End the span of a transaction that was not kept, if it has not ended."""
+        if self._open is not None:
+            self._open.end_span(error)
 
     def _note(self, refused: FunctionFailed) -> float:
         """Count that something was refused, and return for how long to wait."""

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -33,15 +34,22 @@ from harvest_lib.delivery.headers import header_maker
 from harvest_lib.delivery.protocol import Failure, Reports
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
-from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
+from harvest_lib.kafka_client import (
+    KafkaProducer,
+    KafkaProducerProvider,
+    client_settings,
+    count_error,
+    refused_settings,
+)
 from harvest_lib.record import Row
+from harvest_lib.record.rows import RowPage, RowQueue
 
 _ABANDON_SECONDS = 2.0
 """How long purged records may take to report; it is a local operation."""
 _ABANDON_POLL_SECONDS = 0.05
 _NO_OFFSET = "reported delivered without an offset: no broker said so (decision 0019)"
 
-_BATCH_OVERHEAD_BYTES = 1_000
+BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""
 
 _LONGEST_CHARACTER_BYTES = 4
@@ -83,7 +91,8 @@ class AtLeastOnce:
         self._topics = topics or Topics(settings.kafka)
         self._batch_bytes = DEFAULT_BATCH_BYTES
         self._queue: deque[Row] = deque()  # taken from the loop, and not yet by the producer
-        self._in_flight: dict[int, tuple[float, Row]] = {}  # id -> when the producer took it, in boot seconds, and what
+        # id -> when the producer took it, in boot seconds, and what; or the page that it was in
+        self._in_flight: dict[int, tuple[float, Row | RowPage]] = {}
         self._to_isolate: set[int] = set()
         self._isolated: Row | None = None
         self._headers_of = header_maker(None)
@@ -91,6 +100,7 @@ class AtLeastOnce:
         self._producer: KafkaProducer | None = self._make_producer()
         self._dead = False  # librdkafka calls some errors fatal: the producer never sends again
         self._reports = Reports()
+        self._well: set[str] = set()  # topics that have taken records since the last poll, while one is in trouble
 
     def begin(self, leader_id: UUID) -> None:
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
@@ -99,14 +109,15 @@ class AtLeastOnce:
         if self._producer is None:
             self._producer = self._make_producer()
 
-    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
+    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
         if not self._fits():
             return
         if not self._queue or self._produce(self._queue, may_send) is Went.WHOLLY:
-            went = self._produce(rows, may_send)
+            went = self._produce_all(rows, may_send)
             if went is Went.UNTIL_FULL:
-                while rows and len(self._queue) < self._settings.send_buffer:
-                    self._queue.append(rows.popleft())
+                left = rows.rows
+                while left and len(self._queue) < self._settings.send_buffer:
+                    self._queue.append(left.popleft())
 
     def poll(self, timeout_seconds: float) -> Reports:
         if (producer := self._producer) is None:
@@ -115,8 +126,9 @@ class AtLeastOnce:
             self._serve(lambda: self._listen(producer, timeout_seconds))
             self._hear(producer)
         reports, self._reports = self._reports, Reports()
-        if reports.acknowledged and self._topics.in_trouble:
-            self._topics.well({row[1] for row in reports.acknowledged} - {each.row[1] for each in reports.failed})
+        if self._well:
+            self._topics.well(self._well - {each.row[1] for each in reports.failed})
+            self._well.clear()
         return reports
 
     def purge(self) -> None:
@@ -167,6 +179,10 @@ class AtLeastOnce:
     def _own_settings(self) -> dict[str, object]:
         return {"message.timeout.ms": int(self._settings.delivery_timeout_seconds * 1000)}
 
+    def _produce_all(self, rows: RowQueue, may_send: Callable[[], bool]) -> Went:
+        """Hand over what the producer takes of `rows`, and tell how far that went."""
+        return self._produce(rows.rows, may_send)
+
     def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> Went:
         """Hand over what the producer takes of `rows`, and tell how far that went."""
         assert self._producer is not None  # noqa: S101 - `send` has checked
@@ -204,7 +220,7 @@ class AtLeastOnce:
     @property
     def _large(self) -> int:
         """Return the length of a value beyond which its record may be too large for company."""
-        return self._batch_bytes // _LONGEST_CHARACTER_BYTES - _BATCH_OVERHEAD_BYTES
+        return self._batch_bytes // _LONGEST_CHARACTER_BYTES - BATCH_OVERHEAD_BYTES
 
     def _needs_isolation(self, row: Row) -> bool:
         if row[0] in self._to_isolate:
@@ -212,7 +228,7 @@ class AtLeastOnce:
         _, topic, key, value, names, contents = row
         texts = (key, value, *names, *contents)
         size = sum(len(text if isinstance(text, bytes) else text.encode()) for text in texts if text)
-        size += _BATCH_OVERHEAD_BYTES
+        size += BATCH_OVERHEAD_BYTES
         return size > self._topics.limit(topic)
 
     def _fail(self, row: Row, error: Exception) -> None:
@@ -232,7 +248,9 @@ class AtLeastOnce:
         elif message.offset() is None:
             self._reports.failed.append(Failure(row=row, reason=_NO_OFFSET))
         else:
-            self._reports.acknowledged.append(row)
+            self._reports.acknowledged.append(row[0])
+            if self._topics.in_trouble:
+                self._well.add(row[1])
         if row is self._isolated:
             self._isolated = None
             self._to_isolate.discard(row[0])
@@ -247,10 +265,10 @@ class AtLeastOnce:
             self._to_isolate.add(row[0])
         self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))
 
-    def _serve(self, call: Callable[[], int]) -> int:
+    def _serve(self, call: Callable[[], int | None]) -> int:
         """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
         try:
-            return call()
+            return call() or 0
         except RAISED as error:
             self._learn_from(raised(error))
             return self.outstanding
@@ -259,6 +277,7 @@ class AtLeastOnce:
         self._dead = self._dead or is_fatal(error)
         if error.code() in NEVER_TAKEN or error.code() in NO_TOPIC:
             self._topics.forget()  # it has changed since we asked
+        count_error(error)
 
     def _replace(self) -> None:
         """Discard a producer that is of no use any more, once what it has on the wire has acked or had its time."""
@@ -287,10 +306,9 @@ class AtLeastOnce:
                 self._hear(producer)
             if self._in_flight:
                 producer.purge(in_queue=True, in_flight=True, blocking=True)
-            self._serve(producer.close)
-        unreported = [row for _, row in self._in_flight.values()]
+            self._close_producer(producer)
+        self._reports.failed.extend(Failure(row=row, reason="no report came") for row in self._rows_in_flight())
         self._in_flight.clear()
-        self._reports.failed.extend(Failure(row=row, reason="no report came") for row in unreported)
         self._reports.failed.extend(Failure(row=row, reason="never left") for row in self._queue)
         self._queue.clear()
         self._isolated = None
@@ -307,5 +325,22 @@ class AtLeastOnce:
         if self._batch_bytes < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
             own["batch.size"] = self._batch_bytes
         with refused_settings():
-            producer: KafkaProducer = self._settings.producer_provider(client_settings(user, **own))
-            return producer
+            return self._produced_by(client_settings(user, **own))
+
+    def _produced_by(self, settings: dict[str, Any]) -> KafkaProducer:
+        producer: KafkaProducer = self._settings.producer_provider(settings)
+        return producer
+
+    def _close_producer(self, producer: KafkaProducer) -> None:
+        self._serve(producer.close)
+
+    def _rows_in_flight(self) -> list[Row]:
+        """Return what is in flight, row by row."""
+        found: dict[int, Row] = {}
+        for record_id, (_, held) in self._in_flight.items():
+            if isinstance(held, RowPage):
+                if record_id not in found:
+                    found.update((row[0], row) for row in held)
+            else:
+                found[record_id] = held
+        return [found[record_id] for record_id in self._in_flight]

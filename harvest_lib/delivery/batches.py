@@ -3,7 +3,8 @@ failure a run of records may repeat), batch by batch.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -25,10 +26,18 @@ from harvest_lib.delivery.errors import (
 from harvest_lib.delivery.headers import Headers, header_maker
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
-from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
-from harvest_lib.native import MALFORMED, NativeRows, NativeSender, close_with_sender, error_of, make_with_sender
+from harvest_lib.kafka_client import KafkaProducer, client_settings, count_error, refused_settings
+from harvest_lib.native import (
+    MALFORMED,
+    UNCONFIRMED,
+    NativeRows,
+    NativeSender,
+    close_with_sender,
+    error_of,
+    make_with_sender,
+)
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
-from harvest_lib.record_header import prefix
+from harvest_lib.record.header import prefix
 
 _LINGER = {"linger.ms": 20}
 """Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
@@ -48,6 +57,8 @@ class PipelinedBatches:
 
     _wire_seconds = _WIRE_SECONDS
     """How long what is on the wire is waited for when it is given up."""
+    _native_settings: Mapping[str, object] = MappingProxyType({})
+    """What a producer may have besides where each record is heard of."""
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         self._settings = settings
@@ -143,14 +154,20 @@ class PipelinedBatches:
 
     def _produce_when_there_is_room(self, row: Row, headers: Headers, may_send: Callable[[], bool]) -> bool:
         assert self._producer is not None  # noqa: S101 - `send` has looked
+        row_of = row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, _NOW, headers
+        return self._when_there_is_room(functools.partial(self._producer.produce, *row_of), may_send)
+
+    def _when_there_is_room(self, produce: Callable[[], object], may_send: Callable[[], bool]) -> bool:
+        """Produce, once the producer's queue has room; False if that is over."""
         deadline = Deadline(self._settings.delivery_timeout_seconds)
-        while self._wait_for_room(may_send, deadline):
+        while True:
             try:
-                self._producer.produce(row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, _NOW, headers)
+                produce()
             except BufferError:
-                continue
-            return True
-        return False
+                if not self._wait_for_room(may_send, deadline):
+                    return False
+            else:
+                return True
 
     def _wait_for_room(self, may_send: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait a little for records to leave the producer's queue; False if that is over."""
@@ -165,9 +182,8 @@ class PipelinedBatches:
         """Wait until nothing is outstanding, in slices, so that a term that ends is noticed."""
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         deadline = Deadline(self._settings.delivery_timeout_seconds)
-        while not (self._stopped or self._failure) and self._serve(
-            functools.partial(self._producer.flush, _SLICE_SECONDS)
-        ):
+        self._serve(functools.partial(self._producer.poll, _NOW))
+        while self._is_waiting() and self._serve(functools.partial(self._producer.flush, _SLICE_SECONDS)):
             if deadline.passed or not may_send():
                 self._stopped, self._gave_up = True, deadline.passed
         self._collect_reasons(deadline)
@@ -180,7 +196,12 @@ class PipelinedBatches:
             self._watched.clear()
         return BatchCommitted()
 
+    def _is_waiting(self) -> bool:
+        """Tell whether something is outstanding. To flush without that wakes all threads of the client for nothing."""
+        return not (self._stopped or self._failure) and self._producer is not None and len(self._producer) > 0
+
     def _failed_by(self, failure: KafkaError) -> BatchFailed:
+        count_error(failure)
         refused = failure.code() in NEVER_TAKEN
         return BatchFailed(
             reason=failure.str(), refused=refused, unnamed=not refused and self._is_of_row and not self._is_named
@@ -214,7 +235,9 @@ class PipelinedBatches:
         """Note what was reported of a record."""
         self._is_of_row = True
         self._failed(error)
-        if topic and may_pass(error, gave_up=self._gave_up):
+        if error.code() == UNCONFIRMED:
+            self._is_named = True  # no record is to blame
+        elif topic and may_pass(error, gave_up=self._gave_up):
             self._is_named = True
             self._topics.blame(topic, error.str())
 
@@ -285,5 +308,7 @@ class PipelinedBatches:
             own["batch.size"] = largest
         with refused_settings():
             producer: KafkaProducer
-            producer, self._sender = make_with_sender(self._settings.producer_provider, client_settings(user, **own))
+            producer, self._sender = make_with_sender(
+                self._settings.producer_provider, client_settings(user, **own), self._native_settings
+            )
             return producer

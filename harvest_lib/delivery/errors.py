@@ -33,6 +33,11 @@ ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
 one delivered as soon as the second is, though a broker that did not lead yet refused the first; Kafka takes a sequence
 number other than 0 from a producer that is new to a partition. See decision 0019."""
 
+SEVERAL_AT_A_TIME = {"max.in.flight.requests.per.connection": 5}
+"""As many as keep their order, for a delivery that hears of each record natively, and whose readers see nothing of a
+batch with a record that no broker has confirmed. A request is for one partition: one at a time, a batch waits for as
+many answers as it has partitions."""
+
 NEVER_TAKEN = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -101,6 +106,16 @@ def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
     if error.__cause__ is None and _LOST in str(error):
         return _fatal(error)
     raise error
+
+
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    }
+)
+"""Another producer has begun under the same transactional id."""
 
 
 def _is_missing(error: AttributeError) -> bool:

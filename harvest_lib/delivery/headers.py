@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 
 Headers = list[tuple[str, str | bytes | None]]
 HeaderMaker = Callable[[int, Sequence[str], Sequence[str | None]], Headers]

@@ -4,13 +4,12 @@ Promises: the records of a key take one lane, by the hash of the key, so what a 
 of them together do. A lane that is full or halted holds up no other.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from harvest_lib.delivery.at_least_once import AtLeastOnce
 from harvest_lib.delivery.protocol import Reports
-from harvest_lib.record import Row
+from harvest_lib.record.rows import RowQueue
 
 
 class Lanes:
@@ -28,14 +27,14 @@ class Lanes:
     def takes(self) -> bool:
         return any(lane.takes for lane in self._lanes)
 
-    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
-        shares: list[deque[Row]] = [deque() for _ in self._lanes]
-        for row in rows:
-            shares[hash(row[2]) % len(shares)].append(row)
-        rows.clear()
+    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
+        shares = [RowQueue() for _ in self._lanes]
+        for row in rows.rows:
+            shares[hash(row[2]) % len(shares)].single.append(row)
+        rows.single.clear()
         for lane, share in zip(self._lanes, shares, strict=True):
             lane.send(share, may_send)
-            rows.extend(share)
+            rows.single.extend(share.rows)
 
     def poll(self, timeout_seconds: float) -> Reports:
         reports = Reports()

@@ -20,17 +20,21 @@ freeze may send what it had queued; see docs/operations.md, "Topics that refuse 
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.delivery.at_least_once import ANY_PARTITION, AtLeastOnce, LaneSettings, Went
+from harvest_lib.delivery.at_least_once import ANY_PARTITION, BATCH_OVERHEAD_BYTES, AtLeastOnce, LaneSettings, Went
 from harvest_lib.delivery.errors import ONE_AT_A_TIME, may_pass
 from harvest_lib.delivery.protocol import Failure, Reports
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
+from harvest_lib.native import NativeRows, NativeSender, close_with_sender, make_with_sender
 from harvest_lib.record import Row
+from harvest_lib.record.header import prefix
+from harvest_lib.record.rows import RowQueue
 
 _SLICE = 100
 """So many records are handed over between two looks at whether that may go on."""
@@ -52,9 +56,12 @@ class Pipelined(AtLeastOnce):
         self._is_told = False  # that it halted
         self._give_up: Deadline | None = None
         """Set while halted: until then what is on the wire is waited for."""
+        self._sender: NativeSender | None = None  # of a producer for rounds
+        self._stamp: bytes | None = None
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> None:
+        self._stamp = prefix(leader_id) if self._settings.record_header else None
         if self._give_up is not None and self._in_flight:
             return  # another lane is the reason; this one tells why it halted when nothing is outstanding any more
         self._is_told = False
@@ -67,7 +74,7 @@ class Pipelined(AtLeastOnce):
     def takes(self) -> bool:
         return self._give_up is None and not (self._by_rounds and self._in_flight)
 
-    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
+    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
         if not self.takes:
             return
         if self._by_rounds is bool(self._singly):
@@ -108,6 +115,38 @@ class Pipelined(AtLeastOnce):
 
     # -- by rounds
 
+    def _produce_all(self, rows: RowQueue, may_send: Callable[[], bool]) -> Went:
+        went = Went.WHOLLY
+        while rows and went is Went.WHOLLY:
+            if isinstance(page := rows.page, NativeRows) and self._goes_natively(page):
+                went = self._hand_over(rows, page, may_send)
+            else:
+                went = self._produce(rows.single if rows.single else rows.rows, may_send)
+        return went
+
+    def _goes_natively(self, page: NativeRows) -> bool:
+        is_small = page.summary.largest + BATCH_OVERHEAD_BYTES <= self._topics.smallest_limit
+        return self._sender is not None and is_small  # what is large may have to travel alone
+
+    def _hand_over(self, rows: RowQueue, page: NativeRows, may_send: Callable[[], bool]) -> Went:
+        """Hand over a page, which is the next of `rows`."""
+        assert self._sender is not None  # noqa: S101 - the caller has checked
+        now, went = boot_seconds(), 0
+        while went < len(page):
+            timestamp_ms = int(time.time() * 1000)
+            if not may_send():
+                return Went.UNTIL_TOLD
+            some = page[went : went + _SLICE]
+            count, code = self._sender.send(some, stamp=self._stamp, timestamp_ms=timestamp_ms)
+            self._in_flight.update(dict.fromkeys(rows.take(count).ids, (now, page)))
+            went += count
+            if code == KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+                return Went.UNTIL_TOLD
+            if code:
+                self._singly = max(self._singly, _LEAST_SINGLY)  # then it is reported
+                return Went.UNTIL_TOLD
+        return Went.WHOLLY
+
     def _produce(self, rows: deque[Row], may_send: Callable[[], bool]) -> Went:
         if not self._by_rounds:
             return super()._produce(rows, may_send)
@@ -144,21 +183,27 @@ class Pipelined(AtLeastOnce):
         return super()._listen(producer, timeout_seconds)
 
     def _hear(self, producer: KafkaProducer) -> None:
-        if not self._by_rounds or not self._in_flight or len(producer):
+        left = len(producer)  # first: what counts no longer has told by now if it failed
+        for error, topic in self._sender.take_failures() if self._sender is not None else ():
+            self._hear_of(error, topic)
+        if not self._by_rounds or not self._in_flight or left:
             return
-        rows = [row for _, row in self._in_flight.values()]
-        self._in_flight.clear()
         if self._error is None:
-            self._reports.acknowledged.extend(rows)
+            if self._topics.in_trouble:
+                self._well.update(row[1] for row in self._rows_in_flight())
+            self._reports.acknowledged.extend(self._in_flight)
         else:
             reason = self._error.str()
-            self._reports.failed.extend(Failure(row=row, reason=reason) for row in rows)
+            self._reports.failed.extend(Failure(row=row, reason=reason) for row in self._rows_in_flight())
+        self._in_flight.clear()
 
     def _hear_of_round(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            return
+        if error is not None:
+            self._hear_of(error, message.topic() if message is not None else None)
+
+    def _hear_of(self, error: KafkaError, topic: str | None) -> None:
         self._learn_from(error)
-        if message is not None and may_pass(error, gave_up=self._gave_up) and (topic := message.topic()) is not None:
+        if topic and may_pass(error, gave_up=self._gave_up):
             self._topics.blame(topic, error.str())
 
     def _learn_from(self, error: KafkaError) -> None:
@@ -171,6 +216,17 @@ class Pipelined(AtLeastOnce):
         self._by_rounds = not self._singly
         self._error, self._gave_up = None, False
         return super()._make_producer()
+
+    def _produced_by(self, settings: dict[str, Any]) -> KafkaProducer:
+        if not self._by_rounds:
+            self._sender = None
+            return super()._produced_by(settings)
+        producer: KafkaProducer
+        producer, self._sender = make_with_sender(self._settings.producer_provider, settings)
+        return producer
+
+    def _close_producer(self, producer: KafkaProducer) -> None:
+        self._serve(lambda: close_with_sender(producer, self._sender))
 
     def _own_settings(self) -> dict[str, object]:
         settings: dict[str, object] = {**ONE_AT_A_TIME, "enable.gapless.guarantee": True, "message.timeout.ms": 0}

@@ -1,12 +1,12 @@
 """What a delivery to Kafka promises to the loop that drives it."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
 from harvest_lib.record import Row
+from harvest_lib.record.rows import RowQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,10 @@ class Failure:
 
 @dataclass(slots=True)
 class Reports:
-    """What became of records since the last poll. `halted`: nothing more is sent before the delivery begins again."""
+    """What became of records since the last poll: the ids of those that were acknowledged, and the failures. `halted`:
+    nothing more is sent before the delivery begins again."""
 
-    acknowledged: list[Row] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
     halted: bool = False
 
@@ -42,7 +43,7 @@ class Delivery(Protocol):
         """Tell whether `send` might take anything now."""
         ...
 
-    def send(self, rows: deque[Row], may_send: Callable[[], bool]) -> None:
+    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
         """Take rows from the left of `rows` and hand them to Kafka, in order per key, together with what earlier calls
         could not hand over. Rows stay when `may_send` says no, when there is no room for them, or once halted."""
         ...

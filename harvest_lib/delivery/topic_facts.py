@@ -2,13 +2,15 @@
 
 from collections.abc import Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._config import ConfigResource
+
+from harvest_lib.kafka_client import topic_settings
 
 ANSWER_SECONDS = 2.0
 
@@ -42,17 +44,11 @@ def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
         if described is None:
             continue
         found[topic], descriptions[topic] = described
-    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
-    configured: Any = admin.describe_configs(resources, request_timeout=ANSWER_SECONDS) if resources else {}
-    for resource, answer in configured.items():
-        facts = found[resource.name]
-        try:
-            config = answer.result(ANSWER_SECONDS)
-            facts.limit = int(config["max.message.bytes"].value)
-            facts.cleanup_policy = config["cleanup.policy"].value
-            least_in_sync[resource.name] = int(config["min.insync.replicas"].value)
-        except (KafkaException, TimeoutError, KeyError, TypeError, ValueError):
-            continue  # the defaults will do
+    for topic, settings in topic_settings(admin, found, timeout_seconds=ANSWER_SECONDS).items():
+        with suppress(KeyError, TypeError, ValueError):  # the defaults will do
+            found[topic].limit = int(settings["max.message.bytes"])
+            found[topic].cleanup_policy = settings["cleanup.policy"]
+            least_in_sync[topic] = int(settings["min.insync.replicas"])
     for topic, description in descriptions.items():
         found[topic].trouble = found[topic].trouble or _trouble(description, least_in_sync.get(topic, 1))
     return found

@@ -21,8 +21,9 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.errors import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
 from harvest_lib.kafka_client import client_settings
-from harvest_lib.native import NativeRows, RowsSummary
+from harvest_lib.native import NativeRows
 from harvest_lib.record import HEADERS, INTERNAL_TOPICS, TOPIC, Row, Unreadable, is_legal_topic, misleading_header
+from harvest_lib.record.rows import RowsSummary
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from harvest_lib.delivery.batch_protocol import (
     BatchOutcome,
 )
 from harvest_lib.delivery.batches import PipelinedBatches
-from harvest_lib.delivery.errors import PURGED
+from harvest_lib.delivery.errors import FENCED, PURGED, SEVERAL_AT_A_TIME
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
@@ -37,6 +37,10 @@ from harvest_lib.record import Row
 _TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms`: a leader that is gone for good, with nobody to succeed it, holds up readers for so long."""
 _LONGEST_SEND_SECONDS = 10
+_BEGIN_SLICE_SECONDS = 0.1
+"""If the one before has a transaction open, Kafka begins to abort it, which takes some milliseconds, and says that it
+is to be asked again. librdkafka does so after half a second, which would be most of a failover: another producer asks
+after this. Who has no answer yet goes on waiting for it."""
 _BEGIN_SECONDS = 4.0
 """Whoever stops waits for this; what takes longer is begun again."""
 _LET_GO_SECONDS = 2.0
@@ -44,14 +48,6 @@ _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
 """After a transaction failed with its checkpoint, for so long its records have to land before a checkpoint is sent:
 otherwise it would not be known which of them failed."""
-
-_FENCED_BY = frozenset(
-    {
-        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.PRODUCER_FENCED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +63,7 @@ class Transactional(PipelinedBatches):
     """`BatchDelivery` by Kafka transactions, under one transactional id."""
 
     _wire_seconds = 0.0
+    _native_settings = SEVERAL_AT_A_TIME
 
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
@@ -78,13 +75,22 @@ class Transactional(PipelinedBatches):
         super().__init__(settings, topics)
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
+        deadline = Deadline(_BEGIN_SECONDS)
+        self._renew_producer(leader_id)
+        while True:
+            outcome = self._attempt(lambda producer: producer.init_transactions(_BEGIN_SLICE_SECONDS))
+            if self._failure is None or not self._failure.retriable() or deadline.passed:
+                return outcome
+            if self._failure.code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                self._renew_producer(leader_id)
+            self._failure = None
+
+    def _renew_producer(self, leader_id: UUID) -> None:
         if self._has_begun:
             self._discard()  # it may be in the middle of something
         self._has_begun = True
         self._open = False
         super().begin(leader_id)
-        assert self._producer is not None  # noqa: S101 - made just now
-        return self._attempt(lambda producer: producer.init_transactions(_BEGIN_SECONDS))
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         if not self._open and self._failure is None:
@@ -99,9 +105,10 @@ class Transactional(PipelinedBatches):
             return self._outcome(acked)
         if self._failure is None:
             place, report = self._place, partial(self._report_own, "the checkpoint")
+            of_record = place.topic, checkpoint, place.key, place.partition, report
             self._attempt(
-                lambda producer: producer.produce(place.topic, checkpoint, place.key, place.partition, report)
-            )
+                lambda producer: self._when_there_is_room(partial(producer.produce, *of_record), may_send)
+            )  # records of the batch may have filled the queue
         acked = self.flush(may_send)
         if not isinstance(acked, BatchCommitted):
             return self._outcome(acked)
@@ -131,11 +138,11 @@ class Transactional(PipelinedBatches):
     def _failed(self, error: KafkaError) -> None:
         # A producer that was fenced refuses records as one that met with a fatal error, and says a little later which.
         super()._failed(error)
-        if error.code() in _FENCED_BY:
+        if error.code() in FENCED:
             self._failure = error
 
     def _outcome(self, outcome: BatchOutcome) -> BatchOutcome:
-        if self._failure is not None and self._failure.code() in _FENCED_BY:
+        if self._failure is not None and self._failure.code() in FENCED:
             return BatchFenced(reason=self._failure.str())
         return outcome
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from harvest_lib.consume import Message, Transaction
-from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run, write_sums
+from harvest_lib.examples.running import Dsn, Listen, MinTxn, Servers, Settings, run, write_sums
 
 _CREATE = "CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, balance BIGINT NOT NULL)"
 _MOST = 10**12
@@ -70,6 +70,7 @@ def main(
     credits: Annotated[str, typer.Option(help="Where credits go, with as many partitions.")] = "legs",  # noqa: A002
     name: Annotated[str, typer.Option(help="The consumer's, and its group's.")] = "bank-transfer",
     min_txn: MinTxn = 0.0,
+    listen: Listen = None,
     settings: Settings = [],  # noqa: B006 - typer makes a new one
 ) -> None:
     """Make a debit and a credit of each transfer."""
@@ -82,6 +83,7 @@ def main(
         servers=servers,
         settings=settings,
         min_txn=min_txn,
+        listen=listen,
     )
 
 

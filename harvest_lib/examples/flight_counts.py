@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.consume import Message, Transaction
-from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run, write_sums
+from harvest_lib.examples.running import Dsn, Listen, MinTxn, Servers, Settings, run, write_sums
 
 _CREATE = "CREATE TABLE IF NOT EXISTS flight_counts (key TEXT PRIMARY KEY, flights BIGINT NOT NULL)"
 _ADD = """
@@ -50,6 +50,7 @@ def main(
     counts: Annotated[str, typer.Option(help="Where the counts go, beside the table.")] = "",
     name: Annotated[str, typer.Option(help="The consumer's, and its group's.")] = "flight-counts",
     min_txn: MinTxn = 0.0,
+    listen: Listen = None,
     settings: Settings = [],  # noqa: B006 - typer makes a new one
 ) -> None:
     """Count flights by key into the table `flight_counts`."""
@@ -62,6 +63,7 @@ def main(
         servers=servers,
         settings=settings,
         min_txn=min_txn,
+        listen=listen,
     )
 
 

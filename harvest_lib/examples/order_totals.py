@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from harvest_lib.consume import Message, Transaction
-from harvest_lib.examples.running import Dsn, MinTxn, Servers, Settings, run
+from harvest_lib.examples.running import Dsn, Listen, MinTxn, Servers, Settings, run
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS order_totals (customer TEXT PRIMARY KEY, orders BIGINT NOT NULL, cents BIGINT NOT NULL)
@@ -47,6 +47,7 @@ def main(
     topic: Annotated[str, typer.Option(help="Where the orders are.")] = "orders",
     name: Annotated[str, typer.Option(help="The consumer's, and its group's.")] = "order-totals",
     min_txn: MinTxn = 0.0,
+    listen: Listen = None,
     settings: Settings = [],  # noqa: B006 - typer makes a new one
 ) -> None:
     """Add up orders by customer into the table `order_totals`."""
@@ -59,6 +60,7 @@ def main(
         servers=servers,
         settings=settings,
         min_txn=min_txn,
+        listen=listen,
     )
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, LiteralString
 
@@ -11,9 +12,12 @@ from harvest_lib.cli.actions.log_output import configure_logging
 from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
+from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.interpreter import tune_collector
+from harvest_lib.telemetry.otel_metrics import reported
+from harvest_lib.telemetry.server import Listener
 
 Dsn = Annotated[
     str, typer.Option(envvar="HARVEST_DSN", help="Postgres; by the variable, as others can read a command line.")
@@ -22,6 +26,12 @@ Servers = Annotated[str, typer.Option(envvar="HARVEST_BOOTSTRAP_SERVERS", help="
 _SETTINGS = "A setting of librdkafka; as often as you like. Secrets by the variable, with spaces between them."
 Settings = Annotated[
     list[str], typer.Option("--set", envvar="HARVEST_KAFKA_SETTINGS", metavar="NAME=VALUE", help=_SETTINGS)
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARVEST_LISTEN", metavar="HOST:PORT", help="Serve /metrics, /livez, /readyz and /progress there."
+    ),
 ]
 MinTxn = Annotated[float, typer.Option(help="Seconds before which no transaction ends.")]
 
@@ -36,6 +46,7 @@ def run(
     servers: str,
     settings: Iterable[str],
     min_txn: float,
+    listen: str | None = None,
 ) -> None:
     """Consume until SIGTERM or Ctrl-C, with a log of JSON on standard error. `create` makes the application's table."""
     configure_logging("json", "info")
@@ -55,7 +66,9 @@ def run(
             store=partial(PostgresStore, dsn),
             limits=ShardLimits(min_txn_duration_seconds=min_txn, max_txn_duration_seconds=max(1.0, min_txn)),
         )
-        consumer.run(stopping)
+        telemetry = ConsumerTelemetry(consumer)
+        with Listener(listen, telemetry) if listen else nullcontext(), reported(telemetry):
+            consumer.run(stopping)
     except HarvestError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None

@@ -35,13 +35,21 @@ class Acl:
 
 
 def harvester_acls(
-    config: HarvestConfig, principal: str, topics: Collection[str], *, creates: bool = True
+    config: HarvestConfig,
+    principal: str,
+    topics: Collection[str],
+    *,
+    creates: bool = True,
+    asks_group: bool = False,
 ) -> list[Acl]:
     """Return what a harvester needs to deliver to `topics`; a name that ends in `*` stands for all that begin so.
 
-    With `creates` it may make the topics of its own, otherwise they have to be there.
+    With `creates` it may make the topics of its own, otherwise they have to be there. With `asks_group` it may ask who
+    still elects through Kafka, which `leadership: auto` does before it leads by the lock in Postgres.
     """
     wanted = list(_harvester(config, topics, creates=creates))
+    if asks_group and config.leadership == "postgres":
+        wanted.append(("group", config.leader_group_id, False, ("Describe",)))
     return [*_acls(principal, wanted), *_denials(principal, topics, INTERNAL_TOPICS)]
 
 

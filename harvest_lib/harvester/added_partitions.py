@@ -9,7 +9,9 @@ changes while a process lives is noticed.
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +21,11 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.delivery.partitioners import moved_share
 from harvest_lib.errors import HarvestError
 from harvest_lib.kafka_client import client_settings
 from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,27 @@ WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
 
 Known = dict[str, dict[str, Any]]
 """By topic: `partitions`, and where some were added `before` and `noticed_at`."""
+
+
+_READ_ALL = "SELECT to_jsonb(s) -> 'leader' -> 'topics' FROM {table} AS s WHERE subscription = %s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Partitions that were added to a topic: how many it had and has, and when that was noticed."""
+
+    topic: str
+    before: int
+    after: int
+    noticed_at: datetime
+
+    def __str__(self) -> str:
+        at, moved = self.noticed_at.isoformat(timespec="seconds"), moved_share(self.before, self.after)
+        return (
+            f"the topic {self.topic!r} was given partitions, {self.before} before and {self.after} now, noticed at "
+            f"{at}: {moved:.0%} of its keys go to other partitions since (`harvest partition` says which), so that a "
+            "key's records of before and after have no order among them"
+        )
 
 
 class NoPlace(Exception):
@@ -88,6 +113,11 @@ class PartitionWatch:
         self._known: Known | None = None
         self._is_unsaved = False
 
+    @property
+    def added(self) -> Sequence[Added]:
+        """Return what was noticed. May be read by any thread."""
+        return added_of((self._known or {}).copy())
+
     def begin(self, term: Term, stopping: threading.Event) -> None:
         """Look until the term is over; returns at once."""
         threading.Thread(target=self._run, args=(term, stopping), name="harvest-partitions", daemon=True).start()
@@ -107,7 +137,16 @@ class PartitionWatch:
             entry = self._known[topic] = {"partitions": partitions}
             if before is not None and partitions > before:
                 entry |= {"before": before, "noticed_at": datetime.now(UTC).isoformat(timespec="seconds")}
-                _log.error("partitions_added", extra={"topic": topic, "before": before, "after": partitions})
+                _log.error(
+                    "partitions_added",
+                    extra={
+                        "topic": topic,
+                        "before": before,
+                        "after": partitions,
+                        "noticed_at": entry["noticed_at"],
+                        "moved_share": round(moved_share(before, partitions), 3),
+                    },
+                )
         if self._is_unsaved and self._memory is not None:
             try:
                 self._is_unsaved = not self._memory.save(self._known)
@@ -134,14 +173,26 @@ class PartitionWatch:
             stopping.wait(_EVERY_SECONDS if self._known else _FIRST_SECONDS)
 
 
-def said_of(known: object) -> list[str]:
-    """Return a sentence for each topic to which partitions were added."""
+def added_of(known: object) -> list[Added]:
+    """Return the topics to which partitions were added, of what one shard knows. What it knows of none is no error."""
     if not isinstance(known, Mapping):
         return []
-    return [
-        f"the topic {topic!r} was given partitions, {entry['before']} before and {entry['partitions']} now, noticed at "
-        f"{entry['noticed_at']}: its keys go to other partitions since, so a key's records of before and after have no "
-        "order among them"
-        for topic, entry in sorted(known.items())
-        if isinstance(entry, Mapping) and {"before", "noticed_at", "partitions"} <= entry.keys()
-    ]
+    found = []
+    for topic, entry in sorted(known.items()):
+        with suppress(KeyError, TypeError, ValueError):  # an entry without, or what somebody wrote by hand
+            before, after = int(entry["before"]), int(entry["partitions"])
+            noticed_at = datetime.fromisoformat(entry["noticed_at"])
+            if 0 < before < after:
+                found.append(Added(topic=topic, before=before, after=after, noticed_at=noticed_at))
+    return found
+
+
+def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
+    """Return what the shards of a subscription know, each topic once. `outbox` is placed in its schema."""
+    if not outbox.subscriptions.exists(connection):
+        return []
+    statement = sql.SQL(_READ_ALL).format(table=in_statement(outbox.subscriptions.identifier))
+    with translated():
+        rows = connection.execute(statement, (subscription,)).fetchall()
+    found = sorted((each for (known,) in rows for each in added_of(known)), key=lambda each: each.noticed_at)
+    return list({each.topic: each for each in found}.values())

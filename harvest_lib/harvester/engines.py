@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,13 +20,11 @@ from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.table import check_subscription
-from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import (
-    ConfigError,
     DatabaseAccessDenied,
     DatabaseUnavailable,
     KafkaAccessDenied,
@@ -34,7 +32,7 @@ from harvest_lib.errors import (
     OutboxTableError,
 )
 from harvest_lib.events import Event
-from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
+from harvest_lib.harvester.added_partitions import Added, Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
 from harvest_lib.harvester.factory import (
     make_batch_source,
@@ -50,14 +48,18 @@ from harvest_lib.harvester.factory import (
     subscription_of,
 )
 from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.measures import HarvestMeasures, MeasuredDelivery, MeasuredGuarantee, ShardMeasures
 from harvest_lib.harvester.other_readers import acknowledge_pending, before_term, refuse_readers, refuse_readers_now
 from harvest_lib.harvester.status import StatusReader
+from harvest_lib.harvester.tracing import traced_delivery, traced_guarantee
+from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.marking.ports import MarkPorts
-from harvest_lib.native import Implementation, implementation
+from harvest_lib.native import Implementation, NativeRows, implementation
 from harvest_lib.outbox import (
     OutboxTable,
     ParkedRecords,
@@ -76,7 +78,7 @@ from harvest_lib.source import ClaimSource, SourceThread
 _log = logging.getLogger(__name__)
 
 _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
-"""Whether those who lead lead our outbox is asked by who waits: first, and again."""
+"""Whether those who lead do so as we would is asked by who waits: first, and again."""
 
 
 Check = tuple[str, Callable[[], object]]
@@ -100,8 +102,13 @@ class EngineLoop(Protocol):
     idle: bool
 
     @property
+    def epoch(self) -> int | None:
+        """Return the epoch under which it led last; None if what is marked has none."""
+        ...
+
+    @property
     def holds_off(self) -> bool:
-        """Tell, at the end, whether this process should not lead again before a session timeout has passed."""
+        """Tell, at the end, whether this process should hold off, see `hold_off`."""
         ...
 
     @property
@@ -118,6 +125,8 @@ class Callbacks:
 
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
+    measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
+    """What of it is counted."""
 
 
 class Engine(Protocol):
@@ -132,7 +141,8 @@ class Engine(Protocol):
         ...
 
     def stand_by(self) -> None:
-        """While others lead, see to it now and then that it is our outbox that they lead. Raises CheckpointError."""
+        """While others lead, see to it now and then that they lead our outbox, as we would. Raises CheckpointError or
+        PoolConflict."""
         return
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
@@ -146,7 +156,12 @@ class Engine(Protocol):
     @property
     def hand_over(self) -> Implementation:
         """Return by what records are handed over to Kafka."""
-        return Implementation(name="python", reason="rows that are marked are Python's")
+        return implementation()
+
+    @property
+    def added_partitions(self) -> Sequence[Added]:
+        """Return the topics to which partitions were added, where only this process knows it."""
+        return ()
 
     def close(self, deadline: Deadline) -> None:  # noqa: ARG002 - for those who need it
         """Let go of everything; nothing leaves after that. Safe to repeat."""
@@ -191,7 +206,7 @@ class MarkEngine(Engine):
         assert self._thread is not None  # noqa: S101 - `start` makes it
         ports = MarkPorts(
             source=self._thread,
-            delivery=self._delivery,
+            delivery=MeasuredDelivery(traced_delivery(self._delivery, self._config), callbacks.measures),
             parking=ParkingRules(self._config.parking, self._refusals),
             limits=self._config.limits,
             one_per_key=self._config.delivery == "barrier",
@@ -210,30 +225,24 @@ class MarkEngine(Engine):
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         return self._table.oldest_age_seconds(connection)
 
+    @property
+    def hand_over(self) -> Implementation:
+        if self._config.delivery == "barrier":
+            return Implementation(name="python", reason="under the key barrier each record is followed on its way")
+        if self._config.limits.send_concurrency > 1:
+            return Implementation(name="python", reason="`sendConcurrency` is not 1: each key has its lane")
+        return super().hand_over
+
+    @property
+    def added_partitions(self) -> Sequence[Added]:
+        return self._watch.added
+
     def close(self, deadline: Deadline) -> None:
         try:
             self._delivery.close()
         finally:
             if self._thread is not None:
                 self._thread.stop(deadline.remaining_seconds)
-
-
-def source_kind(
-    connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, marks: bool = False
-) -> str:
-    """Return the name of the source: the configuration's, and of `auto` what the table is good for, or `mark` if we are
-    to. Raises ConfigError for more shards than it can serve."""
-    kind: str = config.source
-    if kind == "auto":
-        reads = config.columns is not None or table.kind(connection) == "native"
-        kind = "snapshot" if reads and not marks else "mark"
-    if kind == "mark" and config.shards > 1:
-        raise ConfigError(
-            f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",
-            field="shards",
-            next_step=f"set it to 1, or turn {table} into the native table with `harvest migrate`",
-        )
-    return kind
 
 
 def marking_checks(
@@ -256,17 +265,18 @@ def _check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> No
 
 
 def _refused(topics: Topics, rows: Sequence[Row]) -> Mapping[int, str]:
+    if isinstance(rows, NativeRows):  # which know how large they are
+        return topics.refused(rows)
     return topics.refused(rows, max([len(row[3]) for row in rows if row[3]], default=0))
 
 
 class BatchEngine(Engine):
-    """`Engine` in batches, with parts of its own for each shard. `kind` names the source."""
+    """`Engine` in batches, with parts of its own for each shard."""
 
     def __init__(
         self,
         config: HarvestConfig,
         table: OutboxTable,
-        kind: str,
         *,
         producer_provider: KafkaProducerProvider = Producer,
         consumer_provider: KafkaConsumerProvider = Consumer,
@@ -274,21 +284,17 @@ class BatchEngine(Engine):
     ) -> None:
         self._config = config
         self._table = table
-        self._kind = kind
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
+        self._rivals: Rivals | None = None
         # One for all terms: it knows what it has complained of.
         self._maintenance = Maintenance(config, table)
 
-    @property
-    def hand_over(self) -> Implementation:
-        return super().hand_over if self._kind == "mark" else implementation()
-
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        if self._kind == "mark":
+        if self._config.source == "mark":
             self._table.check(connection)
             self._check_parked(connection)
         elif self._config.columns is not None:
@@ -303,15 +309,14 @@ class BatchEngine(Engine):
             check()
         self._refuse_rivals(connection)
         if self._config.delivery == "transactional":
-            kafka = self._config.kafka_settings(for_producer=False)
-            ensure_checkpoint_topic(kafka, self._config.checkpoint_topic, self._config.shards)
+            prepare_transactions(self._config, self._producer_provider)
             self._refuse_another()
         if self._config.delivery == "sequenced":
             refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
 
     def checks(self, connection: psycopg.Connection[Any]) -> list[Check]:
         """Return what has to hold once the tables are there."""
-        table, subscription = self._table, subscription_of(self._config, self._kind)
+        table, subscription = self._table, subscription_of(self._config, self._config.source)
         places = table.subscriptions.identifier
         checks: list[Check] = [
             ("the subscription", lambda: check_subscription(connection, places, subscription)),
@@ -321,7 +326,7 @@ class BatchEngine(Engine):
                 lambda: check_identities(connection, places, table.identifier, subscription.name),
             ),
         ]
-        if self._kind == "mark":
+        if self._config.source == "mark":
             return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
         if self._config.columns is None:  # one that was begun has to be finished
             checks = [
@@ -344,9 +349,10 @@ class BatchEngine(Engine):
         return checks
 
     def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
-        if self._pool is not None:
-            rivals, subscription = make_rivals(self._config, self._pool()), self._config.subscription
-            rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
+        if self._pool is not None:  # one for all terms, as above
+            self._rivals = self._rivals or make_rivals(self._config, self._pool())
+            subscription = self._config.subscription
+            self._rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
 
     def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
         """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,
@@ -362,35 +368,39 @@ class BatchEngine(Engine):
     def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
         """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
         config, table = self._config, self._table
-        checkpoints = make_checkpoints(config, table, self._kind, 0)
-        rows = make_selection(config, table) if self._kind != "mark" else None
+        checkpoints = make_checkpoints(config, table, config.source, 0)
+        rows = make_selection(config, table) if config.source != "mark" else None
         places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])
             places.release([])
-        if self._kind != "mark":  # of which the table's own check has asked
+        if config.source != "mark":  # of which the table's own check has asked
             with translated():
                 connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def _refuse_another(self) -> None:
         """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
         config = self._config
-        checkpoints = make_checkpoints(config, self._table, self._kind, 0)
+        checkpoints = make_checkpoints(config, self._table, config.source, 0)
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         with closing(checkpoints):
             make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another()
 
     def stand_by(self) -> None:
-        if self._config.delivery == "transactional" and boot_seconds() >= self._ask_at:
-            self._ask_at = boot_seconds() + _ASK_SECONDS
-            away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
-            with suppress(*away), self._translate_missing_table():
+        if boot_seconds() < self._ask_at:
+            return
+        self._ask_at = boot_seconds() + _ASK_SECONDS
+        away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
+        with suppress(*away), self._translate_missing_table():
+            with connect(self._config.data_source.conninfo()) as connection:
+                self._refuse_rivals(connection)
+            if self._config.delivery == "transactional":
                 self._refuse_another()
 
     def _translate_missing_table(self) -> AbstractContextManager[None]:
         table = self._table
-        parked = [table.parked] if self._kind == "mark" and self._parks else []
+        parked = [table.parked] if self._config.source == "mark" and self._parks else []
         tables = [table, table.subscriptions, table.parked_ids, *parked]
         return translate_missing_table(self._config.data_source.conninfo(), tables)
 
@@ -399,24 +409,25 @@ class BatchEngine(Engine):
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
-        config, table, kind = self._config, self._table, self._kind
+        config, table, kind = self._config, self._table, self._config.source
         if kind == "mark":
             before_term(config, term, stopping, partial(refuse_readers_now, config, table))
         topics = make_topics(config)
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
+        guarantee = make_guarantee(
+            config,
+            table,
+            checkpoints,
+            topics,
+            term.shard,
+            consumer_provider=self._consumer_provider,
+            producer_provider=self._producer_provider,
+        )
         ports = BatchPorts(
             source=source,
-            guarantee=make_guarantee(
-                config,
-                table,
-                checkpoints,
-                topics,
-                term.shard,
-                consumer_provider=self._consumer_provider,
-                producer_provider=self._producer_provider,
-            ),
+            guarantee=MeasuredGuarantee(traced_guarantee(guarantee, config, term.shard), callbacks.measures),
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
@@ -432,7 +443,7 @@ class BatchEngine(Engine):
         return BatchLoop(term, ports, stopping)
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        if self._kind == "mark":
+        if self._config.source == "mark":
             return self._table.oldest_age_seconds(connection)
         return StatusReader(connection, self._config).oldest_age_seconds()
 

@@ -6,12 +6,13 @@ from typing import Any, assert_never
 
 import psycopg
 from confluent_kafka import Consumer, Producer
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.batching.guarantees import AtLeastOnceBatches, Guarantee, SequencedBatches, TransactionalBatches
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.parking import BatchParking
+from harvest_lib.certificates import Certificates
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
@@ -30,8 +31,11 @@ from harvest_lib.delivery import (
     acknowledge_again,
     exactly_once,
 )
+from harvest_lib.harvester.choices import not_chosen
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
+from harvest_lib.leadership.kafka_probe import KafkaProbe
+from harvest_lib.leadership.last_leaders import MARKS, SubscriptionRows
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
@@ -62,7 +66,12 @@ SELECT (SELECT system_identifier FROM pg_control_system())
 def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
     """Return the mark source on `table`, with a place for parked records unless the policy is to stop."""
     parked = None if config.parking == "stop" else table.parked.identifier
-    return MarkSource(config.data_source.conninfo(), table.identifier, parked)
+    return MarkSource(_marking(config), table.identifier, parked)
+
+
+def _marking(config: HarvestConfig) -> str:
+    """Return how to connect so that others see that we mark, unless the user has chosen another name."""
+    return make_conninfo(config.data_source.conninfo(), fallback_application_name=MARKS)
 
 
 def make_topics(config: HarvestConfig) -> Topics:
@@ -85,6 +94,12 @@ def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: Kafk
     return lanes[0] if len(lanes) == 1 else Lanes(lanes)
 
 
+def certificates_of(config: HarvestConfig) -> Certificates:
+    """Return the certificates that the clients of a configuration have."""
+    kafka = (config.kafka_settings(for_producer=producer) for producer in (False, True))
+    return Certificates(*kafka, postgres=conninfo_to_dict(config.data_source.conninfo()))
+
+
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
     """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
     settings = LaneSettings(
@@ -102,7 +117,7 @@ def make_batch_source(
     `parks`."""
     if kind == "mark":
         parked = table.parked.identifier if parks else None
-        return MarkPages(MarkSource(config.data_source.conninfo(), table.identifier, parked))
+        return MarkPages(MarkSource(_marking(config), table.identifier, parked))
     selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
     return make(
@@ -157,6 +172,8 @@ def make_guarantee(
             )
         case "sequenced":
             return SequencedBatches(Sequenced(settings, topics), IntentStore(checkpoints, acknowledge))
+        case "auto":
+            raise not_chosen("delivery")
         case other:
             assert_never(other)
 
@@ -220,7 +237,28 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
         database=str(row[0]) if row is not None else "",
         table=".".join(table.placed(connection).parts),
         subscription=config.subscription,
+        delivery=config.delivery,
+        fence=_fence(config),
     )
+
+
+def _fence(config: HarvestConfig) -> str:
+    """Return by what a leader of this configuration fences the one before, see `harvest_lib.leadership.last_leaders`.
+    What is marked is fenced by the leader's id alone, which one that is late may still take for its own."""
+    if config.source == "mark":
+        return ""
+    match config.delivery:
+        case "transactional":
+            kafka = config.kafka_settings(for_producer=False)
+            return f"transactional ids of {config.checkpoint_topic} in {cluster_id(kafka)}"
+        case "sequenced":
+            return "epoch"
+        case "barrier" | "pipelined":
+            return ""
+        case "auto":
+            raise not_chosen("delivery")
+        case other:
+            assert_never(other)
 
 
 def make_parking(
@@ -249,6 +287,21 @@ def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:
     return CheckpointPlace(topic=config.checkpoint_topic, partition=shard, key=f"{config.subscription}/{shard}")
 
 
+def _in_batches(config: HarvestConfig) -> bool:
+    return config.source != "mark" or config.exactly_once
+
+
+def _subscription_rows(config: HarvestConfig, pool: Pool) -> SubscriptionRows:
+    table = OutboxTable.parse(config.outbox_table)
+    return SubscriptionRows(
+        table=table.subscriptions.identifier,
+        subscription=config.subscription,
+        shards=config.shards,
+        fence=pool.fence,
+        outbox=table.identifier if config.columns is None else None,
+    )
+
+
 def make_leadership(
     config: HarvestConfig,
     consumer_provider: KafkaConsumerProvider = Consumer,
@@ -275,6 +328,8 @@ def make_leadership(
                     io_error_backoff_seconds=limits.io_error_backoff_seconds,
                 ),
                 config.data_source.conninfo(),
+                rows=_subscription_rows(config, pool()) if pool is not None and _in_batches(config) else None,
+                kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
             )
         case "neli":
             return Neli(
@@ -294,5 +349,7 @@ def make_leadership(
                 producer_provider=producer_provider,
                 pool=pool,
             )
+        case "auto":
+            raise not_chosen("leadership")
         case other:
             assert_never(other)

@@ -12,14 +12,13 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import psycopg
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.clock import Deadline, boot_seconds
@@ -37,11 +36,18 @@ from harvest_lib.events import (
     Meter,
     MeterRead,
 )
-from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine, source_kind
-from harvest_lib.harvester.factory import make_leadership, read_pool, refuse_bad_settings
+from harvest_lib.harvester.added_partitions import Added
+from harvest_lib.harvester.choices import read_choices, reads_table, resolved
+from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine
+from harvest_lib.harvester.factory import certificates_of, make_leadership, read_pool, refuse_bad_settings
+from harvest_lib.harvester.former_election import refuse_group
+from harvest_lib.harvester.hold_off import HoldOffs
+from harvest_lib.harvester.measures import HarvestMeasures
 from harvest_lib.harvester.progress import Progress
+from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
+from harvest_lib.leadership.pool import Pool
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import ClaimSource
 
@@ -95,24 +101,27 @@ class Harvest:
         self._make_mark_engine = partial(
             MarkEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
         )
-        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
-        self._make_batch_engine = partial(
-            BatchEngine, producer_provider=kafka_producer_provider, consumer_provider=kafka_consumer_provider, pool=pool
-        )
+        self._providers = kafka_consumer_provider, kafka_producer_provider
         self._has_own_parts = source is not None or delivery is not None  # which mark
         self._engine: Engine | None = None
-        self._leadership = leadership or make_leadership(config, kafka_consumer_provider, kafka_producer_provider, pool)
+        self._watch: TableWatch | None = None
+        self._leadership = leadership
         self._handler: EventHandler | None = None
         self._state = State.CREATED
         self._state_lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
-        self._hold_until: dict[int, float] = {}  # by shard, in boot seconds
+        self._hold_offs = HoldOffs(config.session_timeout_seconds)
         self._turned_at = boot_seconds()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._loops: dict[int, EngineLoop] = {}  # by shard
+        self._terms: dict[int, Term] = {}  # likewise
+        self.measures = HarvestMeasures()
+        """What it has counted: see `harvest_lib.harvester.telemetry`."""
+        self.certificates = certificates_of(config)
+        """Those that its clients are configured with."""
         self._meter_lock = threading.Lock()
         self._meter = Meter("throughput", boot_seconds())
 
@@ -134,11 +143,17 @@ class Harvest:
         try:
             conninfo = self._config.data_source.conninfo()
             with connect(conninfo) as connection:
-                self._engine = self._choose_engine(connection)
+                choices = read_choices(self._config, connection, self._table, marks=self._has_own_parts)
+                config = resolved(self._config, choices, self._table)
+                pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
+                self._engine = self._make_engine(config, pool)
                 hand_over = self._engine.hand_over
                 self._engine.check(connection)
             require_session(conninfo)
-            topic_partitions(self._config.kafka_settings(for_producer=False))
+            topic_partitions(config.kafka_settings(for_producer=False))
+            if self._leadership is None and (self._config.leadership, config.leadership) == ("auto", "postgres"):
+                refuse_group(config)
+            self._leadership = self._leadership or make_leadership(config, *self._providers, pool)
             self._leadership.start()
         except BaseException:
             if self._engine is not None:
@@ -146,6 +161,9 @@ class Harvest:
             self._state = State.STOPPED
             self._stopped.set()
             raise
+        if reads_table(self._config) and choices.source == "mark" and not self._has_own_parts:
+            self._watch = TableWatch(conninfo, self._table, choices)
+        self._config = config
         self._engine.start()
         Progress(
             conninfo,
@@ -153,8 +171,11 @@ class Harvest:
             leads=lambda: self.is_leader,
             backlog_age_seconds=self._engine.backlog_age_seconds,
         ).begin(self._stopped)
+        self.certificates.begin(self._stopped, time.time)
         self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
         self._thread.start()
+        if self._watch is not None:
+            self._watch.begin(self._end, self._stopped)
         _log.info(
             "harvester_started",
             extra={
@@ -162,6 +183,12 @@ class Harvest:
                 "table": str(self._table),
                 "hand_over": hand_over.name,
                 "hand_over_reason": hand_over.reason,
+                "source": choices.source,
+                "source_reason": choices.source_reason,
+                "delivery": choices.delivery,
+                "delivery_reason": choices.delivery_reason,
+                "leadership": choices.leadership,
+                "leadership_reason": choices.leadership_reason,
             },
         )
 
@@ -254,6 +281,31 @@ class Harvest:
         return loops[min(loops)].leader_id if loops else None
 
     @property
+    def led_shards(self) -> list[int]:
+        """Return the shards that this process leads now under terms that are proved."""
+        return sorted(shard for shard, term in self._terms.copy().items() if term.is_live())
+
+    @property
+    def hand_over(self) -> str:
+        """Return by what records are handed over to Kafka, `native` or `python`; empty before it has started."""
+        return self._engine.hand_over.name if self._engine is not None else ""
+
+    @property
+    def added_partitions(self) -> Sequence[Added]:
+        """Return the topics to which partitions were added, where only this process knows it: `source: mark`."""
+        return self._engine.added_partitions if self._engine is not None else ()
+
+    @property
+    def election_trouble(self) -> str:
+        """Return what keeps this process from leading if it had to; empty if nothing is known to."""
+        return str(getattr(self._leadership, "trouble", ""))  # an embedder's own leadership may not say
+
+    @property
+    def config(self) -> HarvestConfig:
+        """Return the configuration that it was made with; once it has started, with what `auto` stands for."""
+        return self._config
+
+    @property
     def in_flight_records(self) -> int:
         """Return how many records were sent and are not acknowledged yet, over all shards that this process leads."""
         return sum(loop.in_flight.records for loop in self._loops.copy().values())
@@ -275,6 +327,7 @@ class Harvest:
     # -- the harvest thread
 
     def _run(self) -> None:
+        assert self._leadership is not None  # noqa: S101 - `start` has made it
         threads: dict[Term, threading.Thread] = {}
         try:
             while not self._stopping.is_set():
@@ -316,8 +369,7 @@ class Harvest:
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
         """Tell whether a term is still to be served, and nothing of an earlier one of its shard is left."""
         is_over = all(other.shard != term.shard for other in threads)
-        is_due = boot_seconds() >= self._hold_until.get(term.shard, 0.0)
-        return is_over and is_due and term.is_live() and not self._stopping.is_set()
+        return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
 
     def _serve(self, term: Term) -> None:
         """Harvest under a term; what kills that kills the harvester."""
@@ -326,8 +378,7 @@ class Harvest:
             self._lead(term)
             ended = True
         except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
-            self._failure = self._failure or error
-            _log.error("harvester_died", extra={"reason": str(error)})
+            self._end(error)
         except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
             self._failure = self._failure or error
             _log.exception("harvester_died")
@@ -338,40 +389,53 @@ class Harvest:
                 self._failure = self._failure or ended_by_itself
                 self._stopping.set()
 
+    def _end(self, error: HarvestError) -> None:
+        """End for good, as of what has become wrong: what is in flight lands, and leadership is let go."""
+        self._failure = self._failure or error
+        _log.error("harvester_died", extra={"reason": str(error)})
+        self._stopping.set()
+
     def _lead(self, term: Term) -> None:
         assert self._engine is not None  # noqa: S101 - `start` chooses it before there are terms
+        if self._watch is not None:
+            self._watch.look()
         shard = term.shard
-        loop = self._engine.loop(
-            term, self._stopping, Callbacks(emit=partial(self._emit, shard), delivered=self._delivered)
+        callbacks = Callbacks(
+            emit=partial(self._emit, shard),
+            delivered=partial(self._delivered, shard),
+            measures=self.measures.shard(shard),
         )
+        loop = self._engine.loop(term, self._stopping, callbacks)
+        self._terms[shard] = term
         self._loops[shard] = loop
         self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
         try:
             loop.run()
         finally:
             if loop.holds_off:
-                # What was on the wire may still arrive. Another process would lead after the session timeout at the
-                # earliest; this one keeps to the same, so that what arrives then is too old for the topic's limit.
-                self._hold_until[shard] = boot_seconds() + self._config.session_timeout_seconds
+                self._hold_offs.begin(shard, loop.epoch)
             fenced = term.ended is TermEnd.FENCED
             self._emit(shard, LeaderFenced(shard=shard) if fenced else LeaderRevoked(shard=shard))
             self._loops.pop(shard, None)
+            self._terms.pop(shard, None)
 
     def _close(self) -> None:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         with ExitStack() as closing:  # last in, first out, and each even if another fails
-            closing.callback(lambda: self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
+            if (leadership := self._leadership) is not None:
+                closing.callback(lambda: leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
             if (engine := self._engine) is not None:
                 closing.callback(lambda: engine.close(deadline))  # before leadership goes: nothing of ours leaves then
 
-    def _choose_engine(self, connection: psycopg.Connection[Any]) -> Engine:
-        config = self._config
-        kind = source_kind(connection, config, self._table, marks=self._has_own_parts)
-        if kind == "mark" and not config.exactly_once:
+    def _make_engine(self, config: HarvestConfig, pool: Callable[[], Pool]) -> Engine:
+        if config.source == "mark" and not config.exactly_once:
             return self._make_mark_engine(config, self._table)
-        return self._make_batch_engine(config, self._table, kind)
+        consumer, producer = self._providers
+        providers = {"consumer_provider": consumer, "producer_provider": producer}
+        return BatchEngine(config, self._table, pool=pool, **providers)
 
-    def _delivered(self, records: int) -> None:
+    def _delivered(self, shard: int, records: int) -> None:
+        self.measures.delivered.add(str(shard), amount=records)
         with self._meter_lock:
             self._meter.add(records)
             now = boot_seconds()
@@ -389,6 +453,7 @@ class Harvest:
         return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
 
     def _emit(self, shard: int, event: Event) -> None:
+        self.measures.hear(shard, event)
         if not isinstance(event, MeterRead):
             loop = self._loops.get(shard)
             named = {"leader_id": str(loop.leader_id) if loop is not None else None}

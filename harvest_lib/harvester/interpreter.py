@@ -13,7 +13,7 @@ def tune_interpreter() -> None:
 
     The thread that sends holds the interpreter for as long as it may, 5 ms by default, while the one that asks the
     database waits for it with an answer in hand. That and the collector cost a drain a quarter of its rate, measured
-    by `harvest bench`. `harvest run` does this; a program that embeds a harvester decides for itself.
+    by `harvest bench`. `harvest run` and `harvest pipeline run` do this; a program that embeds one decides for itself.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     tune_collector()

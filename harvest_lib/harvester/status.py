@@ -4,6 +4,7 @@ Asks Postgres, and Kafka only who leads under NELI. Whoever harvests is not dist
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from psycopg import sql
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError
-from harvest_lib.harvester.added_partitions import said_of
+from harvest_lib.harvester.added_partitions import added_of
+from harvest_lib.harvester.choices import not_chosen, read_choices
 from harvest_lib.harvester.factory import make_selection, pool_at
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.leadership import lock_holder
@@ -23,7 +25,9 @@ from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.trouble import topic_trouble
 from harvest_lib.outbox import OutboxTable, detached_segments
+from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.sizes import Sizes, read_sizes
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from harvest_lib.subscriptions.lag import MOST, Lag
@@ -128,6 +132,19 @@ class StatusReader:
         passed = sum(each.checkpoint.delivered for each in self._ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
 
+    def sizes(self) -> Sizes:
+        """Return what the outbox and its database take on disk."""
+        return read_sizes(self._connection, self._table.placed(self._connection))
+
+    def held(self) -> Mapping[str, Held]:
+        """Return which subscriptions hold segments back; empty where there are none, or they may not be seen."""
+        if self._config.columns is not None or self._table.kind(self._connection) != "native":
+            return {}
+        with suppress(DatabaseAccessDenied, OutboxTableError):
+            placed = self._table.placed(self._connection)
+            return held_segments(self._connection, placed, keep_seconds=self._config.keep_segments_seconds)
+        return {}
+
     def detached(self) -> list[str]:
         """Return what is to be said of segments that were detached by hand."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
@@ -144,7 +161,7 @@ class StatusReader:
 
     def leaders(self) -> Leaders:
         """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""
-        config = self._config
+        config = self._elected()
         match config.leadership:
             case "solo":
                 found = Leaders(by_shard=[None] * config.shards)
@@ -152,11 +169,17 @@ class StatusReader:
                 holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
                 found = Leaders(by_shard=[holder] * config.shards)
             case "neli":
-                found = self._owners()
-        return replace(found, notes=[*found.notes, *self._rivals()])
+                found = self._owners(config)
+            case "auto":
+                raise not_chosen("leadership")
+        return replace(found, notes=[*found.notes, *self._rivals(config)])
 
-    def _owners(self) -> Leaders:
-        config = self._config
+    def _elected(self) -> HarvestConfig:
+        """Return the configuration with what `auto` stands for on this table."""
+        choices = read_choices(self._config, self._connection, self._table)
+        return self._config.model_copy(update={"leadership": choices.leadership, "delivery": choices.delivery})
+
+    def _owners(self, config: HarvestConfig) -> Leaders:
         kafka, topic, shards = config.kafka_settings(for_producer=False), config.leader_topic, config.shards
         try:
             found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
@@ -183,7 +206,7 @@ class StatusReader:
         ]
         return Leaders(by_shard=by_shard, members=len(found), notes=notes)
 
-    def _rivals(self) -> list[str]:
+    def _rivals(self, config: HarvestConfig) -> list[str]:
         """Return what the rows of the configured subscription tell of other pools, and of its topics."""
         table = self._table.subscriptions
         if not table.exists(self._connection):
@@ -194,11 +217,8 @@ class StatusReader:
         with translated():
             rows = self._connection.execute(statement, (self._config.subscription,)).fetchall()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
-        added = {said for *_, topics in rows for said in said_of(topics)}
-        said = {
-            f"another pool tried to harvest this subscription, and was refused: {rival}" for _, rival in pools if rival
-        }
-        config = self._config
+        added = {str(each) for *_, topics in rows for each in added_of(topics)}
+        said = {_said_of(led, rival) for led, rival in pools if rival is not None}
         for led, _ in pools:
             # A configuration without a group, as of somebody who only looks, is in no pool.
             ours = (config.leadership, config.leader_group_id)
@@ -208,6 +228,12 @@ class StatusReader:
 
     def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
         return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
+
+
+def _said_of(led: Pool | None, rival: Pool) -> str:
+    if led is not None and led.is_one_election(rival):
+        return f"a process of this pool would deliver by {rival.delivery!r}, not by {led.delivery!r}: {rival}"
+    return f"another pool tried to harvest this subscription, and was refused: {rival}"
 
 
 def _topics(kafka: Mapping[str, object]) -> Collection[str]:

@@ -57,6 +57,10 @@ class Candidacy:
         self._is_told = True
         return True
 
+    def has_stalled(self, registry: TermRegistry) -> bool:
+        """Tell whether it was told that it stalls, and has not led since."""
+        return self._is_told and self.assigned and self.shard not in registry.terms
+
     def heartbeat(self, now: float) -> str:
         """Return a heartbeat that is sent now."""
         return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})

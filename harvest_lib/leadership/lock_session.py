@@ -1,8 +1,9 @@
 """The conversation with Postgres in which a pool's lock is taken, shown to be held, and let go.
 
-Two advisory locks of the session's database stand for a group:
+Three advisory locks of the session's database stand for a group:
 - *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
-- *left*: held for a moment by a session that has just let go of the other one in order.
+- *left*: held for a moment by a session that has just let go of *lead* in order;
+- *stand*: shared by all that stand for the first, so that its holder knows whether another would take it.
 
 Their keys are made of the group and of the outbox, so that two outboxes of one database do not wait for each other. By
 the group alone they were before: the older *lead* is held too, shared, which keeps out whoever still takes it alone.
@@ -19,6 +20,7 @@ from psycopg import sql
 
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.leadership.last_leaders import LastLeaders, SubscriptionRows
 
 _SET = """
 SELECT set_config('application_name', 'harvest leadership', false),
@@ -28,6 +30,7 @@ SELECT set_config('application_name', 'harvest leadership', false),
 
 _TRY = "SELECT pg_try_advisory_lock(%(lead)s)"
 _TRY_OLDER = "SELECT pg_try_advisory_lock_shared(%(older)s)"
+_STAND = "SELECT pg_try_advisory_lock_shared(%(stand)s)"
 _LET_OLDER = "SELECT pg_advisory_unlock_shared(%(older)s)"
 
 _TABLE = "SELECT to_regclass(%s)::oid::bigint"
@@ -36,6 +39,7 @@ _TABLE = "SELECT to_regclass(%s)::oid::bigint"
 _LOOK = """
 SELECT coalesce(bool_or(key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
        coalesce(bool_or(key = %(left)s), false) AS left_in_order,
+       coalesce(bool_or(key = %(stand)s AND pid <> pg_backend_pid()), false) AS others_stand,
        coalesce(to_regclass(%(outbox)s)::oid::bigint <> %(table)s, false) AS is_another
 FROM (
   SELECT pid, classid::bigint << 32 | objid::bigint AS key FROM pg_locks
@@ -69,6 +73,8 @@ class LockObservation:
     """This session holds the lock."""
     left_in_order: bool
     """A session that has just let go in order says so still."""
+    others_stand: bool = False
+    """Another session would take the lock if it were free."""
 
 
 class LockSession:
@@ -84,6 +90,8 @@ class LockSession:
                 self._connection.execute(_SET, {"idle": f"{int(idle_timeout_seconds * 1000)}ms"})
             self._table = _table(self._connection, outbox)
             self._keys = lock_keys(group, self._table)
+            with translated():
+                self._connection.execute(_STAND, self._keys)
         except BaseException:
             self.close()
             raise
@@ -105,9 +113,17 @@ class LockSession:
         with translated():
             values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
             row = self._connection.execute(_LOOK, values).fetchone()
-        held, left_in_order, is_another = row or (False, False, False)
+        held, left_in_order, others_stand, is_another = row or (False, False, False, False)
         # A table that took the place of ours, as in `harvest migrate`, has another lock.
-        return LockObservation(held=held is True and is_another is not True, left_in_order=left_in_order is True)
+        return LockObservation(
+            held=held is True and is_another is not True,
+            left_in_order=left_in_order is True,
+            others_stand=others_stand is True,
+        )
+
+    def last_leaders(self, rows: SubscriptionRows) -> LastLeaders:
+        """Return who led last. Whoever held the lock before has lost it by then, and its session can change nothing."""
+        return rows.read(self._connection)
 
     def leave(self, seconds: float) -> None:
         """Let go of the lock, and have the server say for `seconds` that it was in order. Returns when that is over."""
@@ -133,7 +149,8 @@ def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "
 def lock_keys(group: str, table: int | None) -> dict[str, int]:
     """Return the keys of a group's locks, for the outbox of this oid, and the older one."""
     of = f"{group} {table}" if table is not None else group
-    return {"lead": lock_key("lead", of), "left": lock_key("left", of), "older": lock_key("lead", group)}
+    keys = {purpose: lock_key(purpose, of) for purpose in ("lead", "left", "stand")}
+    return {**keys, "older": lock_key("lead", group)}
 
 
 def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:

@@ -150,6 +150,11 @@ class Neli(ElectedLeadership):
         self._elect(lambda: self._run(consumer, producer), "harvest-neli", ended)
         self._diagnosis.start(self._pool)
 
+    @property
+    def trouble(self) -> str:
+        stalled = [each.shard for each in self._candidacies if each.has_stalled(self._registry)]
+        return f"shard {stalled[0]} was assigned, and cannot be proved" if stalled else self._trouble.text
+
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
         self._diagnosis.stop()

@@ -32,6 +32,9 @@ class Pool:
     table: str = ""
     """`schema.table` of the outbox."""
     subscription: str = ""
+    delivery: str = ""
+    fence: str = ""
+    """By what it fences a former leader, see `last_leaders`; empty if it does not."""
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
@@ -75,7 +78,29 @@ def one_outbox(ours: Pool, theirs: Pool) -> PoolConflict:
         f"another pool harvests the subscription {ours.subscription!r} of this outbox: {theirs}",
         evidence=f"this pool is {ours}: two elections, so each would depose the other without end{elsewhere}",
         next_step="stop one of the two; or give all processes the same `leadership`, `leaderGroupID` and "
-        "`leaderTopic`; or give one pool a `subscription` of its own, if all is to be delivered twice",
+        f"`leaderTopic`{_as_theirs(ours, theirs)}; or give one pool a `subscription` of its own, if all is to be "
+        "delivered twice",
+        theirs=theirs.as_json(),
+    )
+
+
+def _as_theirs(ours: Pool, theirs: Pool) -> str:
+    """Name the settings of a pool that has our name and elects otherwise: it may be of before an upgrade."""
+    if ours.group != theirs.group or ours.leadership == theirs.leadership:
+        return ""
+    delivery = f" and `delivery: {theirs.delivery}`" if theirs.delivery else ""
+    return f" (theirs: `leadership: {theirs.leadership}`{delivery})"
+
+
+def other_delivery(ours: Pool, theirs: Pool) -> PoolConflict:
+    """Return what is wrong with two processes of one pool that deliver otherwise: whichever leads decides what is
+    promised. Nothing is lost by it: each waits until the other is surely over."""
+    return PoolConflict(
+        f"a process of this pool delivers by {theirs.delivery!r}, not by {ours.delivery!r}: {theirs}",
+        evidence=f"this process is {ours}: what readers are promised changes with the leader, and failover between the "
+        "two takes a session timeout",
+        next_step="give all processes of the pool the same `delivery`, `source` and `checkpointTopic`, and restart "
+        "those that had another",
         theirs=theirs.as_json(),
     )
 

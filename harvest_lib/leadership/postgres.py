@@ -1,33 +1,38 @@
 """Leadership by a lock in the database that is harvested: for pools that shall not depend on Kafka to elect.
 
-    standby ──takes the lock──► successor ──the one before is surely over──► leader ──no fresh proof──► fenced
+    standby ──takes the lock──► successor ──the one before is over, or fenced──► leader ──no fresh proof──► fenced
        ▲                            │                                          │                          │
        ├───── the session ended ────┴──────────────────────────────────────────┼──────────────────────────┤
        └──────────────── stopped: in flight landed, lock let go ───────────────┘      proof: leader again, new id
 
 Promises
-- At most one term of a group is live at any time, however sessions end. A term is live for the heartbeat timeout from
+- At most one term of a group counts at any time, however sessions end. A term is live for the heartbeat timeout from
   when its newest proof was *sent*; a proof is an answer of the server that this very session holds the lock.
 - A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
-  while its holder still believes. Therefore whoever gets the lock waits for the session timeout before its term begins:
-  by then the lease of the one before is over, and its producer's queue has expired.
-- The wait is spared when the one before has left in order: its term ended, nothing in flight. It says so by holding a
-  second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody can take an
-  old word for a new one. Who was not yet sure himself, had something in flight, abandoned it, or was fenced less than a
-  session timeout ago leaves without that word.
+  while its holder still believes. Whatever that one still does changes nothing once the next one has begun, if both
+  deliver by the same fence (`transactional`, `sequenced`), as the rows of the subscription say (`last_leaders`): then
+  the next one begins at once, and for a moment two terms may be live.
+- Else whoever gets the lock waits for the session timeout before its term begins: by then the lease of the one before
+  is over, and its producer's queue has expired.
+- The wait is spared, too, when the one before has left in order: its term ended, nothing in flight. It says so by
+  holding a second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody
+  can take an old word for a new one. Who was not yet sure himself, had something in flight, abandoned it, or was fenced
+  less than a session timeout ago leaves without that word.
+- A leader that Kafka has not answered for the session timeout leaves, if another process stands for the lock, and does
+  not stand for it again before Kafka answers. Alone it stays: it goes on trying, and nobody has to be waited for.
 - A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
   (`idle_session_timeout`, Postgres 14).
 
 Limits
-- With the defaults a leader that is killed is followed after 10 s, one that is frozen after 15 s. The first to start
-  waits 10 s too: it cannot know that nobody was there.
+- Without a fence, with the defaults, a leader that is killed is followed after 10 s, one that is frozen after 15 s. The
+  first to start waits 10 s too: it cannot know that nobody was there. With one these are a moment, and 5 s.
 - The members have to use the same database: advisory locks are its own. A failover to another server that leaves the
   old one alive gives two locks.
 - Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
   a session that others use too, and two could lead. Connect directly, or in `session` mode.
 - One lock stands for all shards: who has it leads them all, and the others lead none. The processes of a pool do not
   know of each other, and one that took fewer locks than there are would leave shards to nobody.
-- A standby asks four times a second, a leader ten times per heartbeat timeout; each holds one connection.
+- A standby asks ten times a second, a leader ten times per heartbeat timeout; each holds one connection.
 """
 
 import logging
@@ -37,14 +42,17 @@ from dataclasses import dataclass
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
+from harvest_lib.leadership.last_leaders import UNKNOWN, LastLeaders, SubscriptionRows
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
 from harvest_lib.leadership.term_registry import ElectedLeadership
 
 _log = logging.getLogger(__name__)
 
-_STANDBY_SECONDS = 0.25
-"""A standby asks no more often. A leaver's word stands for twice as long, so that a standby meets it."""
+_STANDBY_SECONDS = 0.1
+"""A standby asks no more often: it is part of how long an outbox has no leader."""
+_WORD_SECONDS = 0.5
+"""A leaver's word stands for so long, so that a standby meets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +69,7 @@ class PostgresLeadershipSettings:
     min_poll_interval_seconds: float = 0.1
     """Postgres is asked no more often than this."""
     session_timeout_seconds: float = 10.0
-    """How long a new holder of the lock waits, unless the one before left in order."""
+    """How long a new holder of the lock waits, unless the one before left in order, or can do nothing more."""
     quiesce_timeout_seconds: float = 5.0
     """How long a stop waits for what is in flight to land."""
     io_error_backoff_seconds: float = 0.5
@@ -72,20 +80,34 @@ class PostgresLeadership(ElectedLeadership):
     """`Leadership` by a session's advisory lock, whose key is made of the group's name and the outbox."""
 
     def __init__(
-        self, settings: PostgresLeadershipSettings, conninfo: str, clock: Callable[[], float] = boot_seconds
+        self,
+        settings: PostgresLeadershipSettings,
+        conninfo: str,
+        clock: Callable[[], float] = boot_seconds,
+        rows: SubscriptionRows | None = None,
+        kafka_silent_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`rows` tells who led last, and whether there is anything to wait for; without it that is not known.
+        `kafka_silent_seconds` tells for how long Kafka has not answered this process, 0 if it does; without waiting."""
         super().__init__()
         self._settings = settings
         self._conninfo = conninfo
         self._clock = clock
+        self._rows = rows
+        self._kafka_silent_seconds = kafka_silent_seconds
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
         self._complaint = ""
+        self._is_cut_off = False
 
     def start(self) -> None:
         session = self._connect()
         ended = LifecycleError("the election ended by itself", next_step="see the log above")
         self._elect(lambda: self._run(session), "harvest-lock", ended)
+
+    @property
+    def trouble(self) -> str:
+        return self._complaint
 
     def _connect(self) -> LockSession:
         settings = self._settings
@@ -100,6 +122,7 @@ class PostgresLeadership(ElectedLeadership):
 
     def _run(self, session: LockSession | None) -> None:
         while not self._stopping.is_set():
+            self._await_kafka()
             try:
                 session = session or self._connect()
                 self._complaint = ""
@@ -129,13 +152,15 @@ class PostgresLeadership(ElectedLeadership):
         The wait counts from the *answer*: the lock may have been freed as late as that.
         """
         last: Sequence[Term] = ()
-        in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
+        since = in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
             observation = session.look()
             if not observation.held:
                 self._registry.vacate(TermEnd.FENCED)
                 return
+            if observation.others_stand and self._finds_itself_cut_off(since):
+                break
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
             for term in self._registry.terms.values():
                 term.extend(lease_until)
@@ -146,18 +171,46 @@ class PostgresLeadership(ElectedLeadership):
                 pass
             elif observation.left_in_order:
                 waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
-            elif sent_at >= waits_until and self._clock() < lease_until:
-                self._registry.take(*self._terms(lease_until))
-                last = tuple(self._registry.terms.values())
+            else:
+                before = session.last_leaders(self._rows) if self._rows is not None else UNKNOWN
+                if (before.are_fenced or sent_at >= waits_until) and self._clock() < lease_until:
+                    self._registry.take(*self._terms(lease_until, before))
+                    last = tuple(self._registry.terms.values())
             self._stopping.wait(
                 self._proof_seconds if self._registry.terms else self._settings.min_poll_interval_seconds
             )
         self._leave(session, last, in_doubt_until)
 
-    def _terms(self, lease_until: float) -> tuple[Term, ...]:
+    def _finds_itself_cut_off(self, since: float) -> bool:
+        """Tell whether Kafka has not answered for the session timeout, since we have the lock."""
+        silent_seconds = min(self._kafka_silent_seconds(), self._clock() - since)
+        if silent_seconds < self._settings.session_timeout_seconds:
+            return False
+        self._is_cut_off = True
+        self._complaint = (
+            f"Kafka has not answered this process for {silent_seconds:.0f} s, and another one stands by: this one lets "
+            "go of the lock, and does not ask for it before Kafka answers"
+        )
+        _log.warning("election_troubled", extra={"reason": self._complaint})
+        return True
+
+    def _await_kafka(self) -> None:
+        """Stay away from the lock until Kafka answers, if we let go of it because it did not."""
+        while self._is_cut_off and self._kafka_silent_seconds() and not self._stopping.is_set():
+            self._stopping.wait(self._settings.io_error_backoff_seconds)
+        self._is_cut_off = False
+
+    def _terms(self, lease_until: float, before: LastLeaders) -> tuple[Term, ...]:
         """Make terms of the shards that have none."""
         return tuple(
-            Term(uuid.uuid4(), shard=shard, lease_until=lease_until, clock=self._clock)
+            Term(
+                uuid.uuid4(),
+                shard=shard,
+                lease_until=lease_until,
+                clock=self._clock,
+                after_epoch=before.epochs.get(shard),
+                fences=before.are_fenced,
+            )
             for shard in range(self._settings.shards)
             if shard not in self._registry.terms
         )
@@ -175,4 +228,4 @@ class PostgresLeadership(ElectedLeadership):
             unquiet[0].quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds))
             session.look()  # or the server takes us for frozen
         if not any(term.abandoned for term in last) and self._clock() >= in_doubt_until:
-            session.leave(2 * self._standby_seconds)
+            session.leave(max(_WORD_SECONDS, 2 * self._standby_seconds))

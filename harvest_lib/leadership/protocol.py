@@ -36,9 +36,16 @@ class Term:
         shard: int = 0,
         lease_until: float = math.inf,
         clock: Callable[[], float] = boot_seconds,
+        after_epoch: int | None = None,
+        fences: bool = False,
     ) -> None:
         self.leader_id = leader_id
         self.shard = shard
+        self.after_epoch = after_epoch
+        """The epoch of the shard when the term was granted. If another has raised it since, the term is not to begin.
+        None where the election does not look at epochs."""
+        self.fences = fences
+        """Whether to begin is to fence whoever led before, so that nothing of theirs has to be waited for."""
         self.quiesced = threading.Event()
         """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
         self.quiesced.set()

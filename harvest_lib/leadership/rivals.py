@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, PoolConflict
-from harvest_lib.leadership.pool import Pool, log_fields, one_outbox
+from harvest_lib.leadership.pool import Pool, log_fields, one_outbox, other_delivery
 
 _log = logging.getLogger(__name__)
 
@@ -79,16 +79,23 @@ class Rivals:
         tell: bool = True,
     ) -> None:
         """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and let it know
-        unless `tell` is false."""
+        unless `tell` is false. One of this pool that delivers otherwise is told and logged alone."""
         for led, leader_id, theirs in self.leaders(connection, table, subscription, shard):
-            if theirs.is_one_election(self.pool):
+            if self._is_like_us(theirs):
                 continue
             values = {"subscription": subscription, "shard": led, "leader_id": leader_id}
             if tell:
                 with suppress(DatabaseAccessDenied), translated():
                     statement = sql.SQL(_TELL).format(table=in_statement(table))
                     connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
-            raise one_outbox(self.pool, theirs)
+            if not theirs.is_one_election(self.pool):
+                raise one_outbox(self.pool, theirs)
+            self.hear(theirs.as_json())
+
+    def _is_like_us(self, theirs: Pool) -> bool:
+        """Tell whether two stand in one election and deliver alike, as far as they say."""
+        is_alike = not theirs.delivery or (theirs.delivery, theirs.fence) == (self.pool.delivery, self.pool.fence)
+        return theirs.is_one_election(self.pool) and is_alike
 
     def leaders(
         self, connection: psycopg.Connection[Any], table: sql.Identifier, subscription: str, shard: int | None = None
@@ -110,10 +117,12 @@ class Rivals:
             connection.execute(sql.SQL(_ANNOUNCE).format(table=in_statement(table)), {**row, "leader": leader})
 
     def hear(self, rival: object) -> None:
-        """Log, once for each, the pool that has left its name in the row of this leader."""
+        """Log, once for each, the pool that has left its name in the row of this leader, or leads otherwise than we
+        would."""
         theirs = Pool.of_json(rival)
         if theirs is None or theirs == self._heard:
             return
         self._heard = theirs
-        error: PoolConflict = one_outbox(self.pool, theirs)
+        is_ours = theirs.is_one_election(self.pool)
+        error: PoolConflict = other_delivery(self.pool, theirs) if is_ours else one_outbox(self.pool, theirs)
         _log.error("pool_conflict", extra=log_fields(error))

@@ -93,6 +93,11 @@ class ElectedLeadership:
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
         return self._registry.wait(timeout_seconds, known)
 
+    @property
+    def trouble(self) -> str:
+        """Return what keeps this process from leading if it had to; empty if nothing is known to. From any thread."""
+        return ""
+
     def stop(self, timeout_seconds: float) -> None:
         self._stopping.set()
         thread, self._thread = self._thread, None

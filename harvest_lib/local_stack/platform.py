@@ -1,4 +1,4 @@
-"""The platform beside the servers: Dagster and Airflow, both store their data in the local Postgres.
+"""The platform beside the servers: Dagster and Airflow, which store their data in the local Postgres, and Prometheus.
 
 Its services start together, Airflow's scheduler once its API server answers, and are waited for together; each failure
 names the log to read. A guard ends them all when the process that holds them dies in whatever way.
@@ -17,6 +17,7 @@ from harvest_lib.local_stack.databases import own_database
 from harvest_lib.local_stack.description import Server
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.prometheus import Prometheus
 from harvest_lib.local_stack.service import Service
 from harvest_lib.local_stack.state import make_folder
 
@@ -34,18 +35,21 @@ class Platform:
         dags: Path | None = None,
         parts: Path | None = None,
         airflow: bool = True,
+        observe: bool = False,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
         default), `parts` the folder of what is brought once (the state folder by default); without `airflow` Dagster
-        is alone. Raises StackError when a module or a folder is not there.
+        is alone. With `observe` a Prometheus scrapes the daemon's run. Raises StackError when a module, a folder or a
+        program is not there.
         """
         self._state = state
         self._parts = parts or state
         self._definitions = definitions
         self._dagster = Dagster(state, definitions=definitions)
         self._airflow = Airflow(state, dags=dags) if airflow else None
+        self._prometheus = Prometheus(state) if observe else None
         self._services: list[Service] = []
         self._guard: subprocess.Popen[str] | None = None
 
@@ -54,13 +58,19 @@ class Platform:
         passwords = make_folder(self._state / "passwords")
         passwords.chmod(0o700)
         self._dagster.prepare()
+        if self._prometheus:
+            self._prometheus.prepare()
         environment = self._environment(dsn, bootstrap_servers)
         dagster = own_database(dsn, "harvest_dagster", password_file=passwords / "dagster")
         if self._definitions == DEFINITIONS:
             example.prepare(dsn, bootstrap_servers)
         self._spawn_guard()
         # Airflow's tables take some seconds, which Dagster uses to start.
-        self._spawn([Service(plan, logs=self._logs) for plan in self._dagster.plans(dagster, environment)])
+        observed = {"HARVEST_LISTEN": self._prometheus.listen} if self._prometheus else {}
+        plans = self._dagster.plans(dagster, environment | observed)
+        if self._prometheus:
+            plans.append(self._prometheus.plan({"PATH": os.environ["PATH"]}))
+        self._spawn([Service(plan, logs=self._logs) for plan in plans])
         if self._airflow:
             self._airflow.prepare()
             airflow = own_database(dsn, "harvest_airflow", password_file=passwords / "airflow")

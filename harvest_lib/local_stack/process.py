@@ -129,7 +129,9 @@ class ServerProcess:
         process = psutil.Process(self.pid)
         process.suspend()
         deadline = time.monotonic() + _KILL_SECONDS
-        while process.status() not in _STANDS_STILL and time.monotonic() < deadline:
+        while process.status() not in _STANDS_STILL:
+            if time.monotonic() > deadline:
+                raise self._failed(f"{self.name} did not stand still {_KILL_SECONDS} s after SIGSTOP")
             time.sleep(_POLL_SECONDS)
 
     def resume(self) -> None:

@@ -45,6 +45,7 @@ class Stack:
         parts: Path | None = None,
         definitions: str = "",
         dags: str = "",
+        observe: bool = False,
         secure: bool = False,
         acls: bool = False,
     ) -> None:
@@ -53,8 +54,8 @@ class Stack:
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
         Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well,
-        with the DAGs of the folder `dags` (ours by default). `secure`: with TLS and users only, see `secure`; raises
-        StackError for what does not go with that. `acls`: see `KafkaCluster`.
+        with the DAGs of the folder `dags` (ours by default), and with `observe` a Prometheus. `secure`: with TLS and
+        users only, see `secure`; raises StackError for what does not go with that. `acls`: see `KafkaCluster`.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -78,7 +79,11 @@ class Stack:
             )
         self._dags = dags
         folder = Path(dags) if dags else None
-        self.platform = Platform(self.state, definitions=definitions, dags=folder, parts=parts) if definitions else None
+        self.platform = (
+            Platform(self.state, definitions=definitions, dags=folder, parts=parts, observe=observe)
+            if definitions
+            else None
+        )
         self._fresh = fresh
         self._held = ExitStack()
 
@@ -226,7 +231,7 @@ class Stack:
             )
 
     def _wipe(self) -> None:
-        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "passwords", "secure"):
+        for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "prometheus", "passwords", "secure"):
             for path in self.state.glob(pattern):
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -66,6 +66,7 @@ def up(
     fresh: bool,
     definitions: str = "",
     dags: str = "",
+    observe: bool = False,
     secure: bool = False,
 ) -> tuple[Description, bool]:
     """Bring the stack up in the background; returns it, and whether it was up already.
@@ -76,10 +77,10 @@ def up(
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
         if found := running(state):
             wanted = dags if definitions else None
-            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, dags=wanted, secure=secure)
+            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, dags=wanted, observe=observe, secure=secure)
             return found, True
         options = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
-        options |= {"definitions": definitions, "dags": dags, "secure": secure}
+        options |= {"definitions": definitions, "dags": dags, "observe": observe, "secure": secure}
         command = [sys.executable, "-m", "harvest_lib.local_stack.supervisor", str(state), json.dumps(options)]
         _launch(command, make_folder(state / "logs") / "supervisor.log")
         found = running(state)
@@ -111,7 +112,14 @@ def down(state: Path) -> bool:
 
 
 def _check_same(
-    found: Description, postgres: str, kafka: list[str], *, fresh: bool, dags: str | None, secure: bool
+    found: Description,
+    postgres: str,
+    kafka: list[str],
+    *,
+    fresh: bool,
+    dags: str | None,
+    observe: bool,
+    secure: bool,
 ) -> None:
     """`dags` is None when no platform was asked for."""
     databases = [server.version for server in found.servers if server.name == "postgres"]
@@ -122,6 +130,8 @@ def _check_same(
         cause = "a stack is up already, without Dagster and Airflow"
     elif dags is not None and dags != found.dags:
         cause = f"a stack is up already, with {f'the DAGs of {found.dags}' if found.dags else 'our DAGs'}"
+    elif observe and not any(server.name == "prometheus" for server in found.servers):
+        cause = "a stack is up already, without Prometheus"
     elif secure is not bool(found.secure):
         cause = "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
     else:

@@ -46,6 +46,7 @@ from harvest_lib.marking.ports import MarkPorts
 from harvest_lib.marking.requests import PendingRequest
 from harvest_lib.marking.window import KeyBarrierWindow, Window
 from harvest_lib.record import Row
+from harvest_lib.record.rows import ids_of
 from harvest_lib.source import ClaimedRows, ClaimSource
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class MarkLoop:
         """True when the last fetch found the backlog empty and nothing was in flight."""
         self.abandoned = 0
         """How many records, in flight or failed, had an unknown fate when the term ended."""
+        self.epoch = None
         self._term = term
         self._ports = ports
         self._delivery = ports.delivery
@@ -73,7 +75,7 @@ class MarkLoop:
         self._stopping = stopping
         self._request = PendingRequest(ports.source)
         self._backoff = Backoff(ports.limits)
-        self._acked: list[Row] = []  # acknowledged, not purged yet
+        self._acked: list[int] = []  # acknowledged, not purged yet
         self._failed: list[Row] = []  # not reset yet
         self._refused: list[Row] = []  # not parked yet
         self._in_doubt: set[int] = set()  # failed, and not acknowledged since: they may be on the wire
@@ -167,8 +169,9 @@ class MarkLoop:
 
     def _opened(self, _: None) -> None:
         self._request.lost = False
-        self._drop([*(row[0] for row in self._refused), *self._parking.ids])  # they come again, and are refused again
-        self._lower(self._refused)
+        refused = ids_of(self._refused)
+        self._drop([*refused, *self._parking.ids])  # they come again, and are refused again
+        self._lower(refused)
         self._refused.clear()
         self._parking.begin()
 
@@ -208,24 +211,20 @@ class MarkLoop:
         self._backoff.purged()
 
         def fetched(batch: ClaimedRows) -> None:
-            rows = batch.rows
             del self._acked[: len(acked)]
             self._lower(acked)
             if acked:
                 self._ports.delivered(len(acked))
-            if self._ending:
-                self._drop(row[0] for row in rows)
-            elif self._force_remark:
-                self._drop(row[0] for row in rows)  # (A9)
+            if self._ending or self._force_remark:  # (A9)
+                self._drop(ids_of(batch.rows))
             elif limit:
                 if self._dropped:
-                    self._dropped.difference_update(row[0] for row in rows)
+                    self._dropped.difference_update(ids_of(batch.rows))
                 self._offer(batch)
 
         def fetch(source: ClaimSource) -> ClaimedRows:
             # Checked again here: a process frozen before this would take its successor's rows when it thaws.
-            ids = [row[0] for row in acked] if self._may_purge() else []
-            return source.fetch(limit if self._term.is_live() else 0, ids)
+            return source.fetch(limit if self._term.is_live() else 0, acked if self._may_purge() else [])
 
         self._request.submit(fetch, fetched)
 
@@ -242,29 +241,29 @@ class MarkLoop:
         try:
             self.in_flight.offer(self._parking.filter(rows, batch.parked))
         except RecordError:  # the configuration says to stop
-            self._drop(row[0] for row in rows)
+            self._drop(ids_of(rows))
             raise
         self.idle = not (rows or self.in_flight.records or self.in_flight.pending or self._parking.has_work)
         self._backoff.found(len(rows), boot_seconds())
 
     def _reset(self) -> None:
         """Reset failed records (B2), force a remark (B3), and only then lower the barrier (B4, B5)."""
-        failed = list(self._failed)
+        failed = ids_of(self._failed)
 
         def given_back(_: None) -> None:
             self._force_remark = True
             del self._failed[: len(failed)]
             self._lower(failed)
 
-        self._request.submit(partial(_reset, ids=[row[0] for row in failed]), given_back)
+        self._request.submit(partial(_reset, ids=failed), given_back)
 
     def _park(self) -> None:
         """Park refused records and those held behind them, outside the outbox; then lower the barrier."""
-        rows, (refused, behind) = list(self._refused), self._parking.work()
+        ids, (refused, behind) = ids_of(self._refused), self._parking.work()
 
         def parked(released: frozenset[int]) -> None:
-            del self._refused[: len(rows)]
-            self._lower(rows)
+            del self._refused[: len(ids)]
+            self._lower(ids)
             self._drop(released)
             if self._parking.done(refused, behind, released):
                 self._force_remark = True  # the key's records are back in the outbox, before those we hold
@@ -287,7 +286,7 @@ class MarkLoop:
             self._backoff.acked(boot_seconds())
             self._acked.extend(reports.acknowledged)
             if self._in_doubt:  # what was sent again followed what was on the wire
-                self._in_doubt.difference_update(row[0] for row in reports.acknowledged)
+                self._in_doubt.difference_update(reports.acknowledged)
         self._force_remark = self._force_remark or reports.halted
         failed = [failure for failure in reports.failed if not failure.refused]
         if failed:
@@ -302,10 +301,10 @@ class MarkLoop:
             if self._parking.refuse(failure.row, failure.reason):
                 self._parking.hold(self.in_flight.take_back({failure.row[1:3]}))
 
-    def _lower(self, rows: Sequence[Row]) -> None:
+    def _lower(self, ids: Sequence[int]) -> None:
         """Free the records' places in the window and lower the barriers of their keys (B4, B5)."""
-        if rows:
-            self.in_flight.settle(rows)
+        if ids:
+            self.in_flight.settle(ids)
             self._progress_at = boot_seconds()
 
     # -- the end
@@ -330,14 +329,14 @@ class MarkLoop:
                 self._term.abandoned = True
                 abandoned = self._delivery.abandon()
             self._in_doubt.update(failure.row[0] for failure in abandoned.failed)
-            self._in_doubt.difference_update(row[0] for row in abandoned.acknowledged)
+            self._in_doubt.difference_update(abandoned.acknowledged)
             self.abandoned = len(self._in_doubt)
             self._term.abandoned = bool(self._in_doubt)
         if self.abandoned:
             _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
         self._acked.extend(abandoned.acknowledged)
         unsent = [*self._failed, *self._refused, *(failure.row for failure in abandoned.failed)]
-        self._drop([*(row[0] for row in unsent), *self._parking.ids])
+        self._drop([*ids_of(unsent), *self._parking.ids])
         self._settle_accounts(give_back=self._term.ended is not TermEnd.FENCED)
 
     def _may_settle(self) -> bool:

@@ -12,8 +12,10 @@ that one.
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
+from typing import Any
 
-from harvest_lib.record import Row, row_bytes
+from harvest_lib.record import ID, Row, row_bytes
+from harvest_lib.record.rows import RowPage, RowQueue, ids_of
 
 _id = itemgetter(0)
 
@@ -34,8 +36,8 @@ class Window:
 
     def __init__(self, max_records: int) -> None:
         self._max_records = max_records
-        self._ready: deque[Row] = deque()
-        self._in_flight: dict[int, str] = {}  # id -> key
+        self._ready = RowQueue()
+        self._in_flight: dict[int, Any] = {}  # id -> key, or the page that it is in
         self._highest_id = 0
         self._sizes: dict[int, int] = {}  # bytes of what is held, in flight or not, by id, but for what is small
         self._bytes = 0  # of all these
@@ -58,13 +60,23 @@ class Window:
     @property
     def keys(self) -> list[str]:
         """Return the keys that have a record in flight."""
-        return list(set(self._in_flight.copy().values()))
+        in_flight = self._in_flight.copy()
+        held = set(in_flight.values())
+        pages = [each for each in held if isinstance(each, RowPage)]
+        theirs = (each for page in pages for each in zip(page.ids, page.keys, strict=True))
+        return [*held.difference(pages).union(key for record_id, key in theirs if record_id in in_flight)]
 
-    def offer(self, rows: Iterable[Row]) -> int:
+    def offer(self, rows: Sequence[Row]) -> int:
         """Queue rows, ascending by id, and return how many were new.
 
         A row held already is left out: marks come back when another process took our rows and we took them again.
         """
+        if isinstance(rows, RowPage) and rows and rows[0][ID] > self._highest_id:
+            self._highest_id = last = rows[-1][ID]
+            self._sizes[last] = rows.summary.bytes  # which are held as long as its last row is
+            self._bytes += rows.summary.bytes
+            self._queue(rows)
+            return len(rows)
         held: set[int] | None = None
         new: list[Row] = []
         for row in rows:
@@ -83,55 +95,56 @@ class Window:
         self._queue(new)
         return len(new)
 
-    def admit(self) -> deque[Row]:
+    def admit(self) -> RowQueue:
         """Return the rows that may be sent now; from here on they count as in flight."""
         free = self._max_records - self.records
         if free >= len(self._ready):
-            admitted, self._ready = self._ready, deque()
+            admitted, self._ready = self._ready, RowQueue()
         else:
-            admitted = deque(self._ready.popleft() for _ in range(free))
+            admitted = self._ready.take(free)
         in_flight = self._in_flight
-        for row in admitted:
+        for row in admitted.single:
             in_flight[row[0]] = row[2]
+        for page in admitted.pages:
+            in_flight.update(dict.fromkeys(page.ids, page))
         return admitted
 
-    def withdraw(self, rows: Sequence[Row]) -> None:
+    def withdraw(self, rows: RowQueue) -> None:
         """Take back admitted rows that were not sent after all; they are ready again, in the same order."""
-        for row in rows:
-            del self._in_flight[row[0]]
-        self._ready.extendleft(reversed(rows))
+        for record_id in rows.ids:
+            del self._in_flight[record_id]
+        self._ready.give_back(rows)
 
-    def settle(self, rows: Iterable[Row]) -> None:
-        """Forget rows of which nothing more can come; under the barrier the next of each key becomes ready."""
-        for row in rows:
-            del self._in_flight[row[0]]
+    def settle(self, ids: Iterable[int]) -> None:
+        """Forget records of which nothing more can come; under the barrier the next of each key becomes ready."""
+        for record_id in ids:
+            del self._in_flight[record_id]
             if self._sizes:
-                self._bytes -= self._sizes.pop(row[0], 0)
+                self._bytes -= self._sizes.pop(record_id, 0)
 
     def take_back(self, keys: Collection[tuple[str, str]]) -> list[Row]:
         """Forget the rows of `keys`, each with its topic, that were not sent, and return them in order."""
         taken = [row for row in self._ready if row[1:3] in keys]
-        self._forget(taken)
+        self._forget(ids_of(taken))
         if taken:
-            self._ready = deque(row for row in self._ready if row[1:3] not in keys)
+            self._ready = RowQueue(row for row in self._ready if row[1:3] not in keys)
         return taken
 
     def drop_pending(self) -> list[int]:
         """Forget all rows that were not sent and return their ids."""
-        dropped = [row[0] for row in self._ready]
-        self._forget(self._ready)
-        self._ready.clear()
+        dropped, self._ready = self._ready.ids, RowQueue()
+        self._forget(dropped)
         return dropped
 
-    def _forget(self, rows: Iterable[Row]) -> None:
-        """Hold the bytes of rows no longer."""
-        self._bytes -= sum(self._sizes.pop(row[0], 0) for row in rows)
+    def _forget(self, ids: Iterable[int]) -> None:
+        """Hold the bytes of records no longer."""
+        self._bytes -= sum(self._sizes.pop(record_id, 0) for record_id in ids)
 
-    def _queue(self, rows: Iterable[Row]) -> None:
-        self._ready.extend(rows)
+    def _queue(self, rows: Sequence[Row]) -> None:
+        self._ready.add(rows)
 
     def _held_ids(self) -> set[int]:
-        return {*self._in_flight, *(row[0] for row in self._ready)}
+        return {*self._in_flight, *self._ready.ids}
 
 
 class KeyBarrierWindow(Window):
@@ -147,18 +160,20 @@ class KeyBarrierWindow(Window):
     def pending(self) -> int:
         return len(self._ready) + self._waiting_rows
 
-    def settle(self, rows: Iterable[Row]) -> None:
-        in_flight, claimed, waiting = self._in_flight, self._claimed, self._waiting
-        for row in rows:
-            key = row[2]
-            del in_flight[row[0]]
+    def offer(self, rows: Sequence[Row]) -> int:
+        return super().offer(list(rows))  # each has a way of its own
+
+    def settle(self, ids: Iterable[int]) -> None:
+        in_flight, claimed, waiting, ready = self._in_flight, self._claimed, self._waiting, self._ready.rows
+        for record_id in ids:
+            key = in_flight.pop(record_id)
             if self._sizes:
-                self._bytes -= self._sizes.pop(row[0], 0)
+                self._bytes -= self._sizes.pop(record_id, 0)
             queue = waiting.get(key)
             if queue is None:
                 claimed.discard(key)
                 continue
-            self._ready.append(queue.popleft())
+            ready.append(queue.popleft())
             self._waiting_rows -= 1
             if not queue:
                 del waiting[key]
@@ -172,12 +187,12 @@ class KeyBarrierWindow(Window):
             behind_them = [row for row in queue if row[1:3] in keys]
             taken += behind_them
             self._waiting_rows -= len(behind_them)
-            self._forget(behind_them)
+            self._forget(ids_of(behind_them))
             if rest:
                 self._waiting[key] = rest
         for _, _, key, *_ in ready:  # each had claimed its key
             if behind := self._waiting.get(key):
-                self._ready.append(behind.popleft())
+                self._ready.rows.append(behind.popleft())
                 self._waiting_rows -= 1
             else:
                 self._claimed.discard(key)
@@ -188,15 +203,16 @@ class KeyBarrierWindow(Window):
     def drop_pending(self) -> list[int]:
         dropped = super().drop_pending()
         for queue in self._waiting.values():
-            dropped.extend(row[0] for row in queue)
-            self._forget(queue)
+            behind = ids_of(queue)
+            self._forget(behind)
+            dropped += behind
         self._waiting.clear()
         self._waiting_rows = 0
         self._claimed = set(self._in_flight.values())
         return dropped
 
-    def _queue(self, rows: Iterable[Row]) -> None:
-        claimed, waiting, ready = self._claimed, self._waiting, self._ready
+    def _queue(self, rows: Sequence[Row]) -> None:
+        claimed, waiting, ready = self._claimed, self._waiting, self._ready.rows
         for row in rows:
             key = row[2]
             if key in claimed:

@@ -1,19 +1,36 @@
 """Hands rows from Postgres over to Kafka in C, where that was built; everywhere else Python does the same."""
 
+from harvest_lib.native.encoded_rows import EncodedRows, Field, Wrapping, encode
 from harvest_lib.native.library import Implementation, implementation
-from harvest_lib.native.rows import NativeRows, RowsSummary, by_id, rows_of
-from harvest_lib.native.sender import MALFORMED, NativeSender, close_with_sender, error_of, make_with_sender
+from harvest_lib.native.pieces import Pieces, Records, kinds_of, targets_of
+from harvest_lib.native.rows import NativeRows, by_id, rows_of
+from harvest_lib.native.sender import (
+    MALFORMED,
+    UNCONFIRMED,
+    NativeSender,
+    close_with_sender,
+    error_of,
+    make_with_sender,
+)
 
 __all__ = [
     "MALFORMED",
+    "UNCONFIRMED",
+    "EncodedRows",
+    "Field",
     "Implementation",
     "NativeRows",
     "NativeSender",
-    "RowsSummary",
+    "Pieces",
+    "Records",
+    "Wrapping",
     "by_id",
     "close_with_sender",
+    "encode",
     "error_of",
     "implementation",
+    "kinds_of",
     "make_with_sender",
     "rows_of",
+    "targets_of",
 ]

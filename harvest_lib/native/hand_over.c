@@ -1,4 +1,5 @@
-/* Hands rows of a result of libpq to a producer of librdkafka, without making a Python object of any of them.
+/* Hands rows of a result of libpq to a producer of librdkafka, without making a Python object of any of them; and records
+ * that Python has as bytes behind each other, without a call for each.
  *
  * Knows nothing of Python. It is loaded by `harvest_lib.native.library`, which passes in the functions of the very
  * libpq and librdkafka that psycopg and confluent-kafka have loaded; nothing is linked here.
@@ -6,56 +7,23 @@
  * librdkafka loads it too, as a plugin (`plugin.library.paths`): that is how a producer's handle is learnt, and how what
  * became of records is heard. Records that Python hands over have an opaque, ours have none: so each is told once.
  */
+#include "hand_over.h"
+
 #include <pthread.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/types.h>
 
-typedef struct rd_kafka_s rd_kafka_t;
-typedef struct rd_kafka_conf_s rd_kafka_conf_t;
-typedef struct rd_kafka_topic_s rd_kafka_topic_t;
-typedef struct rd_kafka_headers_s rd_kafka_headers_t;
-typedef struct pg_result PGresult;
-
-/* rd_kafka_message_t, as all versions of librdkafka's ABI 1 have it. */
-typedef struct {
-    int err;
-    rd_kafka_topic_t *rkt;
-    int32_t partition;
-    void *payload;
-    size_t len;
-    void *key;
-    size_t key_len;
-    int64_t offset;
-    void *opaque;
-} message_t;
-
-typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *, char *, size_t);
-typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *);
-
-static struct {
-    int (*ntuples)(const PGresult *);
-    char *(*getvalue)(const PGresult *, int, int);
-    int (*getlength)(const PGresult *, int, int);
-    int (*getisnull)(const PGresult *, int, int);
-    int (*producev)(rd_kafka_t *, ...);
-    rd_kafka_headers_t *(*headers_new)(size_t);
-    int (*header_add)(rd_kafka_headers_t *, const char *, ssize_t, const void *, ssize_t);
-    void (*headers_destroy)(rd_kafka_headers_t *);
-    const char *(*topic_name)(const rd_kafka_topic_t *);
-    int (*add_on_new)(rd_kafka_conf_t *, const char *, on_new_t *, void *);
-    int (*add_on_acknowledgement)(rd_kafka_t *, const char *, on_acknowledgement_t *, void *);
-} fn;
+struct functions fn;
 
 enum { FUNCTIONS = sizeof fn / sizeof(void *) };
-enum { VTYPE_END, VTYPE_TOPIC, VTYPE_VALUE = 4, VTYPE_KEY, VTYPE_MSGFLAGS = 7, VTYPE_HEADERS = 10 };
+enum { VTYPE_END, VTYPE_TOPIC, VTYPE_VALUE = 4, VTYPE_KEY, VTYPE_MSGFLAGS = 7, VTYPE_TIMESTAMP, VTYPE_HEADERS = 10 };
 enum { MSG_F_COPY = 2 };
-enum { ID, TOPIC, KEY, VALUE, HEADER_NAMES, HEADER_VALUES };
+enum { UNCONFIRMED = -149 }; /* RD_KAFKA_RESP_ERR__INCONSISTENT, which librdkafka reports of no record */
 enum { STAMP = 17, MESSAGE_ID = 16 };
 
 static const char NAME[] = "harvest";
-static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id";
+static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id", TRACE_HEADER[] = "traceparent";
+
+/* What Python may call here, and how, by a number that changes with it: a library of an earlier build is left alone. */
+int harvest_interface(void) { return 3; }
 
 int harvest_bind(void *const *functions, int count) {
     if (count != FUNCTIONS)
@@ -69,44 +37,46 @@ int harvest_bind(void *const *functions, int count) {
 enum { TOPIC_BYTES = 250, MOST_FAILURES = 64 };
 
 typedef struct {
-    int32_t error;
+    int32_t number; /* an error or a partition */
     char topic[TOPIC_BYTES];
-} failure_t;
-
-typedef struct {
-    int32_t partition;
-    char topic[TOPIC_BYTES];
-} place_t;
+} of_topic_t;
 
 typedef struct {
     rd_kafka_t *rk;
     pthread_mutex_t mutex;
     int holders; /* the producer until it is closed, and Python */
     int failed;
-    failure_t failures[MOST_FAILURES]; /* kinds of them: the first of each error and topic */
-    int tracks;                        /* whether the places are wanted */
+    of_topic_t failures[MOST_FAILURES]; /* kinds of them: the first of each error and topic */
+    int tracks;                         /* whether the places are wanted */
     rd_kafka_topic_t *last_topic;
     int32_t last_partition;
     int placed, room;
-    place_t *places; /* where records arrived */
-    int lost_place;  /* there was no memory for one */
+    of_topic_t *places; /* where records arrived */
+    int lost_place;     /* there was no memory for one */
 } sender_t;
 
 static __thread sender_t *newest;
 
 static const char *name_of(const rd_kafka_topic_t *rkt) { return rkt ? fn.topic_name(rkt) : ""; }
 
-static void note_failure(sender_t *sender, const message_t *message) {
+static int is_noted(const of_topic_t *noted, int count, int32_t number, const char *topic) {
+    for (int i = 0; i < count; i++)
+        if (noted[i].number == number && strcmp(noted[i].topic, topic) == 0)
+            return 1;
+    return 0;
+}
+
+static void note(of_topic_t *into, int32_t number, const char *topic) {
+    into->number = number;
+    strncpy(into->topic, topic, TOPIC_BYTES - 1);
+    into->topic[TOPIC_BYTES - 1] = 0;
+}
+
+static void note_failure(sender_t *sender, const message_t *message, int error) {
     const char *topic = name_of(message->rkt);
-    for (int i = 0; i < sender->failed; i++)
-        if (sender->failures[i].error == message->err && strcmp(sender->failures[i].topic, topic) == 0)
-            return;
-    if (sender->failed == MOST_FAILURES)
-        return; /* enough is known for all of it to be given up */
-    failure_t *failure = &sender->failures[sender->failed++];
-    failure->error = message->err;
-    strncpy(failure->topic, topic, TOPIC_BYTES - 1);
-    failure->topic[TOPIC_BYTES - 1] = 0;
+    if (sender->failed < MOST_FAILURES && /* else enough is known for all of it to be given up */
+        !is_noted(sender->failures, sender->failed, error, topic))
+        note(&sender->failures[sender->failed++], error, topic);
 }
 
 static void note_place(sender_t *sender, const message_t *message) {
@@ -114,33 +84,31 @@ static void note_place(sender_t *sender, const message_t *message) {
         return;
     const char *topic = name_of(message->rkt);
     sender->last_topic = message->rkt, sender->last_partition = message->partition;
-    for (int i = 0; i < sender->placed; i++)
-        if (sender->places[i].partition == message->partition && strcmp(sender->places[i].topic, topic) == 0)
-            return;
+    if (is_noted(sender->places, sender->placed, message->partition, topic))
+        return;
     if (sender->placed == sender->room) {
         int room = sender->room ? 2 * sender->room : 64;
-        place_t *places = realloc(sender->places, (size_t)room * sizeof *places);
+        of_topic_t *places = realloc(sender->places, (size_t)room * sizeof *places);
         if (places == NULL) {
             sender->lost_place = 1;
             return;
         }
         sender->places = places, sender->room = room;
     }
-    place_t *place = &sender->places[sender->placed++];
-    place->partition = message->partition;
-    strncpy(place->topic, topic, TOPIC_BYTES - 1);
-    place->topic[TOPIC_BYTES - 1] = 0;
+    note(&sender->places[sender->placed++], message->partition, topic);
 }
 
-/* On librdkafka's threads, before a record is counted as no longer outstanding. */
+/* On librdkafka's threads, before a record is counted as no longer outstanding. A record without an offset was taken
+ * for delivered because a later one was: no broker has confirmed it. Python is not told so, whoever handed it over. */
 static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
     sender_t *sender = opaque;
+    int error = message->err ? message->err : message->offset < 0 ? UNCONFIRMED : 0;
     (void)rk;
-    if (message->opaque != NULL || (message->err == 0 && !sender->tracks))
+    if (error != UNCONFIRMED && (message->opaque != NULL || (error == 0 && !sender->tracks)))
         return 0;
     pthread_mutex_lock(&sender->mutex);
-    if (message->err)
-        note_failure(sender, message);
+    if (error)
+        note_failure(sender, message, error);
     else
         note_place(sender, message);
     pthread_mutex_unlock(&sender->mutex);
@@ -177,10 +145,8 @@ sender_t *harvest_take_newest(void) {
 }
 
 void harvest_let_go(sender_t *sender) {
-    pthread_mutex_lock(&sender->mutex);
-    int holders = --sender->holders;
-    pthread_mutex_unlock(&sender->mutex);
-    if (holders == 0) {
+    /* Without the mutex: in a process that was forked, a thread that is not there may hold it for good. */
+    if (__atomic_sub_fetch(&sender->holders, 1, __ATOMIC_ACQ_REL) == 0) {
         pthread_mutex_destroy(&sender->mutex);
         free(sender->places);
         free(sender);
@@ -190,7 +156,7 @@ void harvest_let_go(sender_t *sender) {
 void harvest_track(sender_t *sender) { sender->tracks = 1; }
 
 /* Copy what failed since the last call, in the order in which it did, and forget it; return how many kinds. */
-int harvest_failures(sender_t *sender, failure_t *into) {
+int harvest_failures(sender_t *sender, of_topic_t *into) {
     pthread_mutex_lock(&sender->mutex);
     int count = sender->failed;
     memcpy(into, sender->failures, (size_t)count * sizeof *into);
@@ -200,7 +166,7 @@ int harvest_failures(sender_t *sender, failure_t *into) {
 }
 
 /* Copy up to `most` places and forget them; return how many, or -1 if one was lost. */
-int harvest_places(sender_t *sender, place_t *into, int most) {
+int harvest_places(sender_t *sender, of_topic_t *into, int most) {
     pthread_mutex_lock(&sender->mutex);
     int count = sender->placed < most ? sender->placed : most;
     if (count > 0)
@@ -214,54 +180,6 @@ int harvest_places(sender_t *sender, place_t *into, int most) {
 
 /* ---- rows */
 
-static int32_t read_32(const uint8_t *p) {
-    return (int32_t)((uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]);
-}
-
-static int64_t read_64(const uint8_t *p) { return (int64_t)((uint64_t)(uint32_t)read_32(p) << 32 | (uint32_t)read_32(p + 4)); }
-
-/* The elements of an array of texts, in binary form. */
-typedef struct {
-    const uint8_t *at, *end;
-    int left;
-} texts_t;
-
-/* Tell whether a column is an array of one dimension, or empty. */
-static int open_texts(const PGresult *result, int row, int column, texts_t *texts) {
-    if (fn.getisnull(result, row, column))
-        return 0;
-    const uint8_t *at = (const uint8_t *)fn.getvalue(result, row, column);
-    int length = fn.getlength(result, row, column);
-    texts->at = texts->end = at + length, texts->left = 0;
-    if (length < 12)
-        return 0;
-    int dimensions = read_32(at);
-    if (dimensions == 0)
-        return 1;
-    if (dimensions != 1 || length < 20)
-        return 0;
-    texts->left = read_32(at + 12);
-    texts->at = at + 20;
-    return texts->left >= 0;
-}
-
-/* Take the next element: 1 with its bytes, -1 if it is null, 0 if the array is not what it says. */
-static int next_text(texts_t *texts, const char **bytes, int32_t *length) {
-    if (texts->end - texts->at < 4)
-        return 0;
-    *length = read_32(texts->at);
-    texts->at += 4, texts->left--;
-    if (*length < 0) {
-        *bytes = NULL, *length = 0;
-        return -1;
-    }
-    if (texts->end - texts->at < *length)
-        return 0;
-    *bytes = (const char *)texts->at;
-    texts->at += *length;
-    return 1;
-}
-
 static int is_named(const char *bytes, int32_t length, const char *name) {
     return (size_t)length == strlen(name) && memcmp(bytes, name, (size_t)length) == 0;
 }
@@ -270,10 +188,8 @@ typedef struct {
     int64_t bytes, largest; /* of all of them, of one: key, value and headers */
     int32_t plain; /* whether no row needs a closer look */
     int32_t topics;
-    int32_t first_of[64]; /* a row of each topic */
+    int32_t first_of[MOST_TOPICS]; /* a row of each topic */
 } summary_t;
-
-enum { MOST_TOPICS = sizeof((summary_t *)0)->first_of / sizeof(int32_t) };
 
 static int add_topic(const PGresult *result, int row, int column, summary_t *sum) {
     const char *topic = fn.getvalue(result, row, column);
@@ -327,11 +243,58 @@ int64_t harvest_id(const PGresult *result, int first, int row) {
     return read_64((const uint8_t *)fn.getvalue(result, row, first + ID));
 }
 
+void harvest_ids(const PGresult *result, int first, int from, int to, int64_t *into) {
+    for (int row = from; row < to; row++)
+        *into++ = harvest_id(result, first, row);
+}
+
 int harvest_ascends(const PGresult *result, int first, int from, int to) {
     for (int row = from + 1; row < to; row++)
         if (harvest_id(result, first, row - 1) >= harvest_id(result, first, row))
             return 0;
     return 1;
+}
+
+enum { TRACEPARENT = 55 };
+
+/* As `harvest_lib.telemetry.trace_context.is_sampled`. */
+static int is_sampled(const char *value, int32_t bytes) {
+    int all = 0;
+    if (bytes != TRACEPARENT || memchr("13579bdf", value[TRACEPARENT - 1], 8) == NULL)
+        return 0;
+    for (int i = 0; i < TRACEPARENT; i++)
+        all |= value[i];
+    return (all & 0x80) == 0;
+}
+
+/* Return the `traceparent` of a row, if it has one of a span that is recorded; else NULL. */
+static const char *sampled_traceparent(const PGresult *result, int row, int first) {
+    texts_t names, values;
+    const char *name, *value;
+    int32_t name_bytes, value_bytes;
+    if (!open_texts(result, row, first + HEADER_NAMES, &names) || !open_texts(result, row, first + HEADER_VALUES, &values))
+        return NULL;
+    while (names.left > 0 && values.left > 0) {
+        if (!next_text(&names, &name, &name_bytes) || !next_text(&values, &value, &value_bytes))
+            return NULL;
+        if (is_named(name, name_bytes, TRACE_HEADER))
+            return is_sampled(value, value_bytes) ? value : NULL;
+    }
+    return NULL;
+}
+
+/* Copy the first `most` of the rows from `from` to before `to`, without those that are the same as the one before. Return
+ * how many they are. */
+int harvest_traceparents(const PGresult *result, int first, int from, int to, char *into, int most) {
+    int count = 0;
+    for (int row = from; row < to && count < most; row++) {
+        const char *found = sampled_traceparent(result, row, first);
+        if (found == NULL || (count > 0 && memcmp(into - TRACEPARENT, found, TRACEPARENT) == 0))
+            continue;
+        memcpy(into, found, TRACEPARENT);
+        into += TRACEPARENT, count++;
+    }
+    return count;
 }
 
 /* As `harvest_lib.sequencing.message_id.pack`, with the flag of a record that waits for its acknowledgement. */
@@ -349,7 +312,8 @@ static void pack_id(uint8_t *into, uint64_t producer, uint64_t clock) {
 
 enum { MALFORMED = 1000000 };
 
-static int send_row(sender_t *sender, const PGresult *result, int first, int row, uint8_t *stamp, const uint8_t *id) {
+static int send_row(sender_t *sender, const PGresult *result, int first, int row, uint8_t *stamp, const uint8_t *id,
+                    int64_t timestamp) {
     texts_t names, values;
     const char *name, *content;
     int32_t name_bytes, content_bytes;
@@ -376,17 +340,18 @@ static int send_row(sender_t *sender, const PGresult *result, int first, int row
     void *key = no_key ? NULL : fn.getvalue(result, row, first + KEY);
     size_t value_bytes = (size_t)fn.getlength(result, row, first + VALUE), key_bytes = (size_t)fn.getlength(result, row, first + KEY);
     int error = fn.producev(sender->rk, VTYPE_TOPIC, fn.getvalue(result, row, first + TOPIC), VTYPE_VALUE, value, value_bytes,
-                            VTYPE_KEY, key, key_bytes, VTYPE_MSGFLAGS, (int)MSG_F_COPY, VTYPE_HEADERS, headers, VTYPE_END);
+                            VTYPE_KEY, key, key_bytes, VTYPE_MSGFLAGS, (int)MSG_F_COPY, VTYPE_TIMESTAMP, timestamp, VTYPE_HEADERS,
+                            headers, VTYPE_END);
     if (error)
         fn.headers_destroy(headers);
     return error;
 }
 
 /* Hand over the rows from `from` to before `to`, up to the first that is not taken, whose error is in `error`. `stamp` is
- * the beginning of the record header, or NULL; with a `producer` each has a message id, of clocks from `clock` on. Return
- * how many went. */
+ * the beginning of the record header, or NULL; with a `producer` each has a message id, of clocks from `clock` on.
+ * `timestamp` is of all of them, in milliseconds; 0 leaves it to librdkafka. Return how many went. */
 int harvest_send(sender_t *sender, const PGresult *result, int first, int from, int to, const uint8_t *stamp,
-                 uint64_t producer, uint64_t clock, int *error) {
+                 uint64_t producer, uint64_t clock, int64_t timestamp, int *error) {
     uint8_t stamped[STAMP + 8], id[MESSAGE_ID];
     if (stamp != NULL)
         memcpy(stamped, stamp, STAMP);
@@ -394,9 +359,34 @@ int harvest_send(sender_t *sender, const PGresult *result, int first, int from, 
     for (int row = from; row < to; row++) {
         if (producer)
             pack_id(id, producer, clock + (uint64_t)(row - from));
-        *error = send_row(sender, result, first, row, stamp ? stamped : NULL, producer ? id : NULL);
+        *error = send_row(sender, result, first, row, stamp ? stamped : NULL, producer ? id : NULL, timestamp);
         if (*error)
             return row - from;
+    }
+    return to - from;
+}
+
+/* ---- records that Python has as bytes */
+
+typedef struct {
+    const char *topic;
+    int64_t timestamp;
+} target_t;
+
+/* Hand over the records from `from` to before `to`, up to the first that is not taken, whose error is in `error`. Keys
+ * and values lie behind each other, each from one bound to the next; `kinds` says which target each has. Return how many
+ * went. */
+int harvest_produce(sender_t *sender, const uint8_t *keys, const int64_t *key_bounds, const uint8_t *values,
+                    const int64_t *value_bounds, const int32_t *kinds, const target_t *targets, int from, int to, int *error) {
+    *error = 0;
+    for (int i = from; i < to; i++) {
+        const target_t *target = &targets[kinds[i]];
+        *error = fn.producev(sender->rk, VTYPE_TOPIC, target->topic, VTYPE_VALUE, values + value_bounds[i],
+                             (size_t)(value_bounds[i + 1] - value_bounds[i]), VTYPE_KEY, keys + key_bounds[i],
+                             (size_t)(key_bounds[i + 1] - key_bounds[i]), VTYPE_MSGFLAGS, (int)MSG_F_COPY, VTYPE_TIMESTAMP,
+                             target->timestamp, VTYPE_END);
+        if (*error)
+            return i - from;
     }
     return to - from;
 }

@@ -10,10 +10,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from ctypes import CDLL, POINTER, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import CDLL, POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Literal
 
 import confluent_kafka
@@ -24,6 +25,8 @@ from harvest_lib.errors import ConfigError
 VARIABLE = "HARVEST_IMPL"
 FILE = Path(__file__).with_name("hand_over.so")
 
+_ELF, _ELF_HEADER = b"\x7fELF", Struct("=40xQ10xHH2x")
+"""Where the last table of a file for 64 bits begins, how long an entry of it is, and how many it has."""
 _OLDEST_LIBRDKAFKA, _FIRST_UNKNOWN_LIBRDKAFKA = 0x02000000, 0x03000000
 _OLDEST_LIBPQ = 140000
 _PSYCOPG = {"binary": "psycopg_binary.pq", "c": "psycopg_c.pq"}
@@ -37,7 +40,9 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_conf_interceptor_add_on_new",
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
-_TOPIC_BYTES, _MOST_TOPICS = 250, 64
+INTERFACE = 3
+"""What `harvest_interface` has to say: with another, the library is of an earlier or a later build."""
+_TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
 MALFORMED = 1_000_000
 """What `harvest_send` says of a row that it does not understand."""
@@ -51,14 +56,50 @@ class Summary(ctypes.Structure):
         ("largest", c_int64),
         ("plain", c_int32),
         ("topics", c_int32),
-        ("first_of", c_int32 * _MOST_TOPICS),
+        ("first_of", c_int32 * MOST_TOPICS),
     )
 
 
-class TopicAndNumber(ctypes.Structure):
+class OfTopic(ctypes.Structure):
     """An error or a partition, and the topic it is of."""
 
     _fields_ = (("number", c_int32), ("topic", ctypes.c_char * _TOPIC_BYTES))
+
+
+class EncodedInto(ctypes.Structure):
+    """What `harvest_encode` makes."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("size", c_int64),
+        ("topics", c_int32),
+        ("has_keys", c_int32),
+        ("first_of", c_int32 * MOST_TOPICS),
+    )
+
+
+class WrappingOfKind(ctypes.Structure):
+    """What `harvest_wrap` puts around messages."""
+
+    _fields_ = (
+        ("before", c_char_p),
+        ("after", c_char_p),
+        ("before_bytes", c_int64),
+        ("after_bytes", c_int64),
+        ("field", c_int32),
+    )
+
+
+class HeadOfKind(ctypes.Structure):
+    """What `harvest_pack` writes beside offset and data."""
+
+    _fields_ = (("key", c_char_p), ("timestamp", c_uint64), ("key_bytes", c_uint32), ("mode", c_uint8))
+
+
+class Target(ctypes.Structure):
+    """Topic and time of the records that `harvest_produce` hands over."""
+
+    _fields_ = (("topic", c_char_p), ("timestamp", c_int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +109,8 @@ class Implementation:
     name: Literal["native", "python"]
     reason: str
     library: CDLL | None = None
+    is_asked_for: bool = False
+    """Whether nothing else will do."""
 
 
 @cache
@@ -90,7 +133,9 @@ def implementation() -> Implementation:
                 next_step="install a C compiler, then the package again from its source; or unset the variable",
             ) from error
         return Implementation(name="python", reason=str(error))
-    return Implementation(name="native", reason="the library in C was built", library=library)
+    return Implementation(
+        name="native", reason="the library in C was built", library=library, is_asked_for=bool(wanted)
+    )
 
 
 class _Unfit(Exception):
@@ -104,6 +149,8 @@ def _load() -> CDLL:
         raise _Unfit("it was not built: there was no C compiler when this was installed")
     if psycopg.pq.__impl__ not in _PSYCOPG:
         raise _Unfit("psycopg is not the compiled one: psycopg[binary] or psycopg[c]")
+    if not _is_whole(FILE):
+        raise _Unfit(f"{FILE} is not a whole library")
     kafka = CDLL(str(importlib.import_module("confluent_kafka.cimpl").__file__))
     libpq = CDLL(str(importlib.import_module(_PSYCOPG[psycopg.pq.__impl__]).__file__))
     if not _OLDEST_LIBRDKAFKA <= kafka.rd_kafka_version() < _FIRST_UNKNOWN_LIBRDKAFKA:
@@ -111,10 +158,23 @@ def _load() -> CDLL:
     if libpq.PQlibVersion() < _OLDEST_LIBPQ:
         raise _Unfit(f"it does not know libpq {psycopg.pq.version()}")
     library = CDLL(str(FILE))
+    if library.harvest_interface() != INTERFACE:
+        raise _Unfit("it is of another version of harvest_lib")
     _declare(library)
     if not library.harvest_bind(*_addresses([(libpq, _OF_LIBPQ), (kafka, _OF_LIBRDKAFKA)])):
         raise _Unfit("it is of another version of harvest_lib")
     return library
+
+
+def _is_whole(file: Path) -> bool:
+    """Tell whether nothing is missing at the end of a library: the process would be killed as it loads one that was
+    cut short."""
+    with file.open("rb") as opened:
+        header = opened.read(_ELF_HEADER.size)
+    if len(header) < _ELF_HEADER.size or not header.startswith(_ELF):
+        return False
+    begin, length, count = _ELF_HEADER.unpack(header)
+    return bool(begin + length * count <= file.stat().st_size)
 
 
 def _addresses(named: Sequence[tuple[CDLL, Sequence[str]]]) -> "tuple[ctypes.Array[c_void_p], int]":
@@ -127,13 +187,33 @@ def _declare(library: CDLL) -> None:
     library.harvest_take_newest.restype = c_void_p
     library.harvest_let_go.argtypes = library.harvest_track.argtypes = [c_void_p]
     library.harvest_let_go.restype = library.harvest_track.restype = None
-    library.harvest_failures.argtypes = [c_void_p, POINTER(TopicAndNumber)]
-    library.harvest_places.argtypes = [c_void_p, POINTER(TopicAndNumber), c_int]
+    library.harvest_failures.argtypes = [c_void_p, POINTER(OfTopic)]
+    library.harvest_places.argtypes = [c_void_p, POINTER(OfTopic), c_int]
     library.harvest_summarize.argtypes = [c_void_p, c_int, c_int, c_int, POINTER(Summary)]
     library.harvest_summarize.restype = None
     library.harvest_ascends.argtypes = [c_void_p, c_int, c_int, c_int]
     library.harvest_id.argtypes, library.harvest_id.restype = [c_void_p, c_int, c_int], c_int64
+    library.harvest_ids.argtypes = [c_void_p, c_int, c_int, c_int, POINTER(c_int64)]
+    library.harvest_ids.restype = None
+    library.harvest_traceparents.argtypes = [c_void_p, c_int, c_int, c_int, c_void_p, c_int]
     library.harvest_send.argtypes = [
         *(c_void_p, c_void_p, c_int, c_int, c_int),
-        *(c_char_p, c_uint64, c_uint64, POINTER(c_int)),
+        *(c_char_p, c_uint64, c_uint64, c_int64, POINTER(c_int)),
+    ]
+    library.harvest_produce.argtypes = [
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, POINTER(Target), c_int, c_int, POINTER(c_int)),
+    ]
+    library.harvest_encode.argtypes = [
+        *(c_void_p, c_int, c_int, c_int, c_char_p, c_int64),
+        *(c_void_p, c_void_p, c_void_p, POINTER(EncodedInto)),
+    ]
+    library.harvest_free.argtypes, library.harvest_free.restype = [c_void_p], None
+    library.harvest_wrap.argtypes = [
+        *(c_void_p, c_void_p, c_void_p, c_char_p, c_int, c_int),
+        *(POINTER(WrappingOfKind), c_void_p, c_void_p, c_void_p),
+    ]
+    library.harvest_pack.argtypes = [
+        *(c_void_p, c_void_p, c_char_p, POINTER(HeadOfKind), c_int, c_int),
+        *(c_uint64, c_void_p, c_int64, POINTER(c_int64)),
     ]

@@ -2,15 +2,16 @@
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from ctypes import CDLL, byref
-from dataclasses import dataclass
+from ctypes import CDLL, byref, c_char, c_int64
 from operator import itemgetter
 from typing import Any, overload
 
 import psycopg
 
 from harvest_lib.native.library import Summary, implementation
-from harvest_lib.record import ID, TOPIC, Row
+from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
+from harvest_lib.record.rows import RowPage, RowsSummary
+from harvest_lib.telemetry.trace_context import TRACEPARENT_CHARS
 
 _INT8, _TEXT, _VARCHAR, _BYTEA, _TEXTS, _VARCHARS = 20, 25, 1043, 17, 1009, 1015
 _TYPES: tuple[Collection[int], ...] = (
@@ -24,21 +25,9 @@ _BINARY = 1
 _UTF_8 = "utf-8"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsSummary:
-    """What has to be known of rows before they are sent. `bytes` are of all of them, `largest` of one: key, value and
-    headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of the harvester's
-    own; `topics` are all of theirs, if so."""
-
-    bytes: int
-    largest: int
-    is_plain: bool
-    topics: Collection[str]
-
-
-class NativeRows(Sequence[Row]):
-    """The rows of a result from `start` to before `stop`, without the columns before `first`. A slice is another view
-    of the same; a row that is looked at is made each time."""
+class NativeRows(RowPage):
+    """The rows of a result from `start` to before `stop`, without the columns before `first` and after those of a
+    `Row`. A slice is another view of the same; a row that is looked at is made each time."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "start", "stop")
 
@@ -76,7 +65,7 @@ class NativeRows(Sequence[Row]):
     def _made(self, start: int, count: int) -> list[Row]:
         self._cursor.scroll(start, mode="absolute")
         found = self._cursor.fetchmany(count)
-        return [row[self.first :] for row in found] if self.first else found
+        return _without_others(found, self.first)
 
     def pop(self) -> None:
         """Leave out the last row."""
@@ -86,6 +75,28 @@ class NativeRows(Sequence[Row]):
         """Return how many of the rows, which ascend by id, have ids up to this one."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the ids of all."""
+        found = (c_int64 * len(self))()
+        self._library.harvest_ids(self.result, self.first, self.start, self.stop, found)
+        return found[:]
+
+    @property
+    def has_text(self) -> bool:
+        """Tell whether the values are text, not bytes."""
+        result = self._cursor.pgresult
+        assert result is not None  # noqa: S101 - as above
+        return result.ftype(self.first + VALUE) != _BYTEA
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of all. May be read by any thread."""
+        result = self._cursor.pgresult
+        assert result is not None  # noqa: S101 - as above
+        column = self.first + KEY
+        return [bytes(result.get_value(row, column) or b"").decode() for row in range(self.start, self.stop)]
 
     @property
     def ascends(self) -> bool:
@@ -105,35 +116,47 @@ class NativeRows(Sequence[Row]):
             bytes=found.bytes,
             largest=found.largest,
             is_plain=bool(found.plain),
-            topics=[self._topic(found.first_of[number]) for number in range(found.topics)],
+            topics=[self.topic_at(found.first_of[number]) for number in range(found.topics)],
         )
 
-    def _topic(self, row: int) -> str:
+    def sampled_traceparents(self, most: int) -> list[str]:
+        """Return the same as the function of `harvest_lib.record.rows`."""
+        found = (c_char * (TRACEPARENT_CHARS * most))()
+        count = self._library.harvest_traceparents(self.result, self.first, self.start, self.stop, found, most)
+        text = found.raw[: count * TRACEPARENT_CHARS].decode()
+        return [text[at : at + TRACEPARENT_CHARS] for at in range(0, len(text), TRACEPARENT_CHARS)]
+
+    def topic_at(self, row: int) -> str:
+        """Return the topic of a row of the result."""
         assert self._cursor.pgresult is not None  # noqa: S101 - as above
         return bytes(self._cursor.pgresult.get_value(row, self.first + TOPIC) or b"").decode()
 
 
 def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
-    """Return all rows of a statement that returns those of a `Row`, with so many columns before them, which are left
-    out: natively if that is in use and knows their types, else as a list."""
+    """Return all rows of a statement that returns those of a `Row`, with so many columns before them, and any after
+    them, which are left out: natively if that is in use and knows their types, else as a list."""
     if not cursor.rowcount:
         return []
     library = implementation().library
     if library is not None and _is_understood(cursor, first):
         return NativeRows(library, cursor, first, 0, cursor.rowcount)
     cursor.scroll(0, mode="absolute")
-    found = cursor.fetchall()
-    return [row[first:] for row in found] if first else found
+    return _without_others(cursor.fetchall(), first)
 
 
-def by_id(rows: list[Row] | NativeRows) -> Sequence[Row]:
+def _without_others(found: list[Any], first: int) -> list[Row]:
+    last = first + len(_TYPES)
+    return found if not found or (first, last) == (0, len(found[0])) else [row[first:last] for row in found]
+
+
+def by_id(rows: Sequence[Row]) -> Sequence[Row]:
     """Return the rows in the order of their ids."""
     return rows if isinstance(rows, NativeRows) and rows.ascends else sorted(rows, key=itemgetter(ID))
 
 
 def _is_understood(cursor: psycopg.Cursor[Any], first: int) -> bool:
     result = cursor.pgresult
-    if result is None or _address(cursor) is None or result.nfields != first + len(_TYPES):
+    if result is None or _address(cursor) is None or result.nfields < first + len(_TYPES):
         return False
     if cursor.connection.info.encoding != _UTF_8 or not 0 < cursor.rowcount <= result.ntuples:
         return False

@@ -1,17 +1,25 @@
 """A producer's native side: rows are handed over by it, and what became of them is heard."""
 
+import logging
+import os
 from collections.abc import Callable, Mapping
 from ctypes import CDLL, byref, c_int
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 from weakref import finalize
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.native import library as built
-from harvest_lib.native.library import MALFORMED, MOST_FAILURES, TopicAndNumber, implementation
+from harvest_lib.native.library import MALFORMED, MOST_FAILURES, OfTopic, implementation
+from harvest_lib.native.pieces import Records
 from harvest_lib.native.rows import NativeRows
 
+_log = logging.getLogger(__name__)
+
 _PLUGINS = "plugin.library.paths"
+_OTHER_COPY = "librdkafka did not load the library that this process has: its file was replaced meanwhile"
 _MOST_PLACES = 256
 
 
@@ -21,22 +29,48 @@ class NativeSender:
     def __init__(self, library: CDLL, sender: int) -> None:
         self._library, self._sender = library, sender
         self._error = c_int(0)
-        self._failures = (TopicAndNumber * MOST_FAILURES)()
+        self._is_closed = False
+        self._process = os.getpid()
+        self._failures = (OfTopic * MOST_FAILURES)()
         finalize(self, library.harvest_let_go, sender)
 
-    def send(self, rows: NativeRows, *, stamp: bytes | None, producer_id: int = 0, clock: int = 0) -> tuple[int, int]:
+    def send(
+        self, rows: NativeRows, *, stamp: bytes | None, producer_id: int = 0, clock: int = 0, timestamp_ms: int = 0
+    ) -> tuple[int, int]:
         """Hand rows over up to the first that is not taken; return how many went, and librdkafka's error or 0.
 
         `stamp` is the beginning of the record header; with a `producer_id` each has a message id, of clocks from
-        `clock` on. An error of `MALFORMED` is of a row that only Python may understand.
+        `clock` on. `timestamp_ms` is of all of them; 0 leaves it to librdkafka. An error of `MALFORMED` is of a row
+        that only Python may understand.
         """
+        self._require_usable()
         where = rows.result, rows.first, rows.start, rows.stop
-        went = self._library.harvest_send(self._sender, *where, stamp, producer_id, clock, byref(self._error))
+        ids = producer_id, clock
+        went = self._library.harvest_send(self._sender, *where, stamp, *ids, timestamp_ms, byref(self._error))
         return went, self._error.value
 
+    def produce(self, records: Records, begin: int) -> tuple[int, int]:
+        """Hand records over from one on, as `send` does."""
+        self._require_usable()
+        keys, values = records.keys, records.values
+        went = self._library.harvest_produce(
+            self._sender,
+            *(keys.memory, keys.bounds, values.memory, values.bounds),
+            *(records.kinds, records.targets, begin, len(values), byref(self._error)),
+        )
+        return went, self._error.value
+
+    def _require_usable(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the producer was closed")  # what is behind its handle is gone
+        if os.getpid() != self._process:
+            raise RuntimeError("the producer is of the process that was forked")  # whose threads may hold its locks
+
     def producer_closed(self) -> None:
-        """Note that `close` of the producer has returned: nothing more will be heard. Once, and last but `take_…`."""
-        self._library.harvest_let_go(self._sender)
+        """Note that `close` of the producer has returned: nothing more will be heard. Last but `take_…`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._library.harvest_let_go(self._sender)
 
     def track(self) -> None:
         """Note from now on which partitions records arrive at."""
@@ -50,7 +84,7 @@ class NativeSender:
     def take_places(self) -> list[tuple[str, int]]:
         """Return the topics and partitions that records arrived at, since the last call at least."""
         found: list[tuple[str, int]] = []
-        some = (TopicAndNumber * _MOST_PLACES)()
+        some = (OfTopic * _MOST_PLACES)()
         while count := self._library.harvest_places(self._sender, some, _MOST_PLACES):
             if count < 0:
                 raise MemoryError("where records arrived could not be noted")
@@ -58,23 +92,53 @@ class NativeSender:
         return found
 
 
+UNCONFIRMED = KafkaError._INCONSISTENT  # noqa: SLF001 - librdkafka's own code
+"""Of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
+
+
 def error_of(code: int) -> KafkaError:
     """Return an error by librdkafka's number."""
+    if code == UNCONFIRMED:
+        return KafkaError(code, "the client took a record for delivered that no broker has confirmed")
     return KafkaError(code, fatal=code == KafkaError._FATAL)  # noqa: SLF001 - librdkafka's own code
 
 
 def make_with_sender(
-    provider: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]
+    provider: Callable[[dict[str, Any]], Any],
+    settings: Mapping[str, Any],
+    native_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, NativeSender | None]:
-    """Make a producer, and its native side if that can be had. What a wrapper has to see, Python hands over."""
-    library = implementation().library
+    """Make a producer, and its native side if that can be had. What a wrapper has to see, Python hands over; and so it
+    does where librdkafka cannot load the library, unless the native way was asked for.
+
+    A producer with a native side has `native_settings` besides: what is safe only where each record is heard of.
+    """
+    chosen = implementation()
+    library = chosen.library
     if library is None or provider is not Producer:
         return provider(dict(settings)), None
     plugins = ";".join(filter(None, [str(settings.get(_PLUGINS, "")), str(built.FILE)]))
     library.harvest_take_newest()  # of one that could not be made
-    producer = provider({**settings, _PLUGINS: plugins})
+    try:
+        producer = provider({**settings, **native_settings, _PLUGINS: plugins})
+    except KafkaException as error:
+        if chosen.is_asked_for:
+            raise
+        producer = provider(dict(settings))  # which raises what is wrong with the settings as they were given
+        _say_unavailable(error.args[0].str())
+        return producer, None
     sender = library.harvest_take_newest()
-    return producer, NativeSender(library, sender) if sender else None
+    if not sender:
+        _say_unavailable(_OTHER_COPY)
+        producer.close()
+        return provider(dict(settings)), None
+    return producer, NativeSender(library, sender)
+
+
+@cache
+def _say_unavailable(reason: str) -> None:
+    """Say once why Python hands rows over although there is the library."""
+    _log.warning("native_hand_over_unavailable", extra={"reason": reason})
 
 
 def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
@@ -84,4 +148,4 @@ def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
         sender.producer_closed()
 
 
-__all__ = ["MALFORMED", "NativeSender", "error_of", "make_with_sender"]
+__all__ = ["MALFORMED", "UNCONFIRMED", "NativeSender", "error_of", "make_with_sender"]

@@ -21,6 +21,7 @@ from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.outbox.writers import async_driver_of, driver_of, translated_from_asyncpg
 from harvest_lib.record import OutboxRecord, RecordLimits
+from harvest_lib.telemetry.trace_context import TRACEPARENT, TRACESTATE, current_headers
 
 if TYPE_CHECKING:
     import asyncpg
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import sqlalchemy.ext.asyncio
     import sqlalchemy.orm
 
+_TRACED = {TRACEPARENT, TRACESTATE}
 _Values = tuple[str, str, str | bytes | None, list[str], list[str | None]]
 
 _INSERT = """
@@ -81,6 +83,9 @@ def append(
 
     How long a key and a value may be is what the columns of the table take, unless `limits` say otherwise. They are
     looked up once for each connection, and once more before a record is refused as too long.
+
+    Where OpenTelemetry has a current span, its context is written as the headers `traceparent` and `tracestate` of each
+    record that has neither.
     """
     records, driver = list(records), driver_of(connection)
     if not records:
@@ -169,11 +174,14 @@ def _remembered(connection: object, table: str, row: Sequence[Any] | None) -> _C
 
 def _checked(records: Iterable[OutboxRecord], limits: RecordLimits | None, columns: _Columns) -> Sequence[_Values]:
     values: list[_Values] = []
+    traced = current_headers()
     for record in records:
         record.check(limits or columns.limits)
         headers, payload = record.header_pairs, record.payload
         if columns.takes_bytes and isinstance(record.value, dict | list) and isinstance(payload, str):
             payload = payload.encode()
+        if traced and _TRACED.isdisjoint(name for name, _ in headers):
+            headers += traced
         names, contents = [name for name, _ in headers], [content for _, content in headers]
         values.append((record.topic, record.key, payload, names, contents))
     if any(isinstance(value[2], bytes) for value in values) and any(isinstance(value[2], str) for value in values):

@@ -74,10 +74,10 @@ UNSEEN = """
 SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id OR EXISTS (
   SELECT FROM pg_snapshot_xip(%(low_watermark)s::pg_snapshot) AS xid
   WHERE xid <= last.transaction_id AND xid = (
-    SELECT transaction_id FROM {segment} WHERE transaction_id >= xid ORDER BY transaction_id LIMIT 1
+    SELECT transaction_id FROM {table} WHERE {within} AND transaction_id >= xid ORDER BY transaction_id LIMIT 1
   )
 )
-FROM (SELECT transaction_id FROM {segment} ORDER BY transaction_id DESC LIMIT 1) AS last
+FROM (SELECT transaction_id FROM {table} WHERE {within} ORDER BY transaction_id DESC LIMIT 1) AS last
 """
 
 # What is parked by its id, if its row is there, is held even where no leader has said so yet: a subscription was
@@ -100,6 +100,8 @@ PARKED_WITHIN = "SELECT min(id) FROM {parked} WHERE id < %(upper)s AND id >= %(l
 KEPT = (
     "SELECT clock_timestamp() - closed_at >= make_interval(secs => %(keep)s) FROM {segments} WHERE segment = %(name)s"
 )
+
+PAST_KEEPING = "SELECT segment FROM {segments} WHERE closed_at <= clock_timestamp() - make_interval(secs => %(keep)s)"
 
 LEAVE = "UPDATE {segments} SET leaving = %(leaving)s WHERE segment = %(name)s"
 

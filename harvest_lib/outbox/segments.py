@@ -44,6 +44,13 @@ class Segment:
     def name(self) -> str:
         return self.table.parts[-1]
 
+    @property
+    def within(self) -> sql.Composed:
+        """The condition that its ids meet, and no others."""
+        lower = sql.SQL("id >= {}").format(self.lower) if self.lower is not None else sql.SQL("true")
+        upper = sql.SQL("id < {}").format(self.upper) if self.upper is not None else sql.SQL("true")
+        return sql.SQL("{} AND {}").format(lower, upper)
+
     def is_passed(self, next_id: int) -> bool:
         """Tell whether the sequence has given out all its ids."""
         return self.upper is not None and next_id >= self.upper
@@ -143,9 +150,18 @@ class Segments:
         with translated():
             return [row[0] for row in connection.execute(statement, values).fetchall()]
 
-    def has_unseen(self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str) -> bool:
-        """Tell whether a segment has a record that is not visible in a snapshot."""
-        statement = sql.SQL(queries.UNSEEN).format(segment=in_statement(segment.table.identifier))
+    def has_unseen(
+        self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str, *, by_outbox: bool = False
+    ) -> bool:
+        """Tell whether a segment has a record that is not visible in a snapshot.
+
+        `by_outbox` reads it as a part of the outbox, which is what rights are granted on; in a transaction that does
+        not sort, or stale statistics may have the whole segment read.
+        """
+        table, within = (
+            (self.outbox, segment.within) if by_outbox and not segment.detaching else (segment.table, sql.SQL("true"))
+        )
+        statement = sql.SQL(queries.UNSEEN).format(table=in_statement(table.identifier), within=within)
         with translated():
             row = connection.execute(statement, {"low_watermark": low_watermark}).fetchone()
         return row is not None and bool(row[0])

@@ -91,6 +91,11 @@ class Backlog:
     is_estimate: bool = False
     epoch: int | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing waits, for sure."""
+        return not self.records and not self.is_estimate
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxTable:

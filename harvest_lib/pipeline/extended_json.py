@@ -16,12 +16,13 @@ Promises
 
 import base64
 import json
+import json.encoder
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from harvest_lib.errors import MessageRefused
 
@@ -30,6 +31,10 @@ _SPECIAL = '"$'
 _TYPED = frozenset({datetime, Decimal, bytes})
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+quoted: Callable[[str], str] = json.encoder.encode_basestring
+"""Returns text as JSON has it. Raises TypeError for what is no text."""
 
 
 class Encoded(dict[str, Any]):
@@ -60,6 +65,23 @@ def dumps(data: Mapping[str, Any]) -> bytes:
             if found.count(_SPECIAL) == count and _has_plain_keys(data):
                 return found.encode()
     return _slowly(data)
+
+
+def scalar(value: object) -> str:
+    """Return text or a whole number as JSON has it. Raises TypeError for anything else."""
+    if type(value) is int:
+        return str(value)
+    return quoted(cast("str", value))
+
+
+def as_dumped(text: str) -> bytes | None:
+    """Return JSON that was put together of `quoted` texts as bytes; None where `dumps` would write it otherwise."""
+    if "$" in text and _SPECIAL in text:
+        return None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a character
+        return None
 
 
 def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:

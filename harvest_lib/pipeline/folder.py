@@ -53,7 +53,7 @@ class OpenLogs:
     def __init__(self, declaration: Declaration, log: CommitLog, offsets: Mapping[str, OffsetLog]) -> None:
         self.log = log
         self.offsets = offsets
-        self.message_cache = MessageCache()
+        self.message_cache = MessageCache(log.end)
         self.abandoned = False
         """A thread that would not end still uses them: errors of closing them say nothing."""
         self._declaration = declaration
@@ -67,9 +67,8 @@ class OpenLogs:
             declared.name,
             log=self.log,
             offsets=self.offsets[declared.name],
-            routing=Routing(
-                declared.settings.namespace, declared.transforms, park=park, message_cache=self.message_cache
-            ),
+            routing=Routing(declared.settings.namespace, declared.transforms, park=park),
+            message_cache=self.message_cache,
             batch_messages=declared.settings.batch_messages,
             flush_seconds=self._declaration.settings.flush_seconds,
         )

@@ -1,17 +1,15 @@
 """Messages as entries of the commit log, and back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline import extended_json
-from harvest_lib.pipeline.commit_log.entry import Entry, Unnumbered, mode_byte, parts_of
+from harvest_lib.pipeline.commit_log.entry import Entry, Unnumbered, parts_of
+from harvest_lib.pipeline.encoded_messages import PARTS, encoded
 from harvest_lib.pipeline.extended_json import Encoded
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.joined_messages import JoinedEntries, JoinedMessages
+from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.stop_reason import one_line
-
-_BYTES = {(mode, op): mode_byte(mode, op) for mode in Mode for op in Op}
-_PARTS = {byte: (mode, op) for (mode, op), byte in _BYTES.items()}
-_NOOPS = frozenset(_BYTES[mode, Op.NOOP] for mode in Mode)
 
 
 class UnreadableEntry(PipelineError):
@@ -25,24 +23,18 @@ class UnreadableEntry(PipelineError):
         )
 
 
-def packed(messages: Iterable[Message]) -> list[Unnumbered]:
+def packed(messages: Sequence[Message]) -> Iterable[Unnumbered]:
     """Return each message as the log takes it. Raises MessageRefused."""
-    dumps = extended_json.dumps
-    return [
-        (timestamp, _BYTES[mode, op], namespace.encode(), dumps(data))
-        for op, timestamp, namespace, data, mode, _ in messages
-    ]
-
-
-def is_noop(entry: Entry) -> bool:
-    """Tell whether an entry only notes a reader's position, without reading its data."""
-    return entry.mode in _NOOPS
+    batch = encoded(messages)
+    if isinstance(batch, JoinedMessages):
+        return JoinedEntries(batch)
+    return [(*head, value) for head, value in zip(batch.heads, batch.values, strict=True)]
 
 
 def message_of(entry: Entry) -> Message:
     """Return an entry's message. Raises UnreadableEntry where it is none."""
     offset, timestamp, byte, key, value = entry
-    parts = _PARTS.get(byte)
+    parts = PARTS.get(byte)
     if parts is None:
         mode, op = parts_of(byte)
         raise UnreadableEntry(offset, f"its mode byte {byte} is none that is known: mode {mode}, op {op}")

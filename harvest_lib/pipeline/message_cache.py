@@ -1,44 +1,55 @@
-"""The messages that came to the log last, as they are in memory: writers that keep up need not decode what was encoded.
+"""The messages that came to the log last, as bytes in memory: writers that keep up need not read what was just written.
 
-Written by one thread, read by any number. It forgets the oldest when their encodings take more than `most_bytes`.
+Added to by one thread, read by any number. It forgets the oldest when their encodings take more than `most_bytes`.
 """
 
-from collections import deque
-from collections.abc import Sequence
+import threading
+from bisect import bisect_right
 
-from harvest_lib.pipeline.commit_log.entry import Unnumbered
-from harvest_lib.pipeline.extended_json import Encoded
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.encoded_messages import EncodedMessages
+from harvest_lib.pipeline.logged_messages import Run
 
 _MOST_BYTES = 32 << 20
 
 
 class MessageCache:
-    """Messages by offset."""
+    """Batches by the offsets that they got in the log."""
 
-    def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
+        """`end` is that of the log, before anything is added."""
+        self.end = end
+        """What lies behind it in the log is of a batch that is still being appended."""
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._messages: dict[int, Message] = {}
-        self._batches: deque[tuple[range, int]] = deque()
-        self.get = self._messages.get
-        """Return the message at an offset, None where it is forgotten, or never was here."""
+        self._lock = threading.Lock()
+        self._firsts: list[int] = []
+        self._batches: list[tuple[EncodedMessages, int]] = []
 
-    def add(self, offsets: range, messages: Sequence[Message], entries: Sequence[Unnumbered]) -> None:
-        """Take a batch under the offsets that it got in the log, and what it is there."""
-        size = sum(len(value) for _, _, _, value in entries)
-        if size > self._most_bytes:
-            return
-        self._messages.update(
-            (offset, Message(op, timestamp, namespace, Encoded(data, value), mode, offset))
-            for offset, (op, timestamp, namespace, data, mode, _), (_, _, _, value) in zip(
-                offsets, messages, entries, strict=True
-            )
-        )
-        self._batches.append((offsets, size))
-        self._bytes += size
-        while self._bytes > self._most_bytes:
-            forgotten, size = self._batches.popleft()
-            self._bytes -= size
-            for offset in forgotten:
-                del self._messages[offset]
+    def add(self, first: int, batch: EncodedMessages) -> None:
+        """Take a batch under the offsets that it got in the log, from `first` on; one that is too large is not kept."""
+        size = batch.size
+        with self._lock:
+            self.end = first + len(batch)
+            if size > self._most_bytes:
+                return
+            self._firsts.append(first)
+            self._batches.append((batch, size))
+            self._bytes += size
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._batches[0][1]
+                del self._firsts[0], self._batches[0]
+
+    def run(self, begin: int, end: int, most: int) -> Run | None:
+        """Return the messages from one offset on, before another, `most` of them at most; None where the first is
+        forgotten, or never was here."""
+        end = min(end, begin + most)
+        parts, at = [], begin
+        with self._lock:
+            number = bisect_right(self._firsts, begin) - 1
+            while 0 <= number < len(self._firsts) and at < end:
+                first, (batch, _) = self._firsts[number], self._batches[number]
+                if not first <= at < first + len(batch):
+                    break
+                parts.append((batch, at - first, min(end - first, len(batch))))
+                at, number = first + len(batch), number + 1
+        return Run(begin, parts) if parts else None

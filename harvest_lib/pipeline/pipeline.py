@@ -15,16 +15,22 @@ stops alone: the log then keeps what that one has not acknowledged, and the next
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from harvest_lib.clock import Deadline
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.folder import OpenLogs, open_folder
 from harvest_lib.pipeline.periodic import Compactor, Flusher
 from harvest_lib.pipeline.reader_progress import ReaderProgress
 from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.writer_thread import WriterThread
+
+if TYPE_CHECKING:
+    from harvest_lib.consume.retention import Retained
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +49,25 @@ class PipelineState(Enum):
     STOPPED = "stopped"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSeen:
+    """How one writer goes: `position` is the first offset that it has not acknowledged."""
+
+    name: str
+    position: int
+    at_work: bool
+    has_failed: bool
+
+
 class Pipeline:
     """One pipeline, run once."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.state = PipelineState.CREATED
+        self.name = declaration.name
+        self.turned_at: float | None = None
+        """When it last looked after its threads, in boot seconds."""
+        self._log: CommitLog | None = None
         self._declaration = declaration
         self._settings = declaration.settings
         self._stops_all = {each.name for each in declaration.writers if each.settings.on_error == "stop"}
@@ -62,6 +82,27 @@ class Pipeline:
     def stop(self) -> None:
         """Ask it to stop and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
         self._told = True
+
+    @property
+    def log_end(self) -> int | None:
+        """Return the offset that the next message of the log gets; None before it is open."""
+        return self._log.end if self._log is not None else None
+
+    def writers(self) -> Sequence[WriterSeen]:
+        """Return how the writers go. From any thread."""
+        return [
+            WriterSeen(
+                name=each.progress.name,
+                position=each.progress.position,
+                at_work=each.at_work,
+                has_failed=each.failure is not None,
+            )
+            for each in self._writers
+        ]
+
+    def retained(self) -> "Sequence[Retained]":
+        """Return what is known of the logs that the reader reads. From any thread; does not wait."""
+        return self._reader.retained() if self._reader is not None else ()
 
     def run(self, *, resume_only: bool = False) -> None:
         """Run until asked to stop, or until a reader that ends has ended and all is written.
@@ -91,6 +132,7 @@ class Pipeline:
         _log.info(f"pipeline_{state.value}", extra={"pipeline": self._declaration.name})
 
     def _start(self, logs: OpenLogs) -> None:
+        self._log = logs.log
         self._writers = [
             WriterThread(
                 logs.writer_progress(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping
@@ -187,6 +229,7 @@ class Pipeline:
     def _await(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds, or until asked to stop. Short waits let Python run signal handlers."""
         while not self._told:
+            self.turned_at = boot_seconds()
             with self._changed:
                 if condition():
                     return

@@ -7,10 +7,12 @@ Promises
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.encoded_messages import encoded
+from harvest_lib.pipeline.heads import newest
 from harvest_lib.pipeline.log_entries import message_of, packed
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.message_cache import MessageCache
@@ -55,14 +57,7 @@ class ReaderProgress:
         try:
             for batch in batches:
                 if batch:
-                    entries = packed(batch)
-                    offsets = self._log.append(entries)
-                    if self._message_cache is not None:
-                        self._message_cache.add(offsets, batch, entries)
-                    for message in batch:
-                        self._last[message.namespace] = message
-                    with self._changed:
-                        self._changed.notify_all()
+                    self._append(batch)
                 self.tell(reader)
                 self._wait(reader, stopping)
                 if stopping.is_set():
@@ -71,6 +66,16 @@ class ReaderProgress:
             close = getattr(batches, "close", None)  # a generator lets go of what it holds
             if close is not None:
                 close()
+
+    def _append(self, batch: Sequence[Message]) -> None:
+        whole = encoded(batch)
+        offsets = self._log.append(packed(whole))
+        if self._message_cache is not None:
+            self._message_cache.add(offsets.start, whole)
+        for key, place in newest(whole.heads).items():
+            self._last[key.decode()] = whole[place]
+        with self._changed:
+            self._changed.notify_all()
 
     def tell(self, reader: Reader) -> None:
         """Tell the reader what is kept, if there is news of it."""

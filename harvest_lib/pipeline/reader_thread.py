@@ -2,12 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from harvest_lib.errors import HarvestError
-from harvest_lib.pipeline.adaptors import Reader
+from harvest_lib.pipeline.adaptors import Reader, RetainedReader
 from harvest_lib.pipeline.reader_progress import ReaderProgress
 from harvest_lib.pipeline.stop_reason import one_line, stop_error
+
+if TYPE_CHECKING:
+    from harvest_lib.consume.retention import Retained
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +44,11 @@ class ReaderThread:
         """Wait for its end, and tell whether it came."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def retained(self) -> "Sequence[Retained]":
+        """Return what is known of the logs that are read. From any thread; does not wait."""
+        reader = self._reader if self.at_work else None
+        return reader.retained() if isinstance(reader, RetainedReader) else ()
 
     def close(self) -> None:
         """Tell the reader what is kept by now, and let it go. For after the thread's end."""

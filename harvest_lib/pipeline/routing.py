@@ -8,9 +8,11 @@ Promises
 from collections.abc import Callable, Sequence
 
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.log_entries import is_noop, message_of
+from harvest_lib.pipeline.encoded_messages import NOOPS
+from harvest_lib.pipeline.heads import Head
+from harvest_lib.pipeline.log_entries import message_of
+from harvest_lib.pipeline.logged_messages import LoggedMessages, Run
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
@@ -28,30 +30,30 @@ class Routing:
         transforms: Sequence[tuple[str, Transform]] = (),
         *,
         park: Park | None = None,
-        message_cache: MessageCache | None = None,
     ) -> None:
-        """`park` takes what transforms fail at; without it they stop the writer. `message_cache` saves decoding."""
+        """`park` takes what transforms fail at; without it they stop the writer."""
         self._namespace = namespace
         self._transforms = transforms
         self._park = park
         # What others wrote may change what is inside of data: they get their own.
-        self._message_cache = message_cache if all(is_ready(transform) for _, transform in transforms) else None
+        self._shares_data = all(is_ready(transform) for _, transform in transforms)
         self._wanted: dict[bytes, bool] = {}
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether an entry passes the filter; it may still be dropped."""
-        wanted = self._wanted.get(entry.key)
-        if wanted is None:
-            wanted = self._wanted[entry.key] = self._namespace.matches(entry.key.decode(errors="replace"))
-        return wanted and not is_noop(entry)
+        return self._passes((entry.timestamp, entry.mode, entry.key))
 
-    def message(self, entry: Entry) -> Message | None:
-        """Return what the writer gets of an entry. Raises TransformFailed, and Unreadable."""
+    def as_it_is(self, run: Run) -> LoggedMessages | None:
+        """Return what the writer gets of messages in memory; None where a transform has to see each of them."""
+        return None if self._transforms else run.selected(self._passes)
+
+    def message(self, entry: Entry, run: Run | None = None) -> Message | None:
+        """Return what the writer gets of an entry, of a run in memory or of the log. Raises TransformFailed, and
+        UnreadableEntry."""
         if not self.wants(entry):
             return None
-        message = (self._message_cache.get(entry.offset) if self._message_cache is not None else None) or message_of(
-            entry
-        )
+        in_memory = run if self._shares_data else None
+        message = message_of(entry) if in_memory is None else in_memory.message(entry.offset - in_memory.first)
         if not self._transforms:
             return message
         try:
@@ -61,3 +63,10 @@ class Routing:
                 raise
             self._park(message, str(error))
             return None
+
+    def _passes(self, head: Head) -> bool:
+        _, byte, key = head
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = self._wanted[key] = self._namespace.matches(key.decode(errors="replace"))
+        return wanted and byte not in NOOPS

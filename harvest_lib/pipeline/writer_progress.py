@@ -8,7 +8,7 @@ Promises
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from harvest_lib.clock import boot_seconds
@@ -17,7 +17,9 @@ from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.log_entries import UnreadableEntry
+from harvest_lib.pipeline.logged_messages import Run
 from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.stop_reason import one_line
@@ -34,15 +36,20 @@ class WriterProgress:
         log: CommitLog,
         offsets: OffsetLog,
         routing: Routing,
+        message_cache: MessageCache | None = None,
         batch_messages: int = 1_000,
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
-        """Stand where the offsets say. Raises OffsetBeyondLog where the log does not reach so far."""
+        """Stand where the offsets say. Raises OffsetBeyondLog where the log does not reach so far.
+
+        `message_cache` has what was appended last: a bulk of it is not read from the log.
+        """
         self.name = name
         self._log = log
         self._offsets = offsets
         self._routing = routing
+        self._message_cache = message_cache if message_cache is not None else MessageCache(log.end)
         self._batch = batch_messages
         self._flush_seconds = flush_seconds
         self._clock = clock
@@ -67,19 +74,30 @@ class WriterProgress:
             message = self._message(entry)
             if message is not None:
                 self._write(writer, [message])
-            self._acknowledge([entry])
+            self._acknowledge({entry.key: entry.offset}, entry.offset + 1)
             yield message
         self.missed += max(0, end - self.position)
         self.position = max(self.position, end)
 
     def bulk(self, writer: Writer, end: int) -> None:
         """Write a batch of what there is before `end`. Raises PipelineError, and keeps its position."""
-        entries = list(islice(self._log.read(self.position, end), self._batch))
+        run = self._message_cache.run(self.position, end, self._batch)
+        messages = None if run is None else self._routing.as_it_is(run)
+        if run is None or messages is None:
+            self._bulk_of_messages(writer, end, run)
+            return
+        if messages:
+            self._write(writer, messages)
+        self._acknowledge(run.newest, run.next)
+
+    def _bulk_of_messages(self, writer: Writer, end: int, run: Run | None) -> None:
+        """Write a batch of messages that are made one by one, since they are decoded or a transform sees them."""
+        entries = list(islice(self._log.read(self.position, end), self._batch)) if run is None else run.entries()
         messages: list[Message] = []
         failure = None
         for number, entry in enumerate(entries):
             try:
-                message = self._message(entry)
+                message = self._message(entry, run)
             except PipelineError as error:
                 failure, entries = error, entries[:number]
                 break
@@ -88,9 +106,14 @@ class WriterProgress:
         if messages:
             self._write(writer, messages)
         if entries:
-            self._acknowledge(entries)
+            self._acknowledge({entry.key: entry.offset for entry in entries}, entries[-1].offset + 1)
         if failure is not None:
             raise failure
+
+    @property
+    def whole_batches(self) -> int:
+        """Return the offset up to which the log has whole batches of the reader."""
+        return self._message_cache.end
 
     def skip(self, offset: int) -> None:
         """Count the next message as acknowledged, unsent. Raises PipelineError if that is not the one at `offset`."""
@@ -112,7 +135,7 @@ class WriterProgress:
                 next_step=f"send that one with `harvest pipeline resume --step --writer {self.name} -f FILE`, or "
                 "acknowledge it first",
             )
-        self._acknowledge([found])
+        self._acknowledge({found.key: found.offset}, found.offset + 1)
 
     def flush(self) -> None:
         """Have what was acknowledged stay so, whatever happens."""
@@ -130,9 +153,9 @@ class WriterProgress:
     def _is_next(self, entry: Entry, offset: int) -> bool:
         return entry.offset == offset or self._routing.wants(entry)
 
-    def _message(self, entry: Entry) -> Message | None:
+    def _message(self, entry: Entry, run: Run | None = None) -> Message | None:
         try:
-            return self._routing.message(entry)
+            return self._routing.message(entry, run)
         except TransformFailed as error:
             raise PipelineError(
                 f"a transform of writer `{self.name}` failed at offset {entry.offset}: {error.name}",
@@ -171,7 +194,7 @@ class WriterProgress:
                 "shows what it was given",
             ) from error
 
-    def _acknowledge(self, entries: Sequence[Entry]) -> None:
-        for namespace, offset in {entry.key: entry.offset for entry in entries}.items():
+    def _acknowledge(self, newest: Mapping[bytes, int], position: int) -> None:
+        for namespace, offset in newest.items():
             self._offsets.acknowledge(namespace, offset)
-        self.position = entries[-1].offset + 1
+        self.position = position

@@ -105,7 +105,8 @@ class WriterThread:
 
     def _bulk(self, writer: Writer) -> None:
         while True:
-            end = self._log.end
+            # A batch that is just being appended is waited for, and then is in memory as a whole.
+            end = self._log.end if self._nothing_comes else self.progress.whole_batches
             if self.progress.position < end:
                 if self._until is not None and self._until.passed:
                     return
@@ -114,7 +115,8 @@ class WriterThread:
                     self._changed.notify_all()
             else:
                 with self._changed:
-                    if self._log.end == end:
-                        if self._nothing_comes:
+                    if self._nothing_comes:
+                        if self._log.end == end:
                             return
+                    elif self.progress.whole_batches == end:
                         self._changed.wait(_TICK_SECONDS)

@@ -195,10 +195,11 @@ class ConnectedSource(ABC):
             raise server_identity.standby()
         return Snapshot.parse(row[0])
 
-    def _barrier(self, connection: psycopg.Connection[Any]) -> None:
-        """Have on disk all that was visible so far, and remember how far that was."""
+    def _barrier(self, connection: psycopg.Connection[Any], flushed_up_to: str | None = None) -> None:
+        """Have on disk all that was visible so far, and remember how far that was. `flushed_up_to` is the LSN up to
+        which it is there already, if the server has said so."""
         assert self._place is not None  # noqa: S101 - set with the connection
-        lsn = server_identity.barrier(connection)
+        lsn = flushed_up_to or server_identity.barrier(connection)
         self._place = server_identity.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:

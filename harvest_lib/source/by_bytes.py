@@ -6,9 +6,8 @@ known without reading a value that is kept apart from its row. A limit fitted to
 rows are large.
 """
 
-from typing import Any
-
 from harvest_lib.native import NativeRows
+from harvest_lib.record import TOPIC, Row
 
 _ARRAY_BYTES = """
 CASE WHEN pg_column_compression({array}) IS NULL THEN coalesce(pg_column_size({array}), 0)
@@ -37,8 +36,6 @@ FROM (
 WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number <= 2
 """  # noqa: S608 - it is above
 
-_TOPIC = 1
-
 
 def within(found: str, *more: str) -> str:
     """Return the statement that returns the first rows of what `found` does: as many as there is room for, at least
@@ -58,10 +55,9 @@ def all_or_none(found: str) -> str:
 """  # noqa: S608 - as above
 
 
-def take_next(rows: list[Any] | NativeRows, before: int = 0) -> bool:
-    """Take away the row that there was no room for, and tell whether there is one. A row has `before` columns before
-    those of a `Row`."""
-    is_cut = bool(rows) and rows[-1][before] is not None and rows[-1][before + _TOPIC] is None
+def take_next(rows: list[Row] | NativeRows) -> bool:
+    """Take away the row that there was no room for, and tell whether there is one."""
+    is_cut = bool(rows) and rows[-1][TOPIC] is None
     if is_cut:
         rows.pop()
     return is_cut

@@ -11,7 +11,7 @@ class ClaimedRows(NamedTuple):
     """What a fetch found: records ascending by id, and of their keys those that have a parked record, by topic and
     key, with the lowest id of one. Both are of one moment: no key is parked or released in between."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
     parked: Mapping[tuple[str, str], int]
     more: bool = False
     """Whether there may be more at once: the limit was reached, or as many bytes as are read at a time."""

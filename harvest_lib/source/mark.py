@@ -17,7 +17,6 @@ Promises
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -25,8 +24,10 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.native import by_id, rows_of
 from harvest_lib.outbox.row_security import guarded, require_all_rows
-from harvest_lib.record import ID, KEY, PAGE_BYTES
+from harvest_lib.record import KEY, PAGE_BYTES, Row
+from harvest_lib.record.rows import ids_of
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.readable import readable
@@ -114,10 +115,9 @@ SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, record FROM m
 RETURNING id
 """
 
-_ROW = 6
-"""Columns of a `Row`; one more tells whether anything was parked when the mark began, and another how many rows the
-limit allowed."""
-_FOUND = 7
+_ANY_IS_PARKED, _FOUND = 6, 7
+"""Columns behind those of a `Row`: whether anything was parked when the mark began, and how many rows the limit
+allowed."""
 
 _LEAST_LIMIT = 10
 """So many rows are checked, and locked for a moment, however large the last ones were."""
@@ -164,7 +164,8 @@ class MarkSource:
             with translated():
                 # A plan made while the outbox was empty scans the whole table, and would be kept until the next
                 # ANALYZE: a mark then took 1.5 s instead of 20 ms with 168,000 rows waiting.
-                self._connection.execute("SET plan_cache_mode = force_custom_plan")
+                # From a bitmap rows come in the order of their places, and would have to be sorted one by one.
+                self._connection.execute("SET plan_cache_mode = force_custom_plan; SET enable_bitmapscan = off")
                 # Behind a lock that is never released we would lead for good and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
             # What is hidden from us would stay, and what follows of its key would go before it.
@@ -187,30 +188,30 @@ class MarkSource:
             self._reconnected = False
             count = len(claimed.rows)
             self._most = max(_LEAST_LIMIT, 2 * count) if claimed.more and count < limit else None
-        claimed.rows.sort(key=itemgetter(ID))
         return claimed
 
     def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge and mark while nothing is parked. If something turns out to be, what was marked is given back and
         fetched again with care."""
-        connection = self._connected()
-        found: list[tuple[Any, ...]] = []
+        connection, marked = self._connected(), None
         with translated():
             if delivered and limit:
                 with connection.pipeline():  # both in one transaction, by one round trip
                     self._execute_purge(delivered)
-                    marking = self._execute_mark(limit)
-                    found = marking.fetchall()
+                    marked = self._execute_mark(limit)
             elif delivered:
                 self._execute_purge(delivered)
             elif limit:
-                found = self._execute_mark(limit).fetchall()
+                marked = self._execute_mark(limit)
+            if marked is None or (first := marked.fetchone()) is None:
+                return ClaimedRows([], {})
+            rows = rows_of(marked)
             # Parked before the mark, or after it began, by a leader fenced meanwhile: these rows it can park no more.
-            if found and self._has_parked and (found[0][_ROW] or self._is_any_parked()):
+            if self._has_parked and (first[_ANY_IS_PARKED] or self._is_any_parked()):
                 self._careful = True
-                self.reset([row[ID] for row in found])
+                self.reset(ids_of(rows))
                 return self._fetch_carefully(limit, ())
-        return ClaimedRows(readable([row[:_ROW] for row in found], connection), {}, _is_more(found, limit))
+        return self._claimed(rows, {}, first, limit)
 
     def _fetch_carefully(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
@@ -220,10 +221,19 @@ class MarkSource:
             connection.execute(self._keep_parked)
             if delivered:
                 self._execute_purge(delivered)
-            found = self._execute_mark(limit).fetchall() if limit else []
-            parked = self._read_parked({row[KEY] for row in found}) if found else {}
+            marked = self._execute_mark(limit) if limit else None
+            first = marked.fetchone() if marked is not None else None
+            rows = rows_of(marked) if marked is not None else []
+            parked = self._read_parked({row[KEY] for row in rows}) if rows else {}
             self._careful = self._is_any_parked()
-        return ClaimedRows(readable([row[:_ROW] for row in found], connection), parked, _is_more(found, limit))
+        return self._claimed(rows, parked, first, limit) if first is not None else ClaimedRows([], {})
+
+    def _claimed(
+        self, rows: Sequence[Row], parked: Mapping[tuple[str, str], int], first: tuple[Any, ...], limit: int
+    ) -> ClaimedRows:
+        """Return rows in order; `first` of them, whole, says whether the limit, or the bytes, kept others out."""
+        is_more = not len(rows) == first[_FOUND] < limit
+        return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
@@ -289,8 +299,3 @@ class MarkSource:
 def _array(ids: Iterable[int]) -> str:
     """Spell an array for Postgres: psycopg's own way costs a microsecond a number, a tenth of a record's."""
     return f"{{{','.join(map(str, ids))}}}"
-
-
-def _is_more(found: Sequence[Any], limit: int) -> bool:
-    """Tell whether the limit, or the bytes, kept rows out."""
-    return bool(found) and not len(found) == found[0][_FOUND] < limit

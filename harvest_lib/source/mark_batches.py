@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
+from harvest_lib.record.rows import ids_of
 from harvest_lib.source.batch_protocol import Page, Position
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.mark import MarkSource
@@ -64,10 +65,13 @@ class MarkPages:
         self.parked = claimed.parked
         # One that was fenced may have marked what we had marked, and sent; then it is marked here again.
         known = {*self._sent, *self._delivered}
-        rows = [row for row in claimed.rows if row[0] not in known]
+        rows, ids = claimed.rows, ids_of(claimed.rows)
+        if not known.isdisjoint(ids):
+            rows = [row for row in rows if row[0] not in known]
+            ids = ids_of(rows)
         if not rows:
             return None
-        self._sent += [row[0] for row in rows]
+        self._sent += ids
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
             self._ask(limit)
         return Page(rows, self.position(), more=claimed.more and len(self._sent) < _BATCH_IDS)

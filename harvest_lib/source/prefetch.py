@@ -1,15 +1,18 @@
-"""Prefetching: streams of rows by id, the next piece of each on its way while the last is being delivered.
+"""Prefetching: streams of rows by id, the next pieces of each on their way while the last is being delivered.
 
-A statement is waited for on a thread of its own, which costs little: what takes Python's time, making rows of the
-answer, is done by whoever asks for them.
+A statement is waited for on a thread of its own, which goes on with the next piece by itself, so that the server reads
+on while a batch is flushed and committed. What takes Python's time, making rows of an answer, is done by whoever asks
+for them.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from itertools import accumulate, chain, takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -21,32 +24,32 @@ from harvest_lib.source.thread import CallThread
 from harvest_lib.sql_ascii import as_bytes
 
 _LAST = 2**63 - 1
+_AHEAD = 4
+"""Pieces that are asked for at most, each of up to `PAGE_BYTES`."""
 _id = itemgetter(ID)
 
 
 class Prefetcher:
-    """Statements on one connection, one after the other, waited for on a thread of their own."""
+    """Calls with one connection, one after the other, on a thread of their own."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._thread = CallThread(connection, "harvest-read")
 
-    def execute(
-        self, statement: sql.Composed, values: Mapping[str, Any], before: sql.Composed | None = None
-    ) -> "Future[psycopg.Cursor[Any]]":
-        """Execute a statement, unless the one `before` it, if there is one, finds anything."""
-
-        def execute(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
-            if before is not None:
-                found = connection.cursor(binary=True).execute(before, values, prepare=True)
-                if found.rowcount:
-                    return found
-            return connection.cursor(binary=True).execute(statement, values, prepare=True)
-
-        return self._thread.ask(execute)
+    def ask(self, call: "Callable[[psycopg.Connection[Any]], Piece | None]") -> "Future[Piece | None]":
+        """Have `call` called with the connection, after all calls asked before."""
+        return self._thread.ask(call)
 
     def close(self) -> None:
         """Wait for what was asked, and end the thread."""
         self._thread.end()
+
+
+class Piece(NamedTuple):
+    """What a statement found. `is_cut` says that its last row is only a sign that there are more."""
+
+    cursor: "psycopg.Cursor[Any]"
+    is_cut: bool
+    is_last: bool
 
 
 class Stream:
@@ -58,13 +61,16 @@ class Stream:
     ) -> None:
         self._statement = statement
         self._all_at_once = all_at_once  # is tried first, unless there was no room for all the last time
-        self._is_cut = False
         self._values = values
-        self._after = after
-        self._asked: tuple[Future[psycopg.Cursor[Any]], int] | None = None
+        self._asked: deque[Future[Piece | None]] = deque()
         self._rows: Sequence[Row] = []
+        self._after = after
         self.is_done = False
         """True once the statement has no more than what is here."""
+        self._read_up_to = after  # from here on: the prefetcher's thread
+        self._is_cut = False
+        self._is_over = False
+        self._is_held = False
 
     @property
     def is_empty(self) -> bool:
@@ -76,25 +82,52 @@ class Stream:
         return _LAST if self.is_done else self._after
 
     def ask(self, prefetcher: Prefetcher, limit: int) -> None:
-        """Ask for the next piece, if there is none here and none was asked for."""
-        if self.is_done or self._rows or self._asked is not None:
-            return
-        values = {**self._values, "after": self._after, "limit": limit, "bytes": PAGE_BYTES}
-        self._asked = prefetcher.execute(self._statement, values, None if self._is_cut else self._all_at_once), limit
+        """Ask for the next pieces, as many as may be on their way."""
+        while not self.is_done and len(self._asked) < _AHEAD:
+            self._asked.append(prefetcher.ask(partial(self._read, limit)))
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait so long for the piece that was asked for, and tell whether the server is done with it."""
-        return self._asked is None or bool(wait([self._asked[0]], timeout_seconds).done)
+    def collect(self, prefetcher: Prefetcher, limit: int) -> None:
+        """Wait for the next piece, if none is here."""
+        while not self._rows and not self.is_done:
+            self._is_held = False
+            self.ask(prefetcher, limit)
+            piece = self._asked.popleft().result()
+            if piece is None:
+                continue
+            rows = rows_of(piece.cursor)
+            if piece.is_cut:
+                rows.pop()
+            if rows:
+                self._after = rows[-1][ID]
+            self._rows, self.is_done = rows, piece.is_last
 
-    def collect(self) -> None:
-        """Wait for the piece that was asked for."""
-        if self._asked is not None:
-            (answer, limit), self._asked = self._asked, None
-            rows = rows_of(answer.result())
-            self._is_cut, self._rows = take_next(rows), rows
-            if self._rows:
-                self._after = self._rows[-1][0]
-            self.is_done = not self._is_cut and len(self._rows) < limit
+    def end(self, timeout_seconds: float) -> bool:
+        """Read no more, wait so long for what is on its way, and tell whether the server is done with it."""
+        self._is_over = True
+        return not wait(self._asked, timeout_seconds).not_done
+
+    def _read(self, limit: int, connection: psycopg.Connection[Any]) -> Piece | None:
+        """Return the next piece; None if there is none, or if it would be in memory beside a record that is larger by
+        far and has not been taken yet."""
+        if self._is_over or self._is_held:
+            return None
+        cursor = self._found(limit, connection)
+        ends = _last_two(cursor)
+        self._is_cut = take_next(ends)
+        self._is_held = cursor.rowcount - self._is_cut == 1 and row_bytes(ends[0]) > PAGE_BYTES
+        if ends:
+            self._read_up_to = ends[-1][ID]
+        is_last = not self._is_cut and cursor.rowcount < limit
+        self._is_over = self._is_over or is_last
+        return Piece(cursor, self._is_cut, is_last)
+
+    def _found(self, limit: int, connection: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+        values = {**self._values, "after": self._read_up_to, "limit": limit, "bytes": PAGE_BYTES}
+        if self._all_at_once is not None and not self._is_cut:
+            found = connection.cursor(binary=True).execute(self._all_at_once, values, prepare=True)
+            if found.rowcount:
+                return found
+        return connection.cursor(binary=True).execute(self._statement, values, prepare=True)
 
     def take(self, up_to: int) -> Sequence[Row]:
         """Return the rows that are here with ids up to `up_to`."""
@@ -118,7 +151,7 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Seq
     for stream in streams:
         stream.ask(prefetcher, limit)
     for stream in streams:
-        stream.collect()
+        stream.collect(prefetcher, limit)
     reach = min((stream.reach for stream in streams), default=_LAST)
     taken = [(stream, piece) for stream in streams if (piece := stream.take(reach))]
     rows: Sequence[Row] = taken[0][1] if len(taken) == 1 else sorted(chain(*(each for _, each in taken)), key=_id)
@@ -131,6 +164,13 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Seq
         for stream in streams:
             stream.ask(prefetcher, limit)
     return rows
+
+
+def _last_two(cursor: "psycopg.Cursor[Any]") -> list[Row]:
+    if not cursor.rowcount:
+        return []
+    cursor.scroll(max(0, cursor.rowcount - 2), mode="absolute")
+    return cursor.fetchall()
 
 
 def _count_up_to(record_id: int, rows: Sequence[Row]) -> int:

@@ -42,8 +42,8 @@ class Selection:
     """What fails a statement that would miss rows, where it takes one: see `harvest_lib.outbox.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
-        """Put names into a statement: {table}, {id}, {transaction_id}, {columns} of a `Row`, {parts} that say which and
-        when, and {filter}, which begins with AND: the selection's, or `conditions`."""
+        """Put names into a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} of a `Row`,
+        {parts} that say which and when, and {filter}, which begins with AND: the selection's, or `conditions`."""
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
@@ -51,6 +51,7 @@ class Selection:
             table=in_statement(self.table),
             id=in_statement(self.columns["id"]),
             transaction_id=in_statement(self.columns["transaction_id"]),
+            create_time=in_statement(self.columns["create_time"]),
             columns=self._listed(_ROW),
             parts=self._listed(_PARTS),
             filter=sql.Composed(required),

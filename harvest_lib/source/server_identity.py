@@ -28,6 +28,18 @@ _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 # Flushes everything before it, whatever `synchronous_commit` those who wrote it had; 0.1 ms, and no privilege.
 _BARRIER = "SELECT pg_logical_emit_message(true, 'harvest', '')::text"
 
+FLUSHED_UP_TO = """
+CASE WHEN NOT pg_is_in_recovery() AND current_setting('synchronous_standby_names') = '' THEN (
+  SELECT CASE WHEN pg_current_wal_flush_lsn() >= written.lsn THEN written.lsn::text END
+  FROM (SELECT pg_current_wal_insert_lsn() AS lsn OFFSET 0) AS written
+) END
+"""
+"""What a statement selects to learn whether all that its snapshot sees is on disk already: the LSN up to which the log
+was written when it ran, if the log was flushed as far; else NULL. What ends a transaction is in the log before the
+transaction counts as ended, so a barrier would flush nothing more. Only a barrier waits for a standby that has to
+confirm.
+"""
+
 _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
 
 _LACKS_GRANT = "SELECT quote_ident(current_user) WHERE NOT has_function_privilege('pg_read_file(text)', 'EXECUTE')"

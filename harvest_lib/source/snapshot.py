@@ -11,12 +11,13 @@ Promises
 - A long or idle transaction delays nobody's records but its own.
 - No transaction of ours stays open: both snapshots stand as text in the position, so a window of any size is read page
   by page, by whoever goes on with it.
-- What is returned was on disk before: a barrier is committed after the snapshot was taken. A poll that finds nothing
-  mostly changes nothing: a snapshot that nothing was flushed for could list a transaction as ended that a crash undoes,
-  and its id would come again. Under a filter it is remembered now and then, with a barrier of its own.
+- What is returned was on disk before: a barrier is committed after the snapshot was taken, unless the server says that
+  its log is flushed as far as it is written. A poll that finds nothing mostly changes nothing: a snapshot that nothing
+  was flushed for could list a transaction as ended that a crash undoes, and its id would come again. Under a filter it
+  is remembered now and then, in the same way.
 - Told to stop at a snapshot, it returns exactly what that saw, then a position which says so (`until`), then nothing.
 
-While one page is being delivered the next is on its way.
+While one page is being delivered the next ones are on their way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ from harvest_lib.source.readable import readable
 NAME = "snapshot"
 
 _BEFORE_ALL_IDS, _HIGHEST_ID = -(2**63), 2**63 - 1
-_SNAPSHOT, _IN_RECOVERY, _FIRST_ID = range(3)
+_SNAPSHOT, _IN_RECOVERY, _FLUSHED_UP_TO, _FIRST_ID = range(4)
 _PATIENCE_SECONDS = 0.1
 _CANCEL_SECONDS = 5.0
 
@@ -104,7 +105,7 @@ class SnapshotSource(ConnectedSource):
         if is_empty and not self._should_advance(cur.xmax - self._prev.xmax, began):
             return None
         found = [] if is_empty else rows_of(cursor, _FIRST_ID)
-        self._barrier(connection)
+        self._barrier(connection, first[_FLUSHED_UP_TO])
         if len(found) > limit or take_next(found):
             del found, cursor  # they come again, by pages
             self._begin_window(cur, _BEFORE_ALL_IDS)
@@ -155,12 +156,9 @@ class SnapshotSource(ConnectedSource):
         """Leave the window; what was prefetched is waited for, but not long."""
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
-        while self._connection is not None and not all(stream.wait(_PATIENCE_SECONDS) for stream in streams):
+        while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):
             with suppress(psycopg.Error):  # again and again: it may not have been sent when it was cancelled
                 self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
-        for stream in streams:
-            with suppress(psycopg.Error):
-                stream.collect()
 
     # -- positions
 

@@ -8,6 +8,7 @@ that was written since it began.
 """
 
 from harvest_lib.source.by_bytes import all_or_none, within
+from harvest_lib.source.server_identity import FLUSHED_UP_TO
 
 # One statement, so that its snapshot is the one it reads under. Between those that are in progress now lie the ranges
 # of the ended: what an open transaction has written, a million rows perhaps, is stepped over.
@@ -41,7 +42,7 @@ _FOUND = """
 """
 
 POLL = f"""
-SELECT now.snapshot::text, pg_is_in_recovery(), found.*
+SELECT now.snapshot::text, pg_is_in_recovery(), {FLUSHED_UP_TO}, found.*
 FROM (SELECT pg_current_snapshot() AS snapshot) AS now
 LEFT JOIN LATERAL ({within(_FOUND)}) AS found ON true
 """  # noqa: S608 - it is above

@@ -12,11 +12,12 @@ Promises
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import translated
-from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.native import rows_of
+from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import server_identity
 from harvest_lib.source.batch_protocol import Page, Position
 from harvest_lib.source.batch_source import ConnectedSource, Plans
@@ -77,16 +78,21 @@ class TransactionIdSource(ConnectedSource):
         }
         with translated():
             self._plan(Plans.KEPT)
-            found = connection.cursor(binary=True).execute(self._read, values, prepare=True).fetchall()
-        if found[0][_IN_RECOVERY]:
+            cursor = connection.cursor(binary=True).execute(self._read, values, prepare=True)
+            first = cursor.fetchone()
+        assert first is not None  # noqa: S101 - there is always one
+        if first[_IN_RECOVERY]:
             raise server_identity.standby()
-        if found[0][_FIRST_ID] is None:
-            return self._nothing_before(int(found[0][_XMIN]), began)
+        if first[_FIRST_ID] is None:
+            return self._nothing_before(int(first[_XMIN]), began)
         self._barrier(connection)
-        more = len(found) == limit
-        more = take_next(found, _FIRST_ID) or more
-        self._transaction, self._id = int(found[-1][-1]), found[-1][_FIRST_ID]
-        rows = cast("list[Row]", [row[_FIRST_ID:-1] for row in found])
+        rows = rows_of(cursor, _FIRST_ID)
+        more = len(rows) == limit
+        more = take_next(rows) or more
+        cursor.scroll(len(rows) - 1, mode="absolute")
+        last = cursor.fetchone()
+        assert last is not None  # noqa: S101 - one that there was room for, or the first
+        self._transaction, self._id = int(last[-1]), last[_FIRST_ID]
         return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:

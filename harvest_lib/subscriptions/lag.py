@@ -28,12 +28,22 @@ WITH found AS (
     (SELECT {parts}, true FROM {table} WHERE {id} = ANY (%(deferred)s::bigint[]))
   ) AS parts
 ), waiting AS (
-  SELECT create_time FROM found
+  SELECT id, create_time FROM found
   WHERE (deferred OR NOT (id <= %(done)s AND pg_visible_in_snapshot(transaction_id, %(batch)s::pg_snapshot))) {filter}
 )
 SELECT count(*), (SELECT count(*) FROM found) > %(most)s,
-       extract(epoch FROM clock_timestamp() - min(create_time))::float8
+       extract(epoch FROM clock_timestamp() - min(create_time))::float8,
+       coalesce(min(id), (SELECT min(id) FROM found))::bigint
 FROM waiting
+"""
+
+# Where all that was found is delivered, of a batch larger than that: what follows it by id, of which some may be older.
+_AHEAD = """
+WITH ahead AS (
+  SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
+  WHERE NOT pg_visible_in_snapshot(transaction_id, %(delivered)s::pg_snapshot) {filter}
+)
+SELECT count(*), true, extract(epoch FROM clock_timestamp() - min(create_time))::float8, min(id)::bigint FROM ahead
 """
 
 _AFTER = {
@@ -46,11 +56,13 @@ _OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier(name) for name in (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """Records that are still to be delivered, and the age of the oldest in seconds; None if nothing waits, or no column
-    says when a record was made. `is_estimate`: there may be more, and older ones."""
+    says when a record was made. `is_estimate`: there may be more, and older ones. `first_id` is the lowest id that
+    waits; where none of those that were checked does, the lowest of them."""
 
     records: int
     is_estimate: bool
     oldest_age_seconds: float | None
+    first_id: int | None = None
 
 
 def lag(
@@ -68,11 +80,21 @@ def lag(
     `most` records at most."""
     after = _AFTER.get(source, _AFTER[snapshot.NAME])
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
-    statement = selection.fill(_LAG.replace("{after}", after), conditions)
-    with translated():
-        row = connection.execute(statement, values_of(source, position or {}, most)).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate has one row
-    return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=max(0.0, row[2]) if row[2] is not None else None)
+    position = position or {}
+    values = values_of(source, position, most)
+
+    def ask(statement: str) -> Lag:
+        with translated():
+            row = connection.execute(selection.fill(statement, conditions), values).fetchone()
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        age = max(0.0, row[2]) if row[2] is not None else None
+        return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=age, first_id=row[3])
+
+    found = ask(_LAG.replace("{after}", after))
+    if found.is_estimate and not found.records and "after" in position:
+        ahead = ask(_AHEAD)
+        return ahead if ahead.records else found
+    return found
 
 
 def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
@@ -87,6 +109,7 @@ def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dic
         "deferred": list(position.get("deferred", ())),
         "done": position.get("after", -(2**63)),
         "batch": position.get("cur", str(NOTHING)),
+        "delivered": position.get("prev", str(NOTHING)),
         "limit": most + 1,
         "most": most,
     }

@@ -13,7 +13,8 @@ import asyncio
 import enum
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Self
 
 _CHUNK_BYTES = 65_536
@@ -37,6 +38,7 @@ class Link:
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
         self._target: tuple[str, int] | None = None
+        self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._is_cut = False
         self._held = _NEITHER
         self._delay_seconds = 0.0
@@ -46,9 +48,11 @@ class Link:
         self.host = host
         self.port: int = self._listener.getsockname()[1]
 
-    def forward_to(self, host: str, port: int) -> None:
-        """Lead what connects from now on to this address."""
-        self._target = (host, port)
+    def forward_to(
+        self, host: str, port: int, *, inside: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Lead what connects from now on to this address; `inside` has a thread in the network that it is in."""
+        self._target, self._inside = (host, port), inside
 
     @property
     def connections(self) -> int:
@@ -89,7 +93,7 @@ class Link:
             writer.transport.abort()
             return
         try:
-            from_server, to_server = await asyncio.open_connection(*self._target)
+            from_server, to_server = await self._connected(self._target)
         except OSError:
             writer.transport.abort()
             return
@@ -103,6 +107,17 @@ class Link:
             self._writers -= ends
             for end in ends:
                 end.transport.abort()
+
+    async def _connected(self, target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with self._inside():
+            near = socket.socket()  # it belongs to the network that it was made in
+        try:
+            near.setblocking(False)  # noqa: FBT003 - the standard library's
+            await self._loop.sock_connect(near, target)
+        except OSError:
+            near.close()
+            raise
+        return await asyncio.open_connection(sock=near)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: Direction) -> None:
         """Carry bytes in one direction until either side ends; then end the other direction as well."""

@@ -1,10 +1,12 @@
 """A place in the pool of harvesters, which outlives the processes that take it."""
 
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 from harvest_lib.local_stack.harvester import Harvester, Lead
+from harvest_lib.native.library import VARIABLE
 from infra.chaos.clock import OffClock, clock_of
 from infra.chaos.link import Link, Links
 from infra.chaos.network_path import NEAR, NetworkPath
@@ -17,6 +19,8 @@ class Member:
         self.name = name
         self.network: NetworkPath | None = None
         """The network its harvesters are in, None for the machine's own."""
+        self.scraped: Link | None = None
+        """The way to the metrics of its harvesters, None where they have none. It is always whole."""
         self.clock: OffClock
         self._all_links = links
         self._brokers = brokers
@@ -27,12 +31,18 @@ class Member:
         self._config = folder / f"{name}.yaml"
         self._folder = folder
         self._started = 0
+        self.port = 0
+        """Where they serve them, 0 where they do not."""
 
     def move(self, path: NetworkPath) -> None:
         """Have its harvesters at the end of a network path, and its links where they are reached from there."""
         self.network = path
         with path.at_servers():
             self._link(NEAR)
+
+    def listen(self, port: int) -> None:
+        """Have its harvesters serve their metrics on this port; before anything is started."""
+        self.scraped, self.port = self._all_links.add(), port
 
     def _link(self, host: str = "127.0.0.1") -> None:
         self.postgres: Link = self._all_links.add(host)
@@ -63,17 +73,22 @@ class Member:
         harvester.look()
         return harvester.lead if harvester.process.pid is not None else None
 
-    def start(self, config: str) -> None:
-        """Start a new process in this place."""
+    def start(self, config: str, hand_over: str) -> None:
+        """Start a new process in this place. `hand_over` is what `HARVEST_IMPL` says to it."""
         self._started += 1
         self._config.write_text(config)
         self._config.chmod(0o600)
         number = int(f"{self.name[-1]}{self._started:02}")
         self.history = self._folder / "history" / f"harvester-{number}.jsonl"
-        recorded = (sys.executable, "-m", "infra.chaos.recording_clients", self.history, "run")
+        told = (shutil.which("env") or "env", f"{VARIABLE}={hand_over}")
+        recorded = (*told, sys.executable, "-m", "infra.chaos.recording_clients", self.history, "run")
+        listening = ("--listen", f"127.0.0.1:{self.port}") if self.scraped else ()
         self.clock = clock_of(self.history)
-        self.harvester = Harvester(number, self._config, self._folder, command=recorded)
-        with self.network.at_harvester() if self.network else nullcontext():
+        self.harvester = Harvester(number, self._config, self._folder, command=(*recorded, *listening))
+        inside = self.network.at_harvester if self.network else nullcontext
+        if self.scraped:
+            self.scraped.forward_to("127.0.0.1", self.port, inside=inside)
+        with inside():
             self.harvester.start()
 
     def heal(self) -> None:

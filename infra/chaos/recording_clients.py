@@ -41,9 +41,10 @@ from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import engines, factory
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
+from infra.chaos.recording_native import NativeRecorder, Place
 
 OWN = (".neli", ".checkpoint")
 """Suffixes of the harvesters' own topics."""
@@ -73,6 +74,19 @@ class Recorder:
                 self.tell(Term, "invoke", leader_id=str(event.leader_id), shard=event.shard)
             elif hasattr(event, "shard"):
                 self._end(event.shard)
+
+    def outbound(self, leader_id: str, outbox_id: int, event: str) -> None:
+        """Record that a record is handed over."""
+        self.tell(Produce, "invoke", leader_id=leader_id, id=outbox_id, event=event)
+
+    def landed(self, sent: tuple[str, int], place: Place, reason: str | None) -> None:
+        """Record what became of a record, by its leader id and outbox id."""
+        topic, partition, offset = place
+        said = {"leader_id": sent[0], "id": sent[1], "topic": topic, "partition": partition}
+        if reason is None and offset is not None:
+            self.tell(Acknowledge, "ok", **said, offset=offset)
+        else:
+            self.tell(Acknowledge, "info", **said, reason=reason or "without an offset")
 
     def _end(self, shard: int) -> None:
         if (before := self._terms.pop(shard, None)) is not None:
@@ -116,7 +130,7 @@ class RecordedProducer:
         if isinstance(stamped, bytes):
             leader_id, outbox_id = unpack(stamped)
             leader, event = str(leader_id), json.loads(value)["event"]
-            self._recorder.tell(Produce, "invoke", leader_id=leader, id=outbox_id, event=event)
+            self._recorder.outbound(leader, outbox_id, event)
             self._sent[event].append((leader, outbox_id))
             report = self._relayed(report) if report is not None else None
         if not timestamp and self._recorder.clock.off_seconds():  # the client would use a clock of its own
@@ -154,12 +168,8 @@ class RecordedProducer:
         )
         if not sent:
             return
-        leader_id, outbox_id = sent.popleft()
-        said = {"leader_id": leader_id, "id": outbox_id, "topic": message.topic(), "partition": message.partition()}
-        if error is None and message.offset() is not None:
-            self._recorder.tell(Acknowledge, "ok", **said, offset=message.offset())
-        else:
-            self._recorder.tell(Acknowledge, "info", **said, reason=error.str() if error else "without an offset")
+        reason = error.str() if error else None
+        self._recorder.landed(sent.popleft(), (message.topic(), message.partition(), message.offset()), reason)
 
 
 class RecordedSource:
@@ -206,9 +216,9 @@ class RecordedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def lead(self, leader_id: UUID) -> None:
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
         self._leader = str(leader_id)
-        self._store.lead(leader_id)
+        self._store.lead(leader_id, after_epoch)
 
     def save_pending(self, checkpoint: Stored, intents: Sequence[Intent]) -> bool:
         """Save a checkpoint with acknowledgements, which makes its batch seen; without any, it was saved before."""
@@ -276,8 +286,15 @@ class RecordedBatches:
         return outcome
 
 
-def record(recorder: Recorder) -> None:
+def record(recorder: Recorder, history: Path) -> None:
     """Record every harvester that this process constructs from now on."""
+
+    def provider(settings: Mapping[str, Any]) -> Any:
+        return native.made(lambda: RecordedProducer(recorder, settings))
+
+    native = NativeRecorder(
+        history, provider, recorder.outbound, recorder.landed, lambda: bool(recorder.clock.off_seconds())
+    )
     make_source, make_guarantee = factory.make_source, factory.make_guarantee
 
     def recorded_guarantee(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
@@ -285,7 +302,7 @@ def record(recorder: Recorder) -> None:
         return RecordedBatches(recorder, guarantee, shard)
 
     def recorded_harvest(config: HarvestConfig) -> Harvest:
-        harvest = Harvest(config, kafka_producer_provider=lambda settings: RecordedProducer(recorder, settings))
+        harvest = Harvest(config, kafka_producer_provider=provider)
         harvest.set_event_handler(recorder.heard)
         return harvest
 
@@ -311,7 +328,7 @@ def main() -> None:
     with HistoryWriter(file) as history, suppress(KeyboardInterrupt):
         clock = clock_of(file)
         time.time = clock.time
-        record(Recorder(history, file.stem, clock))
+        record(Recorder(history, file.stem, clock), file)
         cli.main()
 
 

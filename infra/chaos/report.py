@@ -33,18 +33,19 @@ def unexplained(outcome: Outcome) -> int:
 
 
 def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return of each run in which nothing was at stake what was missing: faults, commits or deliveries."""
+    """Return of each run in which nothing was at stake what was missing: faults, commits, deliveries, or records that
+    were handed over as it says."""
     wanted: Mapping[str, Callable[[Outcome], object]] = {
         "no fault was injected": lambda each: each.injected,
         "no record was committed": lambda each: each.committed,
         "no record was delivered": lambda each: each.delivered,
+        "no record was handed over natively": _went_as_planned,
     }
-    return [
-        f"{each.plan.mode.source}/{each.plan.mode.delivery}: {missing}"
-        for each in outcomes
-        for missing, found in wanted.items()
-        if not found(each)
-    ]
+    return [f"{each.plan.mode}: {missing}" for each in outcomes for missing, found in wanted.items() if not found(each)]
+
+
+def _went_as_planned(outcome: Outcome) -> bool:
+    return bool(outcome.handed_over_natively) or not outcome.plan.mode.goes_natively
 
 
 def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[s
     return {
         "committed": sum(each.committed for each in outcomes),
         "delivered": sum(each.delivered for each in outcomes),
+        "handed_over_natively": sum(each.handed_over_natively for each in outcomes),
         "lost": sum(map(lost, outcomes)),
         "duplicates": sum(map(duplicates, outcomes)),
         "unexplained": sum(map(unexplained, outcomes)),
@@ -74,11 +76,18 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
     """Return the same for the documentation, with what it comes from."""
     sums = document(outcomes, left_out)
-    modes = ", ".join(f"`{each.plan.mode.source}` + `{each.plan.mode.delivery}`" for each in outcomes)
+    modes = ", ".join(dict.fromkeys(f"`{each.plan.mode.source}` + `{each.plan.mode.delivery}`" for each in outcomes))
+    under_fire = {
+        name: f"{sum(each.fire_seconds for each in some) / 60:.1f} minutes of faults"
+        for name in ("native", "python")
+        if (some := [each for each in outcomes if each.plan.mode.hand_over == name])
+    }
+    implementations = "; ".join(f"`HARVEST_IMPL={name}`, {minutes}" for name, minutes in under_fire.items())
     brokers = sorted({each.plan.brokers for each in outcomes})
     said = (
         f"{sums['committed']:,} records under {sums['faults']} faults in {sums['seconds'] / 60:.0f} minutes: "
         f"{sums['lost']} lost, {sums['duplicates']} duplicates, {sums['unexplained']} unexplained. {modes}; "
+        f"{implementations}; {sums['handed_over_natively']:,} records handed over natively; "
         f"{' and '.join(map(str, brokers))} broker{'s' if brokers != [1] else ''}, "
         f"seed {', '.join(sorted({str(each.plan.seed) for each in outcomes}))}."
     )
@@ -93,11 +102,15 @@ def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
 
 
 def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) -> None:
-    """Write the table into a file, in place of the one between its marks, or as the whole file."""
+    """Write the table into a file."""
+    put_table(markdown(outcomes, left_out), file)
+
+
+def put_table(written: str, file: Path) -> None:
+    """Write a table into a file, in place of the one between its marks, or as the whole file."""
     text = file.read_text() if file.exists() else ""
     before, begins, rest = text.partition(_BEGINS)
     _, ends, after = rest.partition(_ENDS)
-    written = markdown(outcomes, left_out)
     parts = (before, _BEGINS, "\n", written, _ENDS, after) if begins and ends else (written,)
     file.write_text("".join(parts))
 
@@ -137,6 +150,8 @@ def _run(outcome: Outcome) -> Mapping[str, Any]:
         "seed": plan.seed,
         "source": plan.mode.source,
         "delivery": plan.mode.delivery,
+        "hand_over": plan.mode.hand_over,
+        "handed_over_natively": outcome.handed_over_natively,
         "brokers": plan.brokers,
         "committed": outcome.committed,
         "delivered": outcome.delivered,

@@ -6,33 +6,25 @@ The seed decides which faults are injected, in which order and for how long. The
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from harvest_lib.audit.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
-from harvest_lib.audit.history.events import Event, FailoverLoss, Isolation, Park, RecreatedTopic, Term, Write
+from harvest_lib.audit.history.events import Event, FailoverLoss, Park, RecreatedTopic, Term, Write
 from harvest_lib.audit.history.events import Fault as FaultEvent
 from harvest_lib.audit.history.reader import BadLine, read_history
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken
 from infra.chaos.faults import FAULTS
-from infra.chaos.following import Following
-from infra.chaos.reading import Reader
+from infra.chaos.recording_native import count_handed_over
 from infra.chaos.schedule import Schedule
-from infra.chaos.system import PARTITIONS, TOPIC, Mode, System, running
-from infra.chaos.writing import Writers, Writing, make_tables
+from infra.chaos.system import Mode
+from infra.chaos.under_load import UnderLoad, under_load
 
 _QUIET_SECONDS = (1.5, 4.0)
 _TICK_SECONDS = 0.1
 _DRAIN_SECONDS = 120.0
-_RECOVER_SECONDS = 90.0
-_KEYS = 300
-_MOST_BEHIND = 6_000
-"""Records that wait to be read, at most: a machine that cannot keep to the rate shall recover in time all the same."""
 _KEPT_FINDINGS = 10_000
 DUPLICATES: tuple[Anomaly, ...] = ("duplicate-adjacent", "duplicate-separated", "duplicate-cross-epoch")
 
@@ -63,12 +55,14 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run. `history` is the folder with its events; under fire it was for `fire_seconds`."""
+    """What came of a run. `history` is the folder with its events; under fire it was for `fire_seconds`. Records that
+    were handed over natively are counted each time."""
 
     plan: ChaosPlan
     history: Path
     committed: int
     delivered: int
+    handed_over_natively: int
     seconds: float
     fire_seconds: float
     injected: Sequence[InjectedFault]
@@ -82,59 +76,36 @@ def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Cal
 
     Raises StackError when the system does not come up, or its servers do not come back after a fault.
     """
-    began = time.monotonic()
-    isolation: Isolation = "committed" if plan.mode.exactly_once else "uncommitted"
-    history, locks_first = folder / "history", plan.mode.source == "transaction_id"
-    with ExitStack() as ending:
-        writing, reading, faults = (
-            ending.enter_context(HistoryWriter(history / f"{name}.jsonl")) for name in ("writers", "readers", "faults")
-        )
-        prepare = [FAULTS[name].prepare for name in schedule.possible(plan.mode)]
-        system = ending.enter_context(running(folder, parts, plan.mode, plan.brokers, prepare))
-        say(f"{plan.brokers} brokers, Postgres and {len(system.members)} harvesters are up")
-        make_tables(system.dsn, _KEYS)
-        answered: set[str] = set()  # events whose commit was
-        read = partial(Reader, system.kafka.bootstrap_servers, TOPIC, PARTITIONS, reading, isolation=isolation)
-        reader = ending.enter_context(read(name="follower"))
-        system.following = Following(reader=reader, answered=answered)
-        writers = ending.enter_context(
-            Writers(
-                lambda: system.dsn,
-                writing,
-                TOPIC,
-                keys=_KEYS,
-                rate=plan.rate,
-                threads=plan.threads,
-                seed=plan.seed,
-                answered=answered,
-                is_behind=lambda: len(answered) > len(reader.seen) + _MOST_BEHIND,
-                locks_first=locks_first,
-            )
-        )
-        under_fire = UnderFire(
-            plan=plan,
-            schedule=schedule,
-            system=system,
-            history=faults,
-            write=partial(Writing, writing, "slow-writer", TOPIC, answered, locks_first=locks_first),
-            answered=answered,
-            seen=reader.seen,
-            say=say,
-        )
+    began, history = time.monotonic(), folder / "history"
+    prepare = [FAULTS[name].prepare for name in schedule.possible(plan.mode)]
+    with under_load(
+        folder,
+        parts,
+        plan.mode,
+        brokers=plan.brokers,
+        rate=plan.rate,
+        threads=plan.threads,
+        seed=plan.seed,
+        prepare=prepare,
+    ) as load:
+        say(f"{plan.brokers} brokers, Postgres and {len(load.system.members)} harvesters are up")
+        under_fire = UnderFire(plan=plan, schedule=schedule, load=load, say=say)
         fire_began = time.monotonic()
         injected = under_fire.inject()
         fire_seconds = time.monotonic() - fire_began
-        writers.stop()
-        _drained(answered, reader.seen)
-        last = read(name="last")
+        load.writers.stop()
+        seen = load.follower.seen
+        _drained(load.answered, seen)
+        last = load.read("last")
         last.read_all()
-        broken = under_fire.broken or _broken("the end", system.end)
+        broken = under_fire.broken or _broken("the end", load.system.end)
     committed, terms, verdict = judged(history, plan.mode)
     return Outcome(
         plan=plan,
         history=history,
         committed=committed,
-        delivered=len(last.seen | reader.seen),
+        delivered=len(last.seen | seen),
+        handed_over_natively=count_handed_over(history),
         seconds=time.monotonic() - began,
         fire_seconds=fire_seconds,
         injected=injected,
@@ -195,15 +166,11 @@ def _unreadable(line: BadLine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderFire:
-    """A system under faults, while writers add to `answered` and readers to `seen`."""
+    """A system under faults, while it is used."""
 
     plan: ChaosPlan
     schedule: Schedule
-    system: System
-    history: HistoryWriter
-    write: Callable[[], Writing]
-    answered: set[str]
-    seen: set[str]
+    load: UnderLoad
     say: Callable[[str], None]
     broken: list[Broken] = field(default_factory=list)
 
@@ -218,22 +185,19 @@ class UnderFire:
         return injected
 
     def _inject(self, name: str, draw: random.Random) -> InjectedFault:
-        leader = self.system.leader
+        load, system = self.load, self.load.system
+        leader = system.leader
         leads = leader.process_name if leader is not None else ""  # its place may have another process afterwards
         began, at = time.monotonic(), boot_seconds()
-        self.history.append(FaultEvent(type="info", process="chaos", fault=name, step="begin"))
-        with FAULTS[name].inject(self.system, draw, self.write):
+        load.faults.append(FaultEvent(type="info", process="chaos", fault=name, step="begin"))
+        with FAULTS[name].inject(system, draw, load.write):
             time.sleep(draw.uniform(*FAULTS[name].seconds))
-        for event in self.system.happened:
-            self.history.append(event)
-            if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":
-                self.answered.difference_update(event.events)
-        self.system.happened.clear()
-        self.history.append(FaultEvent(type="info", process="chaos", fault=name, step="end"))
+        load.note_what_happened()
+        load.faults.append(FaultEvent(type="info", process="chaos", fault=name, step="end"))
         ended = time.monotonic()
-        self.broken.extend(_broken(name, partial(self._recover, ended + _RECOVER_SECONDS)))
+        self.broken.extend(_broken(name, load.recover))
         recovered = time.monotonic()
-        self.broken.extend(_broken(name, self.system.await_members))
+        self.broken.extend(_broken(name, system.await_members))
         found = InjectedFault(
             fault=name,
             leader=leads,
@@ -242,24 +206,9 @@ class UnderFire:
             recovery_seconds=round(recovered - ended, 1),
         )
         self.say(
-            f"{name} for {found.seconds} s, caught up after {found.recovery_seconds} s; {len(self.answered)} committed"
+            f"{name} for {found.seconds} s, caught up after {found.recovery_seconds} s; {len(load.answered)} committed"
         )
         return found
-
-    def _recover(self, until: float) -> None:
-        """Wait until all has been read that is committed now, and something more was committed. Raises StackError if
-        that takes too long."""
-        count, missing = len(self.answered), self.answered - self.seen
-        while missing or len(self.answered) == count:  # writers go on, too
-            if time.monotonic() > until:
-                raise StackError(
-                    f"it was undone, and harvesting did not go on within {_RECOVER_SECONDS:.0f} s",
-                    evidence=f"of {count} records committed by then {len(missing)} were not read; "
-                    f"{len(self.answered) - count} were committed since",
-                    next_step="read the logs of the harvesters, beside the history",
-                )
-            time.sleep(_TICK_SECONDS)
-            missing = missing - self.seen  # in place, all that was seen would be gone through
 
 
 def _drained(answered: set[str], seen: set[str]) -> None:

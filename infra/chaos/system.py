@@ -19,6 +19,7 @@ from harvest_lib.errors import StackError
 from harvest_lib.grants import ReadingMode
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
@@ -40,28 +41,56 @@ _READY_SECONDS = 60.0
 
 Source = Literal["mark", "snapshot", "transaction_id"]
 Delivery = Literal["barrier", "pipelined", "transactional", "sequenced"]
+HandOver = Literal["native", "python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How the outbox is read, and how Kafka gets it."""
+    """How the outbox is read, how Kafka gets it, and which implementation does it."""
 
     source: Source = "snapshot"
     delivery: Delivery = "transactional"
+    hand_over: HandOver = "native"
 
     @property
     def exactly_once(self) -> bool:
         """Tell whether readers of what is committed are promised no repeats."""
         return self.delivery in {"transactional", "sequenced"}
 
+    @property
+    def goes_natively(self) -> bool:
+        """Tell whether records are handed over natively. Where each is followed by itself, Python does it: under the
+        barrier, and where `mark` has lanes."""
+        has_lanes = self.source == "mark" and not self.exactly_once
+        return self.hand_over == "native" and self.delivery != "barrier" and not has_lanes
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.delivery}, {self.hand_over}"
+
 
 class System:
     """All of it; use `running` to have it."""
 
-    def __init__(self, folder: Path, parts: Path, links: Links, mode: Mode, brokers: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: Path,
+        links: Links,
+        mode: Mode,
+        brokers: int,
+        *,
+        session_seconds: float = SESSION_SECONDS,
+        listens: bool = False,
+    ) -> None:
+        """Prepare; nothing is started yet. Harvesters serve their metrics if it `listens`."""
         self.mode = mode
+        self._session_seconds = session_seconds
         self.folder, self.history = folder, folder / "history"
         self.members = [Member(f"member{number}", links, brokers, folder) for number in range(1, _MEMBERS + 1)]
+        if listens:
+            ports = keep_ports(folder / "metrics.json", [member.name for member in self.members])
+            for member in self.members:
+                member.listen(ports[member.name])
         self.postgres = PostgresServer(folder)
         self.role = Role(_OUTBOX, _grants_for(mode), lambda: self.dsn)
         """Whom harvesters come as."""
@@ -127,7 +156,7 @@ class System:
 
     def start_member(self, member: Member) -> None:
         """Start a harvester in a place whose last one has ended."""
-        member.start(self._config(member))
+        member.start(self._config(member), self.mode.hand_over)
 
     def await_leader(self, seconds: float = _READY_SECONDS) -> Member:
         """Wait until somebody leads. Raises StackError."""
@@ -227,7 +256,7 @@ class System:
         if self.mode.exactly_once:
             return {}
         # What a frozen leader's client sends as it thaws only the broker can refuse.
-        return {"message.timestamp.before.max.ms": str(int((SESSION_SECONDS - 1) * 1000))}
+        return {"message.timestamp.before.max.ms": str(int((self._session_seconds - 1) * 1000))}
 
     def operator_config(self) -> Path:
         """Write the configuration of an operator, who goes past all links, and return its file."""
@@ -251,8 +280,9 @@ class System:
             "dataSource": dsn,
             "source": self.mode.source,
             "delivery": self.mode.delivery,
-            "sessionTimeout": f"{SESSION_SECONDS:.0f}s",
-            "limits": {"heartbeatTimeout": f"{SESSION_SECONDS / 2:.0f}s", "ioErrorBackoff": "200ms"},
+            "leadership": "neli",  # the coordinator of whose group some faults look for
+            "sessionTimeout": f"{self._session_seconds:.0f}s",
+            "limits": {"heartbeatTimeout": f"{self._session_seconds * 500:.0f}ms", "ioErrorBackoff": "200ms"},
         }
         return yaml.safe_dump({"harvest": harvest})
 
@@ -283,11 +313,14 @@ def running(
     mode: Mode,
     brokers: int,
     prepare: Iterable[Callable[["System"], AbstractContextManager[None]]] = (),
+    *,
+    session_seconds: float = SESSION_SECONDS,
+    listens: bool = False,
 ) -> Iterator[System]:
     """Have the system up, its first leader leading, and nothing of it left at the end. What prepares it is entered
     before it starts, each once."""
     with Links() as links, ExitStack() as prepared:
-        system = System(folder, parts, links, mode, brokers)
+        system = System(folder, parts, links, mode, brokers, session_seconds=session_seconds, listens=listens)
         for each in dict.fromkeys(prepare):
             prepared.enter_context(each(system))
         try:

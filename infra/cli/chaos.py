@@ -35,16 +35,27 @@ class Modes(StrEnum):
     TRANSACTION_ID_SEQUENCED = "transaction_id/sequenced"
 
 
+class Impl(StrEnum):
+    """The implementation that hands records over, or both, one after the other."""
+
+    BOTH = "both"
+    NATIVE = "native"
+    PYTHON = "python"
+
+
 def chaos(
     duration: Annotated[str, typer.Option(help="How long to inject faults, over all modes: 180s, 30m.")] = "180s",
     faults: Annotated[str, typer.Option(help="Only these faults, separated by commas. [default: all]")] = "",
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Seed for order and duration of faults; each further mode takes the next."),
+        typer.Option(min=0, help="Seed for order and duration of faults; each further run takes the next."),
     ] = 0,
     mode: Annotated[
         Modes, typer.Option("--way", help="Mode: the source and the delivery.")
     ] = Modes.SNAPSHOT_TRANSACTIONAL,
+    impl: Annotated[
+        Impl, typer.Option("--impl", help="What hands records over; with both, each mode has half of its time by each.")
+    ] = Impl.BOTH,
     brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
     rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
     simulate: Annotated[
@@ -68,14 +79,17 @@ def chaos(
     that a run can be repeated.
 
     Exits with 1 if a record was lost or an anomaly was found that the delivery
-    does not allow, with 10 if nothing was proved: in one of the modes no fault
-    was injected, no record was committed, or none was delivered.
+    does not allow, with 10 if nothing was proved: in one of the runs no fault was
+    injected, no record was committed, none was delivered, or none was handed over
+    by the implementation that it was for.
 
     Examples:
 
       harvest chaos --duration 180s --seed 7 --json
 
       harvest chaos --duration 30m --way all
+
+      harvest chaos --way snapshot/sequenced --impl native
 
       harvest chaos --faults leader-frozen,kafka-unheard --brokers 1 --way mark/barrier
 
@@ -100,10 +114,11 @@ def chaos(
     _require_all(names, brokers, require_all=require_all)
     report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
     modes = [
-        make_mode(source=source, delivery=delivery)
+        make_mode(source=source, delivery=delivery, hand_over=name)
         for source, delivery in (
             each.split("/") for each in Modes if each is not Modes.ALL and mode in {each, Modes.ALL}
         )
+        for name in _implementations(impl)
     ]
     if idle := [name for name in names if not any(map(known[name].fits, modes))]:
         raise typer.BadParameter(f"not in this mode: {', '.join(idle)}", param_hint="--faults")
@@ -137,6 +152,21 @@ def chaos(
         )
 
 
+def _implementations(impl: Impl) -> list[str]:
+    """Return the implementations to run, in their order; of both only Python where there is no other."""
+    from harvest_lib.native import implementation
+
+    if impl is Impl.PYTHON:
+        return [impl]
+    try:
+        found = implementation().name
+    except HarvestError as error:
+        raise typer.BadParameter(str(error), param_hint="HARVEST_IMPL") from error
+    if impl is Impl.NATIVE and found != "native":
+        raise typer.BadParameter(f"cannot be had here: {implementation().reason}", param_hint="--impl")
+    return ["native", "python"] if found == "native" and impl is Impl.BOTH else [found]
+
+
 def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
     """Refuse what was asked for by name and cannot be; with `require_all`, any fault that would be left out."""
     missing = _part("infra.chaos.faults").missing(brokers)
@@ -154,18 +184,21 @@ def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
 def _run_one(plan: Any, schedule: Any, histories: Path | None, *, quiet: bool) -> Any:
     from rich.console import Console
 
-    mode = f"{plan.mode.source}/{plan.mode.delivery}"
+    mode = plan.mode
+    run_name = f"{mode.source}-{mode.delivery}-{mode.hand_over}-{plan.seed}-{time.strftime('%H%M%S')}"
     state = _part("harvest_lib.local_stack.state")
     parts = state.default_state()
-    folder = (histories or parts / "chaos") / f"{mode.replace('/', '-')}-{plan.seed}-{time.strftime('%H%M%S')}"
+    folder = (histories or parts / "chaos") / run_name
     state.make_folder(folder)
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     console.print(
         f"[bold]{mode}[/], seed {plan.seed}, {plan.brokers} brokers, {plan.seconds:.0f} s; history in {folder}"
     )
-    return _part("infra.chaos.run").run(
+    outcome = _part("infra.chaos.run").run(
         plan, schedule, folder.resolve(), parts, lambda said: console.print(f"  {said}")
     )
+    console.print(f"  {outcome.committed} committed, {outcome.handed_over_natively} handed over natively")
+    return outcome
 
 
 def _show(found: dict[str, Any], table: Any) -> None:
@@ -178,6 +211,7 @@ def _show(found: dict[str, Any], table: Any) -> None:
     console.print()
     for name in ("committed", "delivered", "lost", "duplicates", "unexplained", "faults", "seconds"):
         console.print(f"{name:<12} {found[name]:,}")
+    console.print(f"{'natively':<12} {found['handed_over_natively']:,}")
     for fault, why in found["not_injected"].items():
         console.print(f"[yellow]not injected:[/] {fault}: {why}")
     for run in found["runs"]:

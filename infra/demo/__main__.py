@@ -1,10 +1,12 @@
-"""`make demo`: Spark writes, the harvester delivers, its leader is killed twice, an audit proves it; then in Dagster.
+"""`make demo`: Spark writes, the harvester delivers, its leader is killed twice, an audit proves it; once more, exactly
+once; then in Dagster.
 
 With OPEN=1 Dagster's page is opened at the end and stays until Ctrl-C. On servers that the user named there is no
-second act: Dagster's tables are nothing to leave there.
+third act: Dagster's tables are nothing to leave there.
 
-Exit codes: 0 nothing was lost, reordered or unexplained, two successors took over, and in Dagster all assets were made
-and all checks pass; 1 otherwise, or something failed; 130 interrupted, and 143 terminated, with nothing left running.
+Exit codes: 0 nothing was lost, reordered or unexplained, exactly once nothing came twice, two successors took over in
+each act, and in Dagster all assets were made and all checks pass; 1 otherwise, or something failed; 130 interrupted,
+and 143 terminated, with nothing left running.
 """
 
 import os
@@ -36,9 +38,9 @@ def main() -> int:
             report = run(state, progress)
             write(report, state / "demo")
             if any(map(os.environ.get, ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"))):
-                progress.say("no second act on your own servers: Dagster's tables are nothing to leave there")
+                progress.say("no third act on your own servers: Dagster's tables are nothing to leave there")
             else:
-                _second_act(state, progress, report)
+                _third_act(state, progress, report)
     except Interrupted as interruption:
         _show(console, report, state)
         console.print("interrupted: everything that was started has been stopped")
@@ -51,7 +53,7 @@ def main() -> int:
     return 0 if report["ok"] else 1
 
 
-def _second_act(state: Path, progress: Progress, report: dict[str, Any]) -> None:
+def _third_act(state: Path, progress: Progress, report: dict[str, Any]) -> None:
     with proof(state, progress) as seen:
         report |= {"dagster": seen.document(), "ok": report["ok"] and seen.ok}
         write(report, state / "demo")

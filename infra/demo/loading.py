@@ -31,6 +31,8 @@ class Month:
 class Loading:
     """`spark_jobs.flights_to_outbox`, run once in a process of its own."""
 
+    writer = "Spark"
+
     def __init__(self, place: Place, *, folder: Path, state: Path) -> None:
         """Prepare; `state` has the jars and the Java, the log goes into `folder`."""
         self.months: list[Month] = []

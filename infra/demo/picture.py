@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.local_stack.state import default_state
+from infra.demo.report import ACTS
 
 # Its font cache belongs to us, not into the home of whoever runs the demo.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
@@ -39,6 +40,10 @@ _STYLE: Any = {
     "ytick.labelcolor": _INK,
 }
 _MARGIN_SECONDS = 1.0
+_LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
+_WIDE = 0.16
+"""Of what is shown, so much a term has to last for a label of full size."""
+_TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 
 def png(report: Mapping[str, Any], path: Path) -> None:
@@ -61,46 +66,57 @@ def svg(report: Mapping[str, Any]) -> str:
 
 
 def _drawn(report: Mapping[str, Any]) -> Figure:
-    figure = Figure(figsize=(10, 5.8), layout="constrained")
-    lanes, backlog, throughput = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [0.42, 1.5, 1.1]})
-    samples, terms = report["samples"], report["terms"]
-    _draw_lanes(lanes, terms, report["failovers"])
+    figure = Figure(figsize=(13, 5.8), layout="constrained")
+    panels = figure.subplots(3, 2, sharex="col", sharey="row", gridspec_kw={"height_ratios": [0.42, 1.5, 1.1]})
+    for column, (name, title) in enumerate(zip(ACTS, _TITLES, strict=True)):
+        _draw_act(panels[:, column], report[name])
+        panels[0, column].set_title(title, loc="left", fontweight="bold", pad=22)
+    for panel in panels[1:, 0]:
+        panel.set_ylim(bottom=0)  # of both acts, whose axis it shares
+    panels[0, 0].set_ylabel("leader", rotation=0, ha="right", va="center")
+    panels[1, 0].set_ylabel("records waiting\nin the outbox")
+    panels[2, 0].set_ylabel("records/s\ninto Kafka")
+    return figure
+
+
+def _draw_act(panels: Sequence[Axes], act: Mapping[str, Any]) -> None:
+    lanes, backlog, throughput = panels
+    samples, terms = act["samples"], act["terms"]
+    lanes.set_xlim(*_limits(act))
+    _draw_lanes(lanes, terms, act["failovers"])
     times = [sample["at"] for sample in samples]
     values = [sample["backlog"] for sample in samples]
     backlog.fill_between(times, values, color=_BACKLOG, alpha=0.25, linewidth=0, step="post")
     backlog.step(times, values, where="post", color=_BACKLOG, linewidth=1.6)
-    backlog.set_ylabel("records waiting\nin the outbox")
     rates = [sample["records_per_second"] for sample in samples]
     throughput.fill_between(times, rates, color=_INK, alpha=0.18, linewidth=0, step="pre")
     throughput.step(times, rates, where="pre", color=_INK, linewidth=1.1)
-    throughput.set_ylabel("records/s\ninto Kafka")
-    throughput.set_xlabel("seconds since the demo began")
+    throughput.set_xlabel("seconds since the act began")
     for panel in (backlog, throughput):
-        panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         panel.grid(axis="y", color=_MUTED, alpha=0.25, linewidth=0.6)
         panel.set_axisbelow(True)
         for term in terms:
             panel.axvspan(term["first"], term["last"], color=_colour(term), alpha=0.13, linewidth=0)
-    for panel in (lanes, backlog, throughput):
+    for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
-        for failover in report["failovers"]:
+        for failover in act["failovers"]:
             panel.axvline(failover["killed_at"], color=_KILL, linewidth=1.4, linestyle=(0, (4, 2)))
-    lanes.set_xlim(*_limits(report))
-    return figure
 
 
 def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Sequence[Mapping[str, Any]]) -> None:
     axes.set_ylim(0, 1)
     axes.set_yticks([])
-    axes.set_ylabel("leader", rotation=0, ha="right", va="center")
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(bottom=False)
     for term in terms:
         width = max(term["last"] - term["first"], 0.05)
         axes.broken_barh([(term["first"], width)], (0.08, 0.62), color=_colour(term), alpha=0.85, linewidth=0)
+    begin, end = axes.get_xlim()
     for number, span in _runs(terms):
-        axes.text(sum(span) / 2, 0.39, f"harvester {number}", ha="center", va="center", color="white", clip_on=True)
+        size = _LABEL_POINTS if span[1] - span[0] > _WIDE * (end - begin) else _SMALL_LABEL_POINTS
+        label = f"harvester {number}"
+        axes.text(sum(span) / 2, 0.39, label, ha="center", va="center", color="white", clip_on=True, fontsize=size)
     for failover in failovers:
         at, seconds = failover["killed_at"], failover["seconds"]
         axes.annotate(
@@ -113,7 +129,7 @@ def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Seque
                 (at + seconds, 0.39),
                 arrowprops={"arrowstyle": "<->", "color": _MUTED, "shrinkA": 2, "shrinkB": 2},
             )
-            axes.text(at + seconds / 2, 0.5, f"{seconds:.1f} s", ha="center", va="bottom")
+            axes.text(at + seconds / 2, 0.72, f"{seconds:.1f} s", ha="center", va="bottom")
 
 
 def _runs(terms: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, tuple[float, float]]]:
@@ -131,8 +147,8 @@ def _colour(term: Mapping[str, Any]) -> str:
     return _HARVESTERS[(term["harvester"] or 0) % len(_HARVESTERS)]
 
 
-def _limits(report: Mapping[str, Any]) -> tuple[float, float]:
+def _limits(act: Mapping[str, Any]) -> tuple[float, float]:
     """Begin with the first row: before it servers start and nothing is to be seen."""
-    first = next((later["at"] for _, later in pairwise(report["samples"]) if later["committed"]), 0.0)
-    ends = [first, *(term["last"] for term in report["terms"]), *(each["killed_at"] for each in report["failovers"])]
+    first = next((later["at"] for _, later in pairwise(act["samples"]) if later["committed"]), 0.0)
+    ends = [first, *(term["last"] for term in act["terms"]), *(each["killed_at"] for each in act["failovers"])]
     return first - _MARGIN_SECONDS, max(ends) + _MARGIN_SECONDS

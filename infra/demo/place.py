@@ -7,7 +7,7 @@ of its own, under names nobody else has, and takes them away again.
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml
 from confluent_kafka import KafkaException
@@ -15,10 +15,12 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.database import connect, translated
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack import Stack
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.native_table import NativeTable
 
 PARTITIONS = 8
 
@@ -26,6 +28,7 @@ _TOPIC_CONFIG = {
     "message.timestamp.type": "LogAppendTime"
 }  # a record's time is when Kafka had it, not when it was tried
 _REMOVE_SECONDS = 10
+_NATIVE = "exactly_once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class Place:
     bootstrap_servers: str
     topic: str
     group: str
+    outbox: str = "outbox"
 
     @property
     def kafka(self) -> dict[str, str | int | float | bool]:
@@ -52,15 +56,15 @@ class Place:
         """Return what the DSN for a command line lacks."""
         return str(conninfo_to_dict(self.dsn).get("password", ""))
 
-    def reaper_yaml(self, **more: str) -> str:
+    def reaper_yaml(self, **more: object) -> str:
         """Write the configuration of a harvester as goharvest spells it, and `more`. Holds the password."""
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "producerKafkaConfig": {"compression.type": "lz4"},
             "leaderGroupID": self.group,
             "dataSource": self.dsn,
-            "limits": {"markQueryRecords": 1000, "maxInFlightRecords": 10000},
-            **more,
+            "outboxTable": self.outbox,
+            **({"limits": {"markQueryRecords": 1000, "maxInFlightRecords": 10000}} | more),
         }
         return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}, sort_keys=False)
 
@@ -87,6 +91,20 @@ def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
 
 
 @contextmanager
+def native(place: Place, *, is_ours: bool) -> Iterator[Place]:
+    """Make a native outbox beside the other one, with a topic of its own, which is removed at the end unless the
+    servers `is_ours`."""
+    beside = replace(place, topic=f"{place.topic}-exactly-once", group=f"{place.group}-exactly-once", outbox=_NATIVE)
+    with ExitStack() as removal:
+        if not is_ours:
+            removal.callback(_remove_topics, beside)
+        with connect(beside.dsn) as connection:
+            NativeTable(outbox=OutboxTable.parse(beside.outbox)).create(connection)
+        create_topic(beside.kafka, beside.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
+        yield beside
+
+
+@contextmanager
 def _database(dsn: str, name: str) -> Iterator[str]:
     with connect(dsn) as connection, translated():
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -100,7 +118,10 @@ def _database(dsn: str, name: str) -> Iterator[str]:
 def _remove_topics(place: Place) -> None:
     admin = AdminClient(place.kafka)
     answers = [
-        *admin.delete_topics([place.topic, f"{place.group}.neli"], operation_timeout=_REMOVE_SECONDS).values(),
+        *admin.delete_topics(
+            [place.topic, f"{place.group}.neli", default_checkpoint_topic(place.group, "default")],
+            operation_timeout=_REMOVE_SECONDS,
+        ).values(),
         *admin.delete_consumer_groups([place.group], request_timeout=_REMOVE_SECONDS).values(),
     ]
     for answer in answers:

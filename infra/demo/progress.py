@@ -17,17 +17,19 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.demo.loading import FLIGHTS
+from infra.demo.report import ACTS, KILLS
 
 DAY = "2013-01-01"
-"""What the second act loads."""
+"""What Dagster's part loads."""
 
 _PLAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One moment of a run. `leader` is None while nobody leads."""
+    """One moment of a run. `writer` fills the outbox; `leader` is None while nobody leads."""
 
+    writer: str
     committed: int
     delivered: int
     backlog: int
@@ -83,7 +85,7 @@ def _panel(view: View) -> Group:
     grid.add_column(style="bold")
     grid.add_column(width=40)
     grid.add_column()
-    grid.add_row("Spark", _bar(view.committed), f"{view.committed:,} flights committed, {view.months} of 12 months")
+    grid.add_row(view.writer, _bar(view.committed), f"{view.committed:,} flights committed, {view.months} of 12 months")
     grid.add_row("Kafka", _bar(view.delivered), f"{view.delivered:,} delivered, {view.records_per_second:,.0f}/s")
     grid.add_row("waiting", _bar(view.backlog), f"{view.backlog:,} in the outbox")
     style = "green" if view.leader is not None else "bold red"
@@ -100,50 +102,112 @@ def _leader(view: View) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> Table:
-    """Return the table that a demo ends with."""
-    table = Table(show_header=False, title="every flight, from Spark to Kafka")
+    """Return the table that a demo ends with: both acts side by side."""
+    acts = [report[name] for name in ACTS]
+    table = Table(title="the same flights, the same kills: from Postgres to Kafka")
     table.add_column()
-    table.add_column(justify="right")
+    table.add_column("goharvest's way", justify="right")
+    table.add_column("exactly once", justify="right")
     table.add_column(style="dim")
-
-    def zero(name: str, label: str, note: str) -> None:
-        count = report[name]
-        table.add_row(label, Text(f"{count:,}", style="red" if count else "green"), note)
-
-    table.add_row("committed", f"{report['committed']:,}", "flights in Postgres")
-    table.add_row("delivered", f"{report['delivered']:,}", "of them in Kafka")
-    zero("lost", "lost", "")
-    zero("reordered", "reordered", "first occurrences out of order")
-    zero("order_violations", "order violations", "any step back of a key, repeats included")
-    table.add_row("duplicates", f"{report['duplicates']:,}", "\n".join(explained(report)) or "none were in flight")
-    zero("unexplained_duplicates", "unexplained duplicates", "")
-    if report["unknown"]:
-        zero("unknown", "unknown", "in Kafka, never committed")
+    for line in lines(report):
+        cells = [_cell(line, act) for act in acts]
+        table.add_row(line.label, *cells, line.note)
     table.add_section()
-    table.add_row("records/s", f"{report['records_per_second']:,}", "first to last record, kills included")
-    table.add_row("", f"{report['working_records_per_second']:,}", "while a leader was at work")
-    for number, failover in enumerate(report["failovers"], start=1):
-        who = f"from harvester {failover['harvester']} to {failover['successor']}" if failover["successor"] else ""
-        seconds = f"{failover['seconds']:.1f} s" if failover["seconds"] is not None else Text("never", style="red")
-        table.add_row(f"failover {number}", seconds, f"from SIGKILL to the next record in Kafka,\n{who}")
-    table.add_row("Spark rows/s", f"{report['spark_rows_per_second']:,}", "staging and promotion, without its start")
-    table.add_row("wall time", f"{report['wall_seconds']:.1f} s", "servers' start and audit included")
+    table.add_row("wall time", *(f"{act['wall_seconds']:.1f} s" for act in acts), "of each act, its audit included")
+    table.add_row("", "", f"{report['wall_seconds']:.1f} s", "of both, start of the servers included")
     return table
 
 
-def explained(report: Mapping[str, Any]) -> list[str]:
-    """Say of the duplicates, term by term, where they come from."""
-    order = {term["leader"]: number for number, term in enumerate(report["terms"], start=1)}
-    killed = {failover["leader"] for failover in report["failovers"]}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the table. `key` leads to the number in the report of an act; `unit` stands behind it."""
+
+    label: str
+    key: str
+    note: str = ""
+    must_be_zero: bool = False
+    unit: str = ""
+
+    def of(self, act: Mapping[str, Any]) -> float | None:
+        """Return its number."""
+        found = act
+        for part in self.key.split("."):
+            if isinstance(found, list):
+                found = found[int(part)] if int(part) < len(found) else {"seconds": None}
+            else:
+                found = found[part]
+        return found  # type: ignore[return-value]  # a number, by the keys that there are
+
+    def text(self, act: Mapping[str, Any]) -> str:
+        """Return its number as it is shown."""
+        number = self.of(act)
+        if number is None:
+            return "never"
+        return f"{number:.1f} {self.unit}" if self.unit else f"{number:,}"
+
+    def is_good(self, act: Mapping[str, Any]) -> bool | None:
+        """Tell whether the number is what was promised; None where nothing was."""
+        number = self.of(act)
+        if self.must_be_zero or (self.key == "duplicates" and act["exactly_once"]):
+            return not number
+        return False if number is None else None
+
+
+def lines(report: Mapping[str, Any]) -> list[Line]:
+    """Return the lines of the table."""
+    repeated = "\n".join(explained(report[ACTS[0]])) or "none were in flight"
+    return [
+        Line(label="committed", key="committed", note="flights in Postgres"),
+        Line(label="delivered", key="delivered", note="of them in Kafka"),
+        Line(label="lost", key="lost", note="committed, not in Kafka", must_be_zero=True),
+        Line(label="reordered", key="reordered", note="first occurrences out of order", must_be_zero=True),
+        Line(
+            label="order violations",
+            key="order_violations",
+            note="any step back of a key, repeats included",
+            must_be_zero=True,
+        ),
+        Line(label="duplicates", key="duplicates", note=repeated),
+        Line(
+            label="unexplained duplicates",
+            key="unexplained_duplicates",
+            note="not sent again by a later term",
+            must_be_zero=True,
+        ),
+        Line(label="unknown", key="unknown", note="in Kafka, never committed", must_be_zero=True),
+        *(
+            Line(
+                label=f"failover {number}",
+                key=f"failovers.{number - 1}.seconds",
+                note="from SIGKILL to the next record in Kafka",
+                unit="s",
+            )
+            for number in range(1, KILLS + 1)
+        ),
+        Line(label="records/s", key="records_per_second", note="first to last record, kills included"),
+        Line(label="", key="working_records_per_second", note="while a leader was at work"),
+        Line(label="rows/s written", key="written_rows_per_second", note="by Spark: staging and promotion; by SQL"),
+    ]
+
+
+def _cell(line: Line, act: Mapping[str, Any]) -> Text:
+    good = line.is_good(act)
+    return Text(line.text(act), style="" if good is None else "green" if good else "red")
+
+
+def explained(act: Mapping[str, Any]) -> list[str]:
+    """Say of the duplicates of an act, term by term, where they come from."""
+    order = {term["leader"]: number for number, term in enumerate(act["terms"], start=1)}
+    killed = {failover["leader"] for failover in act["failovers"]}
     return [
         f"{each['count']:,} in flight when a leader {'was killed' if each['old_leader'] in killed else 'gave up'}, "
         f"between term {order[each['old_leader']]} and {order[each['new_leader']]}"
-        for each in sorted(report["explanations"], key=lambda each: order[each["old_leader"]])
+        for each in sorted(act["explanations"], key=lambda each: order[each["old_leader"]])
     ]
 
 
 def verdicts(dagster: Mapping[str, Any]) -> Table:
-    """Return the table of the second act: every check with what it says."""
+    """Return the table of what Dagster shows: every check with what it says."""
     table = Table(show_header=False, title=f"{DAY} in Dagster")
     table.add_column(min_width=max(map(len, dagster["checks"]), default=0))
     table.add_column()

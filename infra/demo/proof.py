@@ -1,4 +1,4 @@
-"""The second act: a day of flights in Dagster, with a run that harvests, and every check of what came of it.
+"""The third act: a day of flights in Dagster, with a run that harvests, and every check of what came of it.
 
 stack ─► Dagster ─► its supervisor starts the run that harvests
                  ─► flights_load: Spark writes a day ─► it is delivered ─► flights_audit ─► checks
@@ -55,11 +55,11 @@ class Proof:
 
 @contextmanager
 def proof(state: Path, progress: Progress) -> Iterator[Proof]:
-    """Run the second act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
+    """Run the third act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
     folder = state / "demo" / "dagster"
     with ExitStack() as ending:
         ending.enter_context(_own_settings())
-        progress.say("second act: Dagster, with a stack of its own")
+        progress.say("third act: Dagster, with a stack of its own", "bold")
         stack = ending.enter_context(Stack(folder, fresh=True, parts=state))
         platform = Platform(folder, parts=state, airflow=False)
         ending.callback(platform.stop)
@@ -69,7 +69,7 @@ def proof(state: Path, progress: Progress) -> Iterator[Proof]:
         _wait(lambda: _runs(dagster), _DAEMON_SECONDS, f"no run of {_DAEMON}", folder)
         progress.say(f"it harvests; Spark writes the flights of {DAY}")
         failed = _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
-        _wait(lambda: _waiting(stack) == 0, _DELIVERY_SECONDS, "the day is not delivered", folder)
+        _wait(lambda: _is_delivered(stack), _DELIVERY_SECONDS, "the day is not delivered", folder)
         progress.say("all delivered; Spark audits Kafka against Postgres")
         failed += _run(dagster, _AUDIT, {}, folder)
         checks = {f"{path}:{name}": found for (path, name), found in sorted(dagster.checks().items())}
@@ -108,10 +108,10 @@ def _own_settings() -> Iterator[None]:
         os.environ.update(others)
 
 
-def _waiting(stack: Stack) -> int:
+def _is_delivered(stack: Stack) -> bool:
     config = HarvestConfig(data_source=stack.dsn, leader_group_id="harvest-local")
     with connect(stack.dsn) as connection:
-        return StatusReader(connection, config).waiting().records
+        return StatusReader(connection, config).waiting().is_empty
 
 
 def _wait(condition: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:

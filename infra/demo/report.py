@@ -1,12 +1,12 @@
-"""What a demo showed: from what was seen while it ran and from the audit to the numbers of `report.json`.
+"""What a demo showed: from what was seen while it ran and from the audits to the numbers of `report.json`.
 
 Pure: no I/O, no clock. All times that come in are Unix time in seconds (the audit's: milliseconds); all that go out
-are seconds since the demo began.
+are seconds since the act began.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ _RATE_SECONDS = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look: rows committed by Spark, and records in Kafka, repeats included."""
+    """One look: rows committed, and records in Kafka, repeats included."""
 
     at: float
     committed: int
@@ -40,7 +40,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All that was seen while a demo ran."""
+    """All that was seen while an act ran."""
 
     began: float
     wall_seconds: float
@@ -49,16 +49,30 @@ class Seen:
     kills: Sequence[Kill]
     leads: Sequence[Lead]
     months: Sequence[Month]
-    versions: Mapping[str, str] = field(default_factory=dict)
+    exactly_once: bool = False
+    """Whether no duplicate is allowed."""
+
+
+ACTS = ("at_least_once", "exactly_once")
+
+
+def whole(at_least_once: Mapping[str, Any], exactly_once: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the content of `report.json`: both acts, `versions`, and `wall_seconds` with the start of the servers."""
+    acts = dict(zip(ACTS, (at_least_once, exactly_once), strict=True))
+    return {"ok": all(act["ok"] for act in acts.values()), **acts, **more}
 
 
 def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
-    """Return the content of `report.json`."""
+    """Return what there is to say of an act."""
     failovers = [_failover(kill, seen, audit) for kill in seen.kills]
     times = [failover["seconds"] for failover in failovers if failover["seconds"] is not None]
     complete = len(times) == len(failovers) == KILLS
     return {
-        "ok": audit.ok and complete and audit.delivered == audit.committed > 0,
+        "ok": audit.ok
+        and complete
+        and audit.delivered == audit.committed > 0
+        and not (seen.exactly_once and audit.duplicates),
+        "exactly_once": seen.exactly_once,
         "committed": audit.committed,
         "delivered": audit.delivered,
         "lost": audit.lost,
@@ -76,7 +90,7 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
                 sum(_span([leader]) for leader in audit.leaders),
             )
         ),
-        "spark_rows_per_second": round(
+        "written_rows_per_second": round(
             _rate(sum(month.rows for month in seen.months), sum(month.seconds for month in seen.months))
         ),
         "stop_seconds": round(seen.stop_seconds, 2),
@@ -91,7 +105,6 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
             for month in seen.months
         ],
         "samples": _series(seen, audit),
-        "versions": dict(seen.versions),
         "audit": audit.to_json(),
     }
 

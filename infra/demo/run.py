@@ -1,12 +1,12 @@
-"""One demo from end to end.
+"""One demo from end to end: two acts with the same flights and the same kills, on one Postgres and one Kafka.
 
-    stack ─► outbox table, topic ─► pool of harvesters ─┬─► all is in Kafka ─► pool stops ─► audit ─► report
-                                    Spark, month by month ─┘      ▲
-                                       the leader is killed, twice ┘
+    Spark ─► goharvest's outbox ─► pool: Kafka elects (NELI), mark and purge ─► topic ─► audit
+    SQL   ─► native outbox ──────► pool: Postgres elects, exactly once ───────► topic ─► audit
+                                   the leader is killed, twice in each
 
 A kill waits for two conditions: enough is delivered, and there is a backlog, so that the failover does not include time
-spent waiting for Spark. On a slow or a fast machine alike they come true right after a month was committed at the
-latest. Everything runs in one thread, and every process started here ends with it.
+spent waiting for rows. On a slow or a fast machine alike they come true right after a month was committed at the
+latest. Every process started here ends with it.
 """
 
 import os
@@ -24,35 +24,49 @@ from typing import Any
 from confluent_kafka import libversion
 
 from harvest_lib.audit import AuditReport, audit, read_query, read_topics
+from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.java import find_java, java_major
 from harvest_lib.local_stack.state import make_folder, write_private
-from harvest_lib.outbox import OutboxTable
+from infra.demo.copying import Copying
 from infra.demo.counting import Counting
 from infra.demo.loading import FLIGHTS, Loading
-from infra.demo.place import Place, made
+from infra.demo.place import Place, made, native
 from infra.demo.pool import SIZE, Pool
 from infra.demo.progress import Progress, View
-from infra.demo.report import KILLS, Kill, Sample, Seen, document
+from infra.demo.report import KILLS, Kill, Sample, Seen, document, whole
 
 COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
 
 _KILL_AT = (0.25, 0.6)
 """Delivered parts of the whole at which the leader is killed."""
-_ENOUGH_BACKLOG = 2_000
 _LATE = 0.15
 """So much later than planned any backlog is enough."""
 
-_TICK_SECONDS = 0.2
-_RATE_TICKS = 5
+_RATE_SECONDS = 1.0
 _STALL_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """What is harvested, how, and in which folder its logs are."""
+
+    place: Place
+    config: str
+    writing: Loading | Copying
+    folder: Path
+    exactly_once: bool
+    enough_backlog: int
+    """A leader is killed while so many records wait."""
+    tick_seconds: float
 
 
 def run(state: Path, progress: Progress) -> dict[str, Any]:
     """Run a demo and return its report. Raises HarvestError when a part of it fails."""
-    began, wall = time.time(), time.monotonic()
+    wall = time.monotonic()
     folder = make_folder(state / "demo")
     with ExitStack() as ending:
         stack = Stack(folder / "stack", fresh=True, parts=state)
@@ -61,22 +75,57 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         ending.enter_context(stack)
         _clear(folder)  # not before the stack is ours: another demo may be running
         place = ending.enter_context(made(stack))
-        write_private(folder / "reaper.yaml", place.reaper_yaml())
-        ending.callback((folder / "reaper.yaml").unlink, missing_ok=True)  # holds a password
-        pool = Pool(folder / "reaper.yaml", folder)
+        progress.say(
+            f"first act, goharvest's way: {SIZE} harvesters, of which Kafka elects one, mark, send and purge", "bold"
+        )
+        first = make_folder(folder / "at-least-once")
+        marked = _acted(
+            Act(
+                place=place,
+                config=place.reaper_yaml(),
+                writing=Loading(place, folder=first, state=state),
+                folder=first,
+                exactly_once=False,
+                enough_backlog=2_000,
+                tick_seconds=0.2,
+            ),
+            progress,
+        )
+        beside = ending.enter_context(native(place, is_ours=stack.kafka is not None))
+        progress.say("second act, exactly once: the same flights, another outbox, and Postgres elects", "bold")
+        exact = _acted(
+            Act(
+                place=beside,
+                config=beside.reaper_yaml(limits={}),  # what anybody gets who sets nothing
+                writing=Copying(beside),
+                folder=make_folder(folder / "exactly-once"),
+                exactly_once=True,
+                enough_backlog=8_000,
+                tick_seconds=0.05,
+            ),
+            progress,
+        )
+        versions = _versions(stack, place, state)
+    return whole(marked, exact, versions=versions, wall_seconds=time.monotonic() - wall)
+
+
+def _acted(act: Act, progress: Progress) -> dict[str, Any]:
+    """Harvest until all is delivered, audit it, and return the report of the act."""
+    began, wall = time.time(), time.monotonic()
+    with ExitStack() as ending:
+        file = act.folder / "harvest.yaml"
+        write_private(file, act.config)
+        ending.callback(file.unlink, missing_ok=True)  # holds a password
+        pool = Pool(file, act.folder)
         ending.callback(pool.stop)
-        loading = Loading(place, folder=folder, state=state)
-        ending.callback(loading.stop)
-        progress.say(f"starting {SIZE} harvesters, and Spark to load the flights of 2013, a month at a time")
-        loading.start()
+        ending.callback(act.writing.stop)
+        act.writing.start()
         pool.start()
-        delivery = Delivery(place, pool, loading, progress)
+        delivery = Delivery(act, pool, progress)
         delivery.watch()
         stop_seconds = pool.end()
         progress.say("all delivered and the pool stopped; auditing Kafka against Postgres")
-        found = audited(place, folder)
-        progress.say("audited; ending what was started")
-        versions = _versions(stack, place, state)
+        found = audited(act.place, act.folder)
     seen = Seen(
         began=began,
         wall_seconds=time.monotonic() - wall,
@@ -84,8 +133,8 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         samples=delivery.samples,
         kills=delivery.kills,
         leads=pool.leads,
-        months=loading.months,
-        versions=versions,
+        months=act.writing.months,
+        exactly_once=act.exactly_once,
     )
     return document(seen, found)
 
@@ -99,16 +148,15 @@ class _Work:
 
 
 class Delivery:
-    """Watch the flights go from Spark to Kafka, and kill the leader on the way."""
+    """Watch the flights go from Postgres to Kafka, and kill the leader on the way."""
 
-    def __init__(self, place: Place, pool: Pool, loading: Loading, progress: Progress) -> None:
+    def __init__(self, act: Act, pool: Pool, progress: Progress) -> None:
         self.samples: list[Sample] = []
         self.kills: list[Kill] = []
-        self._place = place
+        self._act = act
         self._pool = pool
-        self._loading = loading
         self._progress = progress
-        self._counting = Counting(place)
+        self._counting = Counting(act.place)
         self._work = _Work()
 
     def watch(self) -> None:
@@ -120,7 +168,7 @@ class Delivery:
             sample = self._look()
             if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
                 moved = tick
-            elif self._loading.done and sample.in_kafka >= sample.committed and self._outbox_is_empty():
+            elif self._act.writing.done and sample.in_kafka >= sample.committed and self._outbox_is_empty():
                 return
             elif tick - moved > _STALL_SECONDS:
                 raise StackError(
@@ -130,14 +178,14 @@ class Delivery:
                 )
             self._kill_if_due(sample)
             self._progress.show(self._view(sample))
-            time.sleep(max(0.0, tick + _TICK_SECONDS - time.monotonic()))
+            time.sleep(max(0.0, tick + self._act.tick_seconds - time.monotonic()))
 
     def _look(self) -> Sample:
-        for month in self._loading.look():
-            self._progress.say(f"Spark committed {month.batch}: {month.rows:,} flights")
+        for month in self._act.writing.look():
+            self._progress.say(f"{self._act.writing.writer} committed {month.batch}: {month.rows:,} flights")
         for lead in self._pool.look():
             self._progress.say(f"harvester {lead.harvester} leads, term {str(lead.leader_id)[:8]}", "green")
-        sample = Sample(at=time.time(), committed=self._loading.rows, in_kafka=self._counting.count())
+        sample = Sample(at=time.time(), committed=self._act.writing.rows, in_kafka=self._counting.count())
         self.samples.append(sample)
         leader = self._pool.leader
         if leader is None or leader.leader_id != self._work.leader:
@@ -149,7 +197,7 @@ class Delivery:
         if leader is None or number == KILLS or sample.in_kafka <= self._work.in_kafka:
             return
         part, backlog = sample.in_kafka / FLIGHTS, sample.committed - sample.in_kafka
-        enough = _ENOUGH_BACKLOG if part < _KILL_AT[number] + _LATE else 1
+        enough = self._act.enough_backlog if part < _KILL_AT[number] + _LATE else 1
         if part < _KILL_AT[number] or backlog < enough:
             return
         at = self._pool.kill(leader)
@@ -157,18 +205,22 @@ class Delivery:
         self._progress.say(f"SIGKILL to harvester {leader.harvester}, the leader, with {backlog:,} waiting", "bold red")
 
     def _outbox_is_empty(self) -> bool:
-        with connect(self._place.dsn) as connection:
-            return OutboxTable.parse("outbox").backlog(connection).records == 0
+        place = self._act.place
+        config = HarvestConfig(data_source=place.dsn, leader_group_id=place.group, outbox_table=place.outbox)
+        with connect(place.dsn) as connection:
+            return StatusReader(connection, config).waiting().is_empty
 
     def _view(self, sample: Sample) -> View:
-        earlier = self.samples[-min(len(self.samples), _RATE_TICKS + 1)]
+        ticks = round(_RATE_SECONDS / self._act.tick_seconds)
+        earlier = self.samples[-min(len(self.samples), ticks + 1)]
         seconds, leader = sample.at - earlier.at, self._pool.leader
         return View(
             committed=sample.committed,
             delivered=min(sample.in_kafka, sample.committed),
             backlog=max(0, sample.committed - sample.in_kafka),
             records_per_second=(sample.in_kafka - earlier.in_kafka) / seconds if seconds > 0 else 0.0,
-            months=len(self._loading.months),
+            writer=self._act.writing.writer,
+            months=len(self._act.writing.months),
             leader=leader.harvester if leader else None,
             kills=len(self.kills),
         )
@@ -184,9 +236,10 @@ def audited(place: Place, folder: Path) -> AuditReport:
 
 
 def _clear(folder: Path) -> None:
-    for path in chain(folder.glob("*.log"), folder.glob("report.*")):
+    for path in folder.glob("report.*"):
         path.unlink()
-    shutil.rmtree(folder / "tmp", ignore_errors=True)
+    for act in ("at-least-once", "exactly-once"):
+        shutil.rmtree(folder / act, ignore_errors=True)
 
 
 def _versions(stack: Stack, place: Place, state: Path) -> dict[str, str]:

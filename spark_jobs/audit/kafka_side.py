@@ -1,6 +1,6 @@
 """The side of Kafka: where its logs begin and end, and its records with what their headers say.
 
-A record is ours if it has a `harvest` header (see `harvest_lib.record_header`); everything else is foreign and is only
+A record is ours if it has a `harvest` header (see `harvest_lib.record.header`); everything else is foreign and is only
 counted. Headers are read by SQL functions: no Python runs for a record.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicCollection
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
@@ -18,8 +18,8 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
-from harvest_lib.kafka_client import LastError, client_settings, refused_settings, translate
-from harvest_lib.record_header import HEADER_NAME, VERSION
+from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
+from harvest_lib.record.header import HEADER_NAME, VERSION
 from spark_jobs.data_source.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
@@ -176,7 +176,7 @@ def _logs(consumer: Consumer, topic: str, deadline: float) -> dict[tuple[str, in
         raise KafkaException(metadata.error)
     found = {}
     for partition in metadata.partitions:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_REACH_SECONDS)
+        low, high = log_range(consumer, topic, partition, timeout_seconds=_REACH_SECONDS)
         found[topic, partition] = Log(low=low, high=max(low, high))
     return found
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from harvest_lib.record_header import HEADER_NAME
+from harvest_lib.record.header import HEADER_NAME
 from harvest_lib.sequencing import message_id
 from spark_jobs.audit.kafka_side import LEADER, OUTBOX_ID, Topics
 from spark_jobs.data_source.sequenced import committed

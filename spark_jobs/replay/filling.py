@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from py4j.protocol import Py4JError
@@ -30,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from harvest_lib.archive import ArchiveFiles
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
-from harvest_lib.kafka_client import client_settings, topic_partitions, translate
+from harvest_lib.kafka_client import client_settings, log_range, topic_partitions, translate
 from harvest_lib.outbox import OutboxTable, Segments
 from harvest_lib.outbox.replays import Replay, Replays
 from harvest_lib.outbox.short_locks import exclusively
@@ -231,8 +231,7 @@ def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
 def _is_empty(kafka: Mapping[str, object], topic: str, partitions: int) -> bool:
     consumer = Consumer(client_settings(kafka, **{"group.id": "harvest-replay"}))
     try:
-        places = [TopicPartition(topic, number) for number in range(partitions)]
-        ends = [consumer.get_watermark_offsets(place, _ANSWER_SECONDS) for place in places]
+        ends = [log_range(consumer, topic, each, timeout_seconds=_ANSWER_SECONDS) for each in range(partitions)]
     except KafkaException as error:
         raise translate(error.args[0], settings=kafka) from error
     finally:

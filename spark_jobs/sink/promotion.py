@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit; read in binary form, as the role's
-    `DateStyle` may be any."""
+    """A promoted batch. `promoted_at` is Postgres's clock, just before the commit."""
 
     rows: int
     content_hash: str
@@ -53,11 +52,24 @@ class LedgerEntry:
 
 def ledger_entry(connection: psycopg.Connection, batch: str, *, tables: Tables) -> LedgerEntry | None:
     """Return the batch's ledger row, if it was promoted."""
-    with (
-        postgres_errors("reading the ledger"),
-        connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as cursor,
-    ):
+    with postgres_errors("reading the ledger"), _ledger_cursor(connection) as cursor:
         return cursor.execute(tables.fill(sql.SQL(queries.LEDGER_ENTRY)), {"batch": batch}).fetchone()
+
+
+def enter_ledger(
+    connection: psycopg.Connection, batch: str, content: Content, *, run: str, tables: Tables
+) -> LedgerEntry:
+    """Write the batch's ledger row, in the caller's transaction."""
+    values = {"batch": batch, "rows": content.rows, "content_hash": content.content_hash, "run": run}
+    with _ledger_cursor(connection) as cursor:
+        entry = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
+    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
+    return entry
+
+
+def _ledger_cursor(connection: psycopg.Connection) -> psycopg.Cursor[LedgerEntry]:
+    """Return a cursor that reads times in binary form, so that the role's `DateStyle` may be any."""
+    return connection.cursor(binary=True, row_factory=class_row(LedgerEntry))
 
 
 def check_same(entry: LedgerEntry, batch: str, content: Content) -> None:
@@ -121,10 +133,7 @@ def promote(
             raise refused(batch, f"Spark computed {found}; {written} rows reached the business table")
         if not _empty_staging(connection, staged, tables=tables):
             clear_staging(connection, staged, tables=tables)
-        with connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as entering:
-            values = {"batch": batch, "rows": found.rows, "content_hash": found.content_hash, "run": staged.run}
-            entry = entering.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
-    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
+        entry = enter_ledger(connection, batch, found, run=staged.run, tables=tables)
     return entry, True
 
 

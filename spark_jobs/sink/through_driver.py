@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 from psycopg.copy import QueuedLibpqWriter
-from psycopg.rows import class_row
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -37,7 +36,7 @@ from spark_jobs.sink import queries
 from spark_jobs.sink.content import Content, column, row_hash
 from spark_jobs.sink.database import postgres_errors
 from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.promotion import LedgerEntry, check_same, fault, ledger_entry, refused, rows_refused
+from spark_jobs.sink.promotion import LedgerEntry, check_same, enter_ledger, fault, ledger_entry, refused, rows_refused
 from spark_jobs.sink.records import KEY_SEPARATOR, BatchId, Fixed
 from spark_jobs.sink.staging import sentence_of
 
@@ -123,11 +122,7 @@ def write(
                 copy.write(_END)
             if cursor.rowcount != found.rows:
                 raise refused(batch, f"Spark computed {found}; {cursor.rowcount} rows reached the outbox")
-        with connection.cursor(binary=True, row_factory=class_row(LedgerEntry)) as entering:
-            values = {"batch": batch, "rows": found.rows, "content_hash": found.content_hash, "run": run}
-            entry = entering.execute(plan.tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
-    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
-    return entry, True
+        return enter_ledger(connection, batch, found, run=run, tables=plan.tables), True
 
 
 def _taken(chunks: Iterable[Any], copy: psycopg.Copy, batch: str, plan: WritePlan) -> Iterator[Any]:

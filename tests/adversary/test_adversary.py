@@ -67,6 +67,7 @@ harvest:
   dataSource: {dsn}
   source: {source}
   delivery: {delivery}
+  leadership: neli
   sessionTimeout: 10s
   limits:
     heartbeatTimeout: 5s

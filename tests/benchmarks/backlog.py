@@ -37,6 +37,8 @@ class Servers:
             "baseKafkaConfig": {"bootstrap.servers": self.bootstrap_servers},
             "leaderGroupID": f"bench-{self.topic}",
             "dataSource": self.dsn,
+            "delivery": "barrier",
+            "leadership": "neli",
             **settings,
         }
         return yaml.safe_dump({"harvest": harvest})
@@ -85,5 +87,5 @@ class Servers:
         return {"topic": self.topic, "keys": keys, "bytes": VALUE_BYTES, "records": records}
 
     def make_topic(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         admin.create_topics([NewTopic(self.topic, PARTITIONS)])[self.topic].result(30)

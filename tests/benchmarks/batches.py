@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -13,9 +12,9 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.factory import make_batch_source
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
-from tests.benchmarks import floors
+from tests.benchmarks import native_floors
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import drain_batches
+from tests.benchmarks.drain import BatchDrain, drain_batches, drain_in_process
 from tests.benchmarks.report import Result, at_least, at_most
 
 if TYPE_CHECKING:
@@ -31,36 +30,47 @@ _POLLS = 200
 _OWN_RECORDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Records per second, and what part of the slower floor that is."""
-
-    rate: float
-    floor: float
-
-    @property
-    def ratio(self) -> float:
-        return self.rate / self.floor
-
-
-def _slower_floor(servers: Servers, records: int) -> float:
-    return min(floors.read(servers, records), floors.produce(servers, records))
+_SHARES = {"transactional": 0.7, "pipelined": 0.7, "barrier": 0.2}
+"""Of the slower floor, natively."""
+_FASTER, _CPU_MICROS = 1.8, 3.5
+"""Exactly once: times the rate of the path in Python, and CPU time of the whole process per record."""
 
 
 def drains(servers: Servers, size: "Size") -> Iterator[Result]:
-    """Each delivery, many keys and one, on the same table: reading leaves it as it is."""
-    records = 5 * size.records
+    """Each delivery on the same table, natively and by Python in turn: reading leaves it as it is."""
+    records = 10 * size.records
     servers.make_native()
     servers.insert(records)
     servers.settle()
-    found: dict[str, list[Rate]] = {delivery: [] for delivery in ("transactional", "pipelined", "barrier")}
+    reads, produces, at_once = [], [], []
+    found: dict[str, list[tuple[BatchDrain, BatchDrain]]] = {delivery: [] for delivery in _SHARES}
     for _ in range(size.rounds):
-        floor = _slower_floor(servers, records)
-        for delivery, rates in found.items():
-            servers.forget()
-            rates.append(Rate(rate=drain_batches(servers, records, delivery=delivery), floor=floor))
-    for (delivery, rates), target in zip(found.items(), (0.5, 0.5, 0.25), strict=True):
-        yield _line(f"drain-snapshot-{delivery}", rates, target)
+        reads.append(native_floors.read(servers, records))
+        produces.append(native_floors.produce(servers, records))
+        at_once.append(native_floors.both(servers, records))
+        for delivery, pairs in found.items():
+            native = _in_process(servers, records, delivery, "native")
+            pairs.append((native, _in_process(servers, records, delivery, "python")))
+    yield Result(name="floor-read", value=median(reads), unit="/s")
+    yield Result(name="floor-produce", value=median(produces), unit="/s")
+    yield Result(name="floor-both-at-once", value=median(at_once), unit="/s")
+    floors = list(map(min, reads, produces))
+    for delivery, target in _SHARES.items():
+        natively, by_python = zip(*found[delivery], strict=True)
+        rates = [each.rate for each in natively]
+        name = f"drain-snapshot-{delivery}-native"
+        yield _against(name, rates, floors, target)
+        yield _against(f"{name}-to-both", rates, at_once, None)
+        faster = _FASTER if delivery == "transactional" else None
+        yield _against(f"{name}-to-python", rates, [each.rate for each in by_python], faster)
+    natively, by_python = zip(*found["transactional"], strict=True)
+    yield at_most("cpu-native", median(each.cpu_micros for each in natively), "µs/record", target=_CPU_MICROS)
+    yield Result(name="cpu-python", value=median(each.cpu_micros for each in by_python), unit="µs/record")
+
+
+def _in_process(servers: Servers, records: int, delivery: str, implementation: str) -> BatchDrain:
+    servers.forget()
+    return drain_in_process(servers, records, delivery=delivery, implementation=implementation)
 
 
 def hot_key(servers: Servers, size: "Size") -> Iterator[Result]:
@@ -88,7 +98,7 @@ def one_transaction(servers: Servers, size: "Size") -> Iterator[Result]:
             )  # its last snapshot lists the open one
             servers.settle()
             open_one.commit()
-        rates.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic))
+        rates.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic).rate)
     yield _against("drain-one-transaction", rates, many, 0.8)
 
 
@@ -114,7 +124,7 @@ def behind_kept(servers: Servers, size: "Size") -> Iterator[Result]:
         topic = _topic()
         _begin_now(servers, topic)  # its last snapshot lists the idle one
         idle.commit()
-    own = drain_batches(servers, _OWN_RECORDS, delivery="transactional", checkpoint_topic=topic)
+    own = drain_batches(servers, _OWN_RECORDS, delivery="transactional", checkpoint_topic=topic).rate
     yield _against("drain-behind-kept", kept, empty, 0.9)
     yield _against("drain-beside-idle-writer", beside, kept, 0.9)
     yield at_least(
@@ -143,7 +153,7 @@ def _fresh(servers: Servers, records: int, *, keys: int | None = None, analyze: 
                 connection.execute(f"ALTER TABLE {segment} SET (autovacuum_enabled = off)")
     servers.insert(records, **({} if keys is None else {"keys": keys}))
     servers.settle(analyze=analyze)
-    return drain_batches(servers, records, delivery="transactional")
+    return drain_batches(servers, records, delivery="transactional").rate
 
 
 def _drains_after_now(servers: Servers, records: int, rounds: int) -> list[float]:
@@ -155,7 +165,7 @@ def _drains_after_now(servers: Servers, records: int, rounds: int) -> list[float
         _begin_now(servers, topic)
         servers.insert(records)
         servers.settle(analyze=False)
-        found.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic))
+        found.append(drain_batches(servers, records, delivery="transactional", checkpoint_topic=topic).rate)
     return found
 
 
@@ -224,17 +234,6 @@ def _topic() -> str:
     return f"bench-{uuid4().hex[:8]}.checkpoint"
 
 
-def _line(name: str, rates: list[Rate], target: float) -> Result:
-    return at_least(
-        name,
-        median(each.rate for each in rates),
-        "/s",
-        floor=median(each.floor for each in rates),
-        ratio=median(each.ratio for each in rates),
-        target=target,
-    )
-
-
-def _against(name: str, rates: list[float], others: list[float], target: float) -> Result:
+def _against(name: str, rates: list[float], others: list[float], target: float | None) -> Result:
     ratio = median(rate / other for rate, other in zip(rates, others, strict=True))
     return at_least(name, median(rates), "/s", floor=median(others), ratio=ratio, target=target)

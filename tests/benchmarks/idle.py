@@ -23,20 +23,21 @@ SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Per cent of one core, and statements (each a transaction of its own) a second."""
+    """Per cent of one core, statements (each a transaction of its own) a second, and resident memory at the end."""
 
     core_percent: float
     statements_per_second: float
+    resident_bytes: int
 
 
-def cost(servers: Servers) -> Cost:
-    """Let one process lead an empty outbox."""
+def cost(servers: Servers, *options: str) -> Cost:
+    """Let one process lead an empty outbox; `options` are further ones of `harvest run`."""
     servers.fill(0)
     with TemporaryDirectory() as folder, psycopg.connect(servers.dsn, autocommit=True) as connection:
         config, log = Path(folder) / "harvest.yaml", Path(folder) / "log"
         config.write_text(servers.yaml())
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
-        command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json"]
+        command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json", *options]
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, env=environment) as process:
             try:
                 _wait_until(lambda: "leader_acquired" in log.read_text())
@@ -46,10 +47,11 @@ def cost(servers: Servers) -> Cost:
                 time.sleep(_SECONDS)
                 commits = _commits(connection) - commits
                 seconds, after = time.monotonic() - began, watched.cpu_times()
+                resident = watched.memory_info().rss
             finally:
                 process.terminate()
     busy = after.user + after.system - before.user - before.system
-    return Cost(core_percent=100 * busy / seconds, statements_per_second=commits / seconds)
+    return Cost(core_percent=100 * busy / seconds, statements_per_second=commits / seconds, resident_bytes=resident)
 
 
 def _commits(connection: "psycopg.Connection[tuple[int]]") -> int:

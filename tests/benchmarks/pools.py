@@ -40,10 +40,14 @@ def hand_over(servers: Servers) -> float:
         return _successor(pool, lead).at - asked
 
 
-def first_record(servers: Servers, end: Callable[[Pool, Lead], float]) -> float:
-    """Return the seconds from the end of a leader, exactly once, to the first committed record of the next."""
+def first_record(
+    servers: Servers, end: Callable[[Pool, Lead], float], *, delivery: str = "transactional", leadership: str = "neli"
+) -> float:
+    """Return the seconds from the end of a leader, exactly once, to the first committed record of the next. Records of
+    `sequenced` count when they arrive, the acknowledgement follows."""
     servers.make_native()
-    with _pool(servers, delivery="transactional") as (pool, lead), _written(servers), _arrivals(servers) as arrivals:
+    settings = {"delivery": delivery, "leadership": leadership}
+    with _pool(servers, **settings) as (pool, lead), _written(servers), _arrivals(servers) as arrivals:
         _wait_until(lambda: bool(arrivals), "a record came")
         ended = end(pool, lead)
         successor = _successor(pool, lead)

@@ -19,6 +19,7 @@ from tests.benchmarks import (
     spark_audit,
     spark_replay,
     spark_sink,
+    telemetry,
 )
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
@@ -26,6 +27,9 @@ from tests.benchmarks.drain import drain
 from tests.benchmarks.report import Result, at_least, at_most
 
 _ONE_KEY_RECORDS = 500
+
+_FAILOVER_SECONDS = 1.0
+"""By the lock in Postgres, where the delivery fences whoever led before: the slowest of the rounds."""
 
 _STATEMENTS = 4.0
 """Per 1,000 records; marked and purged singly it would be 1,001."""
@@ -93,6 +97,12 @@ def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
     yield at_most("take-over", seconds, "s", target=session + 1)
     seconds = pools.first_record(servers, lambda pool, lead: pool.kill(lead))
     yield at_most("take-over-first-record", seconds, "s", target=session + 1)
+    for delivery in ("transactional", "sequenced"):
+        took = [
+            pools.first_record(servers, lambda pool, lead: pool.kill(lead), delivery=delivery, leadership="postgres")
+            for _ in range(size.rounds)
+        ]
+        yield at_most(f"failover-first-record-{delivery}-lock", max(took), "s", target=_FAILOVER_SECONDS)
 
 
 def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
@@ -136,6 +146,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "take-over": _take_over,
     "hand-over": _hand_over,
     "idle": _idle,
+    "telemetry": telemetry.telemetry,
     "spark-audit": spark_audit.audit,
     "spark-replay": spark_replay.spark_replay,
     "approaches": _approaches,

@@ -25,7 +25,7 @@ def ask():
     print(json.dumps([time.time(), boot_seconds(), producer.stamps]), flush=True)
 
 recorded.Producer = Told
-recorded.record = lambda made: globals().update(recorder=made)
+recorded.record = lambda made, _history: globals().update(recorder=made)
 recorded.cli.main = ask
 recorded.main()
 """

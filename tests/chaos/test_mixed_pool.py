@@ -11,7 +11,8 @@ from datetime import datetime
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.goharvest import Goharvest, MixedPool, Unavailable, reaper
+from support.goharvest import Goharvest, MixedPool
+from support.goharvest_build import Unavailable, reaper
 from support.outbox import Outbox, read_topic
 from support.waiting import eventually
 from support.writers import Writers

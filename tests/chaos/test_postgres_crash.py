@@ -141,6 +141,50 @@ def test_transactions_that_come_again_are_read(postgres, source, topic, monkeypa
     assert len(there) == (31 if has_barrier else 30)
 
 
+def test_what_the_log_has_on_disk_needs_no_barrier(postgres, topic, monkeypatch):
+    """A writer who waits for the disk spares the reader that; one who does not, does not."""
+    barriers, found = [], []
+    barrier = server_identity.barrier
+    monkeypatch.setattr(server_identity, "barrier", lambda connection: barriers.append(1) or barrier(connection))
+    NativeOutbox(postgres.dsn, topic).close()
+    source = SnapshotSource(postgres.dsn, Selection(table=OutboxTable.parse("outbox").identifier))
+    source.open(None)
+    barriers.clear()
+    with Writer(postgres.dsn, topic) as writer:
+        for number in range(20):
+            writer.roll_back()
+            writer.commit()
+            rows, position = read_all(source)
+            found += rows
+            assert len(found) == number + 1
+        assert len(barriers) <= 2  # the server itself may write to its log in between
+        place = server_identity.lsn_number(position["server"]["lsn"])
+    barriers.clear()
+    freeze_wal_writer(postgres)
+    with Writer(postgres.dsn, topic, synchronous_commit="off") as writer:
+        writer.commit()
+        rows, position = read_all(source)
+        assert barriers == [1]
+        assert server_identity.lsn_number(position["server"]["lsn"]) > place
+        crash(postgres)
+    source.close()
+    assert values(postgres.dsn) == found + rows
+
+
+@pytest.mark.parametrize("standby_names", ["", "s1"])
+def test_a_standby_that_has_to_confirm_is_waited_for(postgres, topic, standby_names):
+    """What is on this server's disk is not enough then."""
+    NativeOutbox(postgres.dsn, topic).close()
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = local")
+        connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standby_names}'")
+        connection.execute("SELECT pg_reload_conf()")
+        eventually(lambda: connection.execute("SHOW synchronous_standby_names").fetchone() == (standby_names,))
+        connection.execute(INSERT, (topic, "k", "v"))
+        statement = f"SELECT {server_identity.FLUSHED_UP_TO}"
+        eventually(lambda: (connection.execute(statement).fetchone()[0] is not None) is not bool(standby_names))
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_look_that_finds_nothing_passes_nothing(postgres, source, topic):
     """It commits no barrier, so what it saw end may never have been."""
@@ -347,7 +391,7 @@ def test_a_standby_that_lacks_purges(postgres, standby, topic, caplog):
     await_replicated(postgres, standby)
     standby.stop()
     source.open(uuid.uuid4())
-    first = source.fetch(100).rows
+    first = list(source.fetch(100).rows)
     assert source.fetch(100, [row[0] for row in first]).rows == []
     crash(postgres)
     source.close()
@@ -358,6 +402,6 @@ def test_a_standby_that_lacks_purges(postgres, standby, topic, caplog):
     standby.promote()
     source.close()
     source.open(uuid.uuid4())
-    assert source.fetch(100).rows == first
+    assert list(source.fetch(100).rows) == first
     assert "purges_may_be_undone" in caplog.text
     source.close()

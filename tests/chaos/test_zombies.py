@@ -146,7 +146,12 @@ def outbox(dsn, make_topic, delivery):
 
 
 @pytest.fixture
-def pool(tmp_path, outbox, bootstrap_servers, group_id, delivery):
+def leadership():
+    return "neli"
+
+
+@pytest.fixture
+def pool(tmp_path, outbox, bootstrap_servers, group_id, delivery, leadership):
     made = Pool(
         tmp_path,
         dsn=outbox.dsn,
@@ -154,6 +159,7 @@ def pool(tmp_path, outbox, bootstrap_servers, group_id, delivery):
         group=group_id,
         session_seconds=SESSION_SECONDS,
         delivery=delivery,
+        leadership=leadership,
     )
     with made:
         yield made
@@ -209,6 +215,23 @@ def watch(zombie, successor):
         time.sleep(0.05)  # how often it is looked at
 
 
+@pytest.mark.parametrize("leadership", ["postgres"])
+@pytest.mark.parametrize(
+    ("delivery", "step", "nth"),
+    [
+        ("transactional", "leading", 1),
+        pytest.param("sequenced", "leading", 1, marks=pytest.mark.long),
+        pytest.param("transactional", "commit", 2, marks=pytest.mark.long),
+        pytest.param("transactional", "committing", 2, marks=pytest.mark.long),
+        pytest.param("sequenced", "keep", 2, marks=pytest.mark.long),
+        pytest.param("sequenced", "acknowledge", 6, marks=pytest.mark.long),
+    ],
+)
+def test_one_that_lost_the_lock_in_a_batch_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
+    """Nobody waits for it. One that had the lock, and had not raised the epoch, does not raise it when it thaws."""
+    check_that_it_changes_nothing(pool, outbox, bootstrap_servers, step, nth)
+
+
 @pytest.mark.parametrize(
     ("delivery", "step", "nth"),
     [
@@ -224,6 +247,10 @@ def watch(zombie, successor):
     ],
 )
 def test_one_that_was_frozen_in_a_batch_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
+    check_that_it_changes_nothing(pool, outbox, bootstrap_servers, step, nth)
+
+
+def check_that_it_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
     outbox.fill(RECORDS, keys=500)
     zombie = freeze(pool, step, nth)
     successor, row = succeed(pool, outbox, bootstrap_servers)

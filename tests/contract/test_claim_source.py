@@ -76,7 +76,7 @@ def test_rows_come_by_id_up_to_the_limit_and_only_once(outbox, leader):
 def test_a_row_comes_whole(outbox, leader):
     whole = (1, "topic", "kéy", None, ["a", "a", "b"], ["1", None, ""])
     outbox.insert(whole)
-    assert leader.fetch(1).rows == [whole]
+    assert list(leader.fetch(1).rows) == [whole]
 
 
 def test_a_late_row_with_a_low_id_is_fetched(outbox, leader):

@@ -46,8 +46,8 @@ from harvest_lib.local_stack.description import Description, Server, process_sta
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.record_header import stamp
-from harvest_lib.record_header import unpack as unpack_header
+from harvest_lib.record.header import stamp
+from harvest_lib.record.header import unpack as unpack_header
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = os.environ.get("RECORD_ARTEFACTS") == "1"

@@ -126,7 +126,7 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
     finally:
         harvest.stop()
         harvest.await_stopped(30)
-    file = configured(source=source, delivery=delivery, subscription="lake")
+    file = configured(source=source, delivery=delivery, leadership="neli", subscription="lake")
     status = json.loads(run("status", "-f", file, "--json"))
     told = {
         "application names": sorted(shown),
@@ -177,7 +177,7 @@ def bare_keys(row):
 def test_json_of_the_commands(source, dsn, connection, configured, make_topic, bootstrap_servers, group_id):
     """Scripts take the commands' JSON apart by name."""
     topic = make_topic(1)
-    file = configured(source=source, leadership="solo")
+    file = configured(source=source, leadership="solo", delivery="barrier")
     run("init", "-f", file, "--native", "--no-checks")
     for to in (topic, BAD_TOPIC, BAD_TOPIC, BAD_TOPIC):
         connection.execute(FILL, (to, 1))

@@ -352,10 +352,15 @@ def variables():
 
 def printed(tmp_path):
     """What is printed for one's own migrations and administrators, without comments and layout."""
-    (tmp_path / "pool.yaml").write_text("leaderGroupID: pool\nsubscription: lake\ndelivery: transactional\n")
-    (tmp_path / "sequenced.yaml").write_text("leaderGroupID: pool\ndelivery: sequenced\nshards: 3\n")
+    (tmp_path / "pool.yaml").write_text(
+        "leaderGroupID: pool\nsubscription: lake\ndelivery: transactional\nleadership: neli\n"
+    )
+    (tmp_path / "sequenced.yaml").write_text("leaderGroupID: pool\ndelivery: sequenced\nleadership: neli\nshards: 3\n")
     (tmp_path / "mark.yaml").write_text("leaderGroupID: pool\nsource: mark\n")
-    (tmp_path / "postgres.yaml").write_text("leaderGroupID: pool\nleadership: postgres\nsource: snapshot\n")
+    (tmp_path / "auto.yaml").write_text("leaderGroupID: pool\nsource: snapshot\n")
+    (tmp_path / "postgres.yaml").write_text(
+        "leaderGroupID: pool\nleadership: postgres\nsource: snapshot\ndelivery: barrier\n"
+    )
     columns = {"leaderGroupID": "pool", "source": "snapshot", "columns": yaml.safe_load(COLUMNS)}
     (tmp_path / "columns.yaml").write_text(yaml.safe_dump(columns))
     files = ("pool", "sequenced", "mark", "postgres", "columns")
@@ -368,7 +373,7 @@ def printed(tmp_path):
         *(f"init --print -f {tmp_path}/{file}.yaml" for file in files),
         *(f"subscriptions sql -f {tmp_path}/{file}.yaml" for file in ("pool", "columns")),
         *(f"grants postgres -f {tmp_path}/{file}.yaml --source {source}" for file, source in GRANTED),
-        *(f"grants kafka -f {tmp_path}/{file}.yaml --topic orders --json" for file in files),
+        *(f"grants kafka -f {tmp_path}/{file}.yaml --topic orders --json" for file in (*files, "auto")),
         "grants consumer postgres --key-values",
         "grants consumer kafka --name counts --topic orders --log counts-log --json",
     ]

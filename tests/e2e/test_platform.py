@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from support.waiting import eventually
 
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 from infra.demo.dagster_api import ENDED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("loaded")]

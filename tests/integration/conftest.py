@@ -34,6 +34,8 @@ harvest:
   leaderTopic: {group}.neli
   leaderGroupID: {group}
   dataSource: {dsn}
+  delivery: barrier
+  leadership: neli
   outboxTable: outbox
   limits:
     minPollInterval: 100ms

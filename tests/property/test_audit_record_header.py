@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvest_lib.record_header import VERSION, split, stamp, unpack
+from harvest_lib.record.header import VERSION, split, stamp, unpack
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

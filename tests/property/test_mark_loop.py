@@ -99,7 +99,7 @@ class Broker(FakeDelivery):
         self._halted.clear()
 
     def send(self, rows, may_send):
-        left, full = deque(), set(self._halted)
+        left, full, rows = deque(), set(self._halted), rows.rows
         while rows and may_send():
             if rows[0][2] in full or self._must_wait(rows[0]):
                 full.add(rows[0][2])
@@ -139,7 +139,7 @@ class Broker(FakeDelivery):
                 self._machine.arrives(*flight)
                 if acknowledged:
                     self._in_flight.remove(flight)
-                    self._reports.acknowledged.append(flight[1])
+                    self._reports.acknowledged.append(flight[1][0])
             elif self._piped:
                 break
 
@@ -161,7 +161,7 @@ class Broker(FakeDelivery):
     def _land(self, flight):
         self._machine.arrives(*flight)
         self._in_flight.remove(flight)
-        self._reports.acknowledged.append(flight[1])
+        self._reports.acknowledged.append(flight[1][0])
 
     def _fail(self, flight, outcome):
         lane, good = self._lane(flight), self._machine.is_good(flight[1])

@@ -86,13 +86,18 @@ class Found(list):
 
 
 class Answers:
-    """In place of `Prefetcher`: a statement is the list of the rows it would find."""
+    """In place of `Prefetcher` and its connection: a statement is the list of the rows it would find."""
 
-    def execute(self, rows, values, _before=None):
-        found = [each for each in rows if each[0] > values["after"]][: values["limit"]]
+    def ask(self, call):
         answer = Future()
-        answer.set_result(Found(found))
+        answer.set_result(call(self))
         return answer
+
+    def cursor(self, **_options):
+        return self
+
+    def execute(self, rows, values, **_options):
+        return Found([each for each in rows if each[0] > values["after"]][: values["limit"]])
 
 
 @given(
@@ -184,7 +189,8 @@ class MemoryConnection:
             if transaction > int(values["before"]) or transaction in waited_for
         ]
         rows = [each for _, each in sorted(found)][: values["limit"]]
-        return [(str(now), False, *each) for each in rows] or [(str(now), False, None)]
+        not_flushed = None  # so the source asks for the barrier
+        return [(str(now), False, not_flushed, *each) for each in rows] or [(str(now), False, not_flushed, None)]
 
     def extent(self, values):
         ids = [each[0] for each in self._between(values)]

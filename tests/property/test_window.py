@@ -48,14 +48,14 @@ class Barrier(RuleBasedStateMachine):
     def acknowledge(self, data):
         landed = self.flying.pop(data.draw(st.sampled_from(sorted(self.flying))))
         del self.table[landed[0]]
-        self.flight.settle([landed])
+        self.flight.settle([landed[0]])
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def fail(self, data):
         """B2 to B5, then A9: everything that is not in flight is marked again from the head."""
         failed = self.flying.pop(data.draw(st.sampled_from(sorted(self.flying))))
-        self.flight.settle([failed])
+        self.flight.settle([failed[0]])
         self.flight.drop_pending()
         self.marked.clear()
 
@@ -86,7 +86,7 @@ class Barrier(RuleBasedStateMachine):
             for record_id in list(self.flying):
                 landed = self.flying.pop(record_id)
                 del self.table[record_id]
-                self.flight.settle([landed])
+                self.flight.settle([landed[0]])
         assert not self.table, "rows that were never sent"
 
 

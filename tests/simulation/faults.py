@@ -16,6 +16,7 @@ class Faults:
         self._world, self._scheduler, self._plan = world, world.scheduler, plan
         self._dice = world.scheduler.dice
         self.on = plan.rate > 0
+        self._is_next_late = False  # of the checkpoints
         self.have_delayed = False  # a call, so that it took effect later
         self.have_frozen = False  # a leader, or have had two at a time
         self.hit_leaders = set()  # leader ids that may not have heard of what they did
@@ -29,13 +30,17 @@ class Faults:
 
     def strike(self, name):
         """Return what goes wrong with a call, or None. The caller's process may be killed or frozen by it."""
+        if name == "save" and self._is_next_late:
+            self._is_next_late = False
+            self.have_delayed = True
+            return "late"
         if not self.on or self._dice.random() >= self._plan.rate:
             return None
         if name == "request":
             return self._dice.choice(_OF_A_REQUEST)
         fault, process = self._dice.choice(_OF_A_CALL), self._scheduler.current.process
         self._world.history.fault(f"{fault} at {name} of {process.name}")
-        self.hit_leaders.add(self._world.leader_of(process))
+        self.hit_leaders.add(self._world.leaders.get(self._scheduler.current.owner))
         self.have_delayed = self.have_delayed or fault == "late"
         if fault == "kill":
             process.kill()
@@ -46,25 +51,28 @@ class Faults:
 
     def _freeze(self, process):
         self.have_delayed = self.have_frozen = True
+        self._world.promises.froze(process)
         process.frozen_until = self._scheduler.now + self._dice.uniform(_SHORT_SECONDS, _LONG_SECONDS)
 
     def _happen(self, what):
         self._world.history.fault(what)
-        now, database, leader = self._scheduler.now, self._world.database, self._world.election.holder
+        now, database, leader = self._scheduler.now, self._world.database, self._world.leading
         match what:
-            case "crash" if database.is_up:
-                database.crash()
-                self.hit_leaders.update(self._world.leader_of(each.process) for each in self._world.harvesters)
-                self._scheduler.after(self._dice.uniform(0.05, _DOWN_SECONDS), database.start)
+            case "crash":
+                self._crash()
+            case "crash once sent":
+                self._world.broker.on_append = lambda _entry: self._crash()
             case "outage":
                 self._world.broker.down_until = now + self._dice.uniform(0.1, _DOWN_SECONDS)
             case "slow wire":
                 self._world.broker.slow_until = now + self._dice.uniform(0.1, _DOWN_SECONDS)
-            case "rewind" if database.subscription is not None and database.is_up:
+            case "late save":
+                self._is_next_late = True
+            case "rewind" if database.subscriptions and database.is_up:
                 self._world.rewind()
             case "split":
-                self.have_frozen = True
-                self._world.election.split()
+                self.have_frozen = self.have_frozen or not self._plan.by_lock
+                self._dice.choice(self._world.elections).split()
             case "kill" if leader is not None:
                 leader.process.kill()
             case "freeze" if leader is not None:
@@ -74,10 +82,19 @@ class Faults:
             case "stop" if leader is not None:
                 leader.stop()
 
+    def _crash(self):
+        database = self._world.database
+        self._world.broker.on_append = lambda _entry: None
+        if database.is_up:
+            database.crash()
+            self.hit_leaders.update(self._world.leaders.values())
+            self._scheduler.after(self._dice.uniform(0.05, _DOWN_SECONDS), database.start)
+
     def _heal(self):
-        self.on = False
+        self.on = self._is_next_late = False
         self._world.history.fault("all", "end")
         self._world.broker.poison.clear()
+        self._world.broker.on_append = lambda _entry: None
         for each in self._world.harvesters:
             each.cut_off_until = 0.0
             each.process.frozen_until = min(each.process.frozen_until, self._scheduler.now + 1.0)

@@ -1,39 +1,31 @@
 """The processes that harvest: the product's own loops and parts, wired as the product wires them."""
 
-from functools import partial
+from functools import cache, partial
 
-from harvest_lib.batching.guarantees import AtLeastOnceBatches, TransactionalBatches
 from harvest_lib.batching.loop import BatchLoop
-from harvest_lib.batching.marked_parking import MarkedParking
-from harvest_lib.batching.parked_ids import ParkedIds
-from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.ports import BatchPorts
-from harvest_lib.checkpoints.stores import KafkaStore, PostgresStore
 from harvest_lib.checkpoints.table import CheckpointTable
-from harvest_lib.config import Limits
-from harvest_lib.delivery import (
-    AtLeastOnce,
-    BatchDeliverySettings,
-    CheckpointPlace,
-    Lanes,
-    LaneSettings,
-    Pipelined,
-    PipelinedBatches,
-    exactly_once,
-)
+from harvest_lib.config import HarvestConfig, Limits
+from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
+from harvest_lib.harvester.factory import make_guarantee, make_parking, make_selection, subscription_of
+from harvest_lib.harvester.hold_off import HoldOffs
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.marking.ports import MarkPorts
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parking_rules import ParkingRules
-from harvest_lib.source import MarkPages, MarkSource, Selection, SnapshotSource, TransactionIdSource
-from tests.simulation.election import SESSION_SECONDS
+from harvest_lib.source import MarkPages, MarkSource, SnapshotSource, TransactionIdSource
+from tests.simulation.election import SESSION_SECONDS, fence_of
 from tests.simulation.kafka import CHECKPOINTS, Consumer
 from tests.simulation.producer import Producer
 from tests.simulation.scheduler import Asked, Process, Stopping
-from tests.simulation.statements import OUTBOX, PARKED, SET_ASIDE, SUBSCRIPTION, SUBSCRIPTIONS
+from tests.simulation.statements import OUTBOX, PARKED, SUBSCRIPTIONS
 
 _DELIVERY_SECONDS = 0.8
+_STANDBY_SECONDS = 0.1
 LIMITS = Limits(
     io_error_backoff_seconds=0.05,
     min_poll_interval_seconds=0.1,
@@ -45,11 +37,22 @@ LIMITS = Limits(
     send_concurrency=1,
     send_buffer=2,
 )
-_PLACE = CheckpointPlace(topic=CHECKPOINTS, partition=0, key="default/0")
+_TABLE = OutboxTable(("outbox",))
 
 
-def _nothing_to_acknowledge(_intents):
-    raise AssertionError("nothing here delivers by acknowledgements")
+@cache
+def _config(source, delivery, shards):
+    return HarvestConfig(
+        producer_kafka_config={"delivery.timeout.ms": str(int(_DELIVERY_SECONDS * 1000))},
+        source=source,
+        delivery=delivery,
+        leadership="postgres",
+        leader_group_id="harvest",
+        checkpoint_topic=CHECKPOINTS,
+        shards=shards,
+        limits=LIMITS,
+        session_timeout_seconds=SESSION_SECONDS,
+    )
 
 
 class Topics:
@@ -60,6 +63,9 @@ class Topics:
     in_trouble = False
 
     def blame(self, _topic, _reason):
+        pass
+
+    def close(self, _reasons):
         pass
 
     def refused(self, _rows, _largest=None):
@@ -76,15 +82,13 @@ class Topics:
 
 
 class Harvester:
-    """One place in the pool: a process after the other, each of which waits for a term and harvests under it."""
+    """One place in the pool: a process after the other, which harvests each shard under a term of its own."""
 
-    def __init__(self, world, name):
-        self._world, self._scheduler, self._name = world, world.scheduler, name
+    def __init__(self, world, name, delivery):
+        self._world, self._scheduler, self.name = world, world.scheduler, name
+        self.delivery = delivery
         self.process = Process(name)
         self.cut_off_until = 0.0
-        self._stands_back_until = 0.0
-        self.term = self.loop = None
-        self.ids = set()  # the leader ids of this term
         self._begin()
 
     @property
@@ -93,64 +97,101 @@ class Harvester:
         return not self.process.dead and self.process.frozen_until <= now and self.cut_off_until <= now
 
     @property
-    def is_ready(self):
-        return self.is_heard and self.term is None and self._scheduler.now >= self._stands_back_until
+    def is_idle(self):
+        return self.is_heard and all(each.term is None for each in self.shards)
+
+    @property
+    def is_stopping(self):
+        return any(each.is_stopping for each in self.shards)
+
+    def is_ready(self, shard):
+        """Tell whether it may be given a term of a shard."""
+        return self.is_heard and not self.is_stopping and self.shards[shard].is_ready
 
     def appoint(self, term):
-        self.term = term
-        self._scheduler.wake(self._task)
+        self.shards[term.shard].appoint(term)
 
     def stop(self):
         """End in order, and come back."""
-        self._stopping.set()
+        for each in self.shards:
+            each.stopping.set()
 
     def revive(self):
         """Start again, if it was killed."""
         if self.process.dead:
-            self.process = Process(self._name, self.process.number + 1)
+            self.process = Process(self.name, self.process.number + 1)
             self._begin()
 
     def _begin(self):
-        self.term = self.loop = None
-        self._stopping = Stopping(self._scheduler)
-        self._asked = self._delivery = None
-        self._task = self._scheduler.start(self.process, self._live)
+        hold_offs = HoldOffs(SESSION_SECONDS, self._scheduler.seconds)
+        self.shards = [Shard(self._world, self, number, hold_offs) for number in range(self._world.plan.shards)]
         self.process.on_death.append(lambda: self._world.died(self))
+
+
+class Shard:
+    """A thread of a process: it waits for a term of its shard, and harvests under it."""
+
+    def __init__(self, world, harvester, number, hold_offs):
+        self._world, self._scheduler, self._plan = world, world.scheduler, world.plan
+        self.name, self.delivery, self._number = harvester.name, harvester.delivery, number
+        self.config = _config(self._plan.source, self.delivery, self._plan.shards)
+        self._stands_back_until = 0.0
+        self.term = self.loop = None
+        self.stopping = Stopping(self._scheduler)
+        self._asked = self._delivery = None
+        self._hold_offs = hold_offs
+        self._task = self._scheduler.start(harvester.process, self._live, number)
+
+    @property
+    def is_ready(self):
+        return self.term is None and self._scheduler.now >= self._stands_back_until
+
+    @property
+    def is_stopping(self):
+        return self.term is not None and self.stopping.is_set()
+
+    def appoint(self, term):
+        self.term, self.stopping = term, Stopping(self._scheduler)
+        self._scheduler.wake(self._task)
 
     def _live(self):
         while True:
             while self.term is None:
                 self._scheduler.sleep()
-            term, self._stopping = self.term, Stopping(self._scheduler)
-            self.ids = {term.leader_id}
-            self._world.begins(self.process, term, term.leader_id)
+            term = self.term
+            while term.is_live() and not self._hold_offs.is_over(term):
+                self._scheduler.pause(_STANDBY_SECONDS)
+            self._world.begins(term, term.leader_id, self.delivery)
             try:
                 self.loop = self._make(term)
                 self.loop.run()
             except HarvestError as error:
-                self._world.failed(f"{self._name} ended: {error}")
-            self._world.ends(self.process, term, self)
+                self._world.failed(f"{self.name} ended: {error}")
+            self._world.ends(term, self)
             if self.loop is not None and self.loop.holds_off:
                 self._stands_back_until = self._scheduler.now + SESSION_SECONDS
+                self._hold_offs.begin(term.shard, self.loop.epoch)
             self.term = self.loop = None
 
     def _emit(self, event):
         if isinstance(event, LeaderRefreshed):
-            self.ids.add(event.leader_id)
-            self._world.begins(self.process, self.term, event.leader_id)
+            self._world.begins(self.term, event.leader_id, self.delivery)
 
     def _make(self, term):
-        if self._world.plan.by_batches:
-            return BatchLoop(term, self._tailing(), self._stopping)
-        return MarkLoop(term, self._marking(), self._stopping)
+        if self._plan.by_batches:
+            return BatchLoop(term, self._tailing(), self.stopping)
+        return MarkLoop(term, self._marking(), self.stopping)
 
     def _marking(self):
-        barrier = self._world.plan.delivery == "barrier"
+        barrier = self.delivery == "barrier"
         if self._asked is None:  # both outlive terms
             kind = AtLeastOnce if barrier else Pipelined
-            lanes = [kind(LaneSettings(kafka={}, **self._settings()), Topics()) for _ in range(self._world.plan.lanes)]
+            settings = LaneSettings(
+                kafka={}, delivery_timeout_seconds=_DELIVERY_SECONDS, producer_provider=self._make_producer
+            )
+            lanes = [kind(settings, Topics()) for _ in range(self._plan.lanes)]
             self._delivery = lanes[0] if len(lanes) == 1 else Lanes(lanes)
-            self._asked = Asked(self._scheduler, MarkSource(self._name, OUTBOX, PARKED))
+            self._asked = Asked(self._scheduler, MarkSource(self.name, OUTBOX, PARKED))
         return MarkPorts(
             source=self._asked,
             delivery=self._delivery,
@@ -162,43 +203,34 @@ class Harvester:
         )
 
     def _tailing(self):
-        plan, topics = self._world.plan, Topics()
-        checkpoints = CheckpointTable(self._name, SUBSCRIPTIONS, SUBSCRIPTION)
-        settings = BatchDeliverySettings(kafka={}, **self._settings())
-        if plan.delivery == "transactional":
-            delivery = exactly_once(settings, topics, "harvest", _PLACE)
-            providers = {
-                "acknowledge": _nothing_to_acknowledge,
-                "consumer_provider": partial(Consumer, self._world.broker),
-            }
-            store = KafkaStore(checkpoints, {}, _PLACE, "outbox", **providers)
-            guarantee = TransactionalBatches(delivery, store)
-        else:
-            store = PostgresStore(checkpoints, _nothing_to_acknowledge)
-            guarantee = AtLeastOnceBatches(PipelinedBatches(settings, topics), store)
-        pages = self._pages()
+        topics, pool = Topics(), Pool(leadership="postgres", fence=fence_of(self._plan, self.delivery))
+        subscription = subscription_of(self.config, self._plan.source, self._number)
+        rivals = Rivals(pool, stale_seconds=SESSION_SECONDS)
+        checkpoints = CheckpointTable(self.name, SUBSCRIPTIONS, subscription, rivals=rivals)
+        source = self._pages()
         return BatchPorts(
-            source=pages,
-            guarantee=guarantee,
-            parking=MarkedParking("hold_key", topics, pages)
-            if plan.source == "mark"
-            else BatchParking(
-                "hold_key", topics, ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))
+            source=source,
+            guarantee=make_guarantee(
+                self.config,
+                _TABLE,
+                checkpoints,
+                topics,
+                self._number,
+                consumer_provider=partial(Consumer, self._world.broker),
+                producer_provider=self._make_producer,
             ),
+            parking=make_parking(self.config, _TABLE, checkpoints, topics, source),
             limits=LIMITS,
-            one_per_key=plan.delivery == "barrier",
+            one_per_key=self.delivery == "barrier",
             emit=self._emit,
             delivered=lambda _: None,
         )
 
     def _pages(self):
-        if self._world.plan.source == "mark":
-            return MarkPages(MarkSource(self._name, OUTBOX, PARKED))
-        make = SnapshotSource if self._world.plan.source == "snapshot" else TransactionIdSource
-        return make(self._name, Selection(table=OUTBOX))
+        if self._plan.source == "mark":
+            return MarkPages(MarkSource(self.name, OUTBOX, PARKED))
+        make = SnapshotSource if self._plan.source == "snapshot" else TransactionIdSource
+        return make(self.name, make_selection(self.config, _TABLE, self._number))
 
-    def _settings(self):
-        return {
-            "delivery_timeout_seconds": _DELIVERY_SECONDS,
-            "producer_provider": lambda settings: Producer(self._world, settings),
-        }
+    def _make_producer(self, settings):
+        return Producer(self._world, settings)

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
 
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.delivery.transactional import _TRANSACTION_SECONDS
+from harvest_lib.record.header import HEADER_NAME, unpack
+from harvest_lib.sequencing import message_id
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS = "checkpoints"
-_PARTITIONS = 2
+PARTITIONS = 2
 
 
 @dataclass(slots=True)
 class Entry:
-    """A record in a partition."""
+    """A record in a partition, or an acknowledgement, which has no value."""
 
     topic: str
     partition: int
@@ -23,6 +25,7 @@ class Entry:
     value: object
     leader_id: str | None
     outbox_id: int | None
+    message_id: bytes | None
     state: str = COMMITTED
     at: float = 0.0
 
@@ -55,14 +58,14 @@ class Broker:
         for message in messages:
             partition = message.partition if message.partition >= 0 else partition_of(message.key)
             entries = self.entries(message.topic, partition)
-            leader_id, outbox_id = origin(message.headers)
-            entry = Entry(message.topic, partition, len(entries), message.key, message.value, leader_id, outbox_id)
+            origins = *origin(message.headers), dict(message.headers or ()).get(message_id.HEADER_NAME)
+            entry = Entry(message.topic, partition, len(entries), message.key, message.value, *origins)
             entry.at = self.scheduler.now
             if transactional_id is not None:
                 entry.state = OPEN
                 self._transactions.setdefault(transactional_id, []).append(entry)
             entries.append(entry)
-            if message.topic != CHECKPOINTS:
+            if message.topic != CHECKPOINTS and message.value is not None:
                 self.log.append(entry)
                 self.on_append(entry)
             offsets.append((partition, entry.offset))
@@ -90,6 +93,7 @@ class Broker:
 
     def committed_end(self, topic, partition):
         """Return the offset at which readers of committed records stop."""
+        self._expire()
         entries = self.entries(topic, partition)
         return next((each.offset for each in entries if each.state == OPEN), len(entries))
 
@@ -100,6 +104,12 @@ class Broker:
             if topic != CHECKPOINTS:
                 found += [each for each in entries[: self.committed_end(topic, partition)] if each.state == COMMITTED]
         return found
+
+    def _expire(self):
+        """Abort what is open for too long, and fence its producer: nobody may come who would."""
+        for transactional_id, entries in list(self._transactions.items()):
+            if entries and self.scheduler.now - entries[0].at >= _TRANSACTION_SECONDS:
+                self.begin(transactional_id)
 
     def _end(self, transactional_id, state):
         entries = self._transactions.pop(transactional_id, [])
@@ -116,7 +126,7 @@ def error(code, text, *, fatal=False):
 
 
 def partition_of(key):
-    return zlib.crc32(key.encode()) % _PARTITIONS
+    return zlib.crc32(key.encode()) % PARTITIONS
 
 
 def origin(headers):

@@ -9,14 +9,18 @@ from unittest.mock import patch
 
 from psycopg import sql
 
-from harvest_lib.batching.guarantees import AtLeastOnceBatches
+from harvest_lib.batching.guarantees import AtLeastOnceBatches, SequencedBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.database import in_statement
-from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedBatches, Transactional
-from harvest_lib.leadership import Term
+from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedBatches, Sequenced, Transactional
+from harvest_lib.harvester import factory
+from harvest_lib.leadership import Term, last_leaders
+from harvest_lib.leadership.last_leaders import SubscriptionRows
 from harvest_lib.marking.loop import MarkLoop
+from harvest_lib.sequencing.publisher import Publisher
+from harvest_lib.sequencing.sequencer import Sequencer
 from harvest_lib.source import (
     MarkPages,
     MarkSource,
@@ -32,8 +36,11 @@ from tests.simulation import harvesters
 from tests.simulation.plan import MODES
 from tests.simulation.statements import KNOWN, OUTBOX, SUBSCRIPTIONS
 
-_SNAPSHOT = tuple(each for each in MODES if each.startswith("snapshot"))
-_BY_ID = tuple(each for each in MODES if each.startswith("transaction_id"))
+_SHARDS = tuple(each for each in MODES if each.endswith("shards"))
+_ALONE = tuple(each for each in MODES if each not in {*_SHARDS, "snapshot-mixed"})
+_SNAPSHOT = tuple(each for each in _ALONE if each.startswith("snapshot"))
+_BY_ID = tuple(each for each in _ALONE if each.startswith("transaction_id"))
+_SEQUENCED = tuple(each for each in _ALONE if each.endswith("sequenced"))
 _BATCHES = _SNAPSHOT + _BY_ID
 _MARK = ("mark-barrier", "mark-pipelined")
 _PAGES = ("mark-transactional",)
@@ -80,6 +87,12 @@ class Statement:
         if self.owner is transaction_id:
             return Selection(table=OUTBOX).fill(self.text).as_string(None)
         table = OUTBOX if self.owner is mark else SUBSCRIPTIONS
+        if self.name == "_STATUS":  # as a leader asks that other pools may speak to
+            return (
+                sql.SQL(self.text.replace(" FROM", f"{checkpoint._RIVAL} FROM", 1))
+                .format(table=in_statement(table))
+                .as_string(None)
+            )
         return sql.SQL(self.text).format(table=in_statement(table)).as_string(None)
 
 
@@ -117,7 +130,9 @@ MUTATIONS = (
     _mutation(
         "purged before it is acknowledged",
         ("mark-barrier",),
-        _edit(AtLeastOnce, "_produce", "in_flight[record_id] = now, row", "self._reports.acknowledged.append(row)"),
+        _edit(
+            AtLeastOnce, "_produce", "in_flight[record_id] = now, row", "self._reports.acknowledged.append(record_id)"
+        ),
     ),
     _mutation(
         "a failed report is taken for an acknowledgement",
@@ -126,12 +141,10 @@ MUTATIONS = (
             AtLeastOnce,
             "_failed",
             "self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))",
-            "self._reports.acknowledged.append(row)",
+            "self._reports.acknowledged.append(row[0])",
         ),
     ),
-    _mutation(
-        "no sort after RETURNING", _MARK, _edit(MarkSource, "fetch", "claimed.rows.sort(key=itemgetter(ID))", "pass")
-    ),
+    _mutation("no sort after RETURNING", _MARK, _edit(MarkSource, "_claimed", "by_id(rows)", "rows")),
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
@@ -167,6 +180,31 @@ MUTATIONS = (
         "the lease is not checked",
         MODES,
         _edit(Term, "is_live", " and self._clock() < self._lease_until", ""),
+    ),
+    _mutation(
+        "nobody waits for a leader that nothing fences",
+        ("snapshot-barrier",),
+        _edit(SubscriptionRows, "read", "bool(self.fence) and are_ours", "are_ours"),
+    ),
+    _mutation(
+        "any fence of the leader before counts as ours",
+        ("snapshot-mixed",),
+        Statement(
+            owner=last_leaders,
+            name="_READ",
+            left_out=" AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s",
+            meaning="last_leaders_of_any_fence",
+        ),
+    ),
+    _mutation(
+        "a term begins whatever became of the epoch since it was granted",
+        ("snapshot-transactional", "snapshot-mixed"),
+        Statement(
+            owner=checkpoint,
+            name="_LEAD",
+            left_out="\nWHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])",
+            meaning="lead_after_any_epoch",
+        ),
     ),
     _mutation(
         "no key barrier in batches",
@@ -255,11 +293,101 @@ MUTATIONS = (
         "each leader has transactional ids of its own",
         ("snapshot-transactional",),
         _edit(
-            harvesters,
+            factory,
             "exactly_once",
             "ids = (transactional_id,",
             "transactional_id += __import__('uuid').uuid4().hex; ids = (transactional_id,",
         ),
+    ),
+    _mutation(
+        "acknowledgements leave before they are kept",
+        _SEQUENCED,
+        _edit(
+            SequencedBatches,
+            "commit",
+            "if not self.store.save_pending(checkpoint, intents):",
+            "self._delivery.acknowledge(intents)\n    if not self.store.save_pending(checkpoint, intents):",
+        ),
+    ),
+    _mutation(
+        "acknowledgements are not kept",
+        _SEQUENCED,
+        _edit(stores.IntentStore, "save_pending", "[intent.to_json() for intent in intents]", "()"),
+    ),
+    _mutation(
+        "who comes after does not write again what was kept",
+        _SEQUENCED,
+        _edit(stores.PostgresStore, "_acknowledge_again", "self._acknowledge_pending(self._mirror.intents)", "pass"),
+    ),
+    _mutation(
+        "an acknowledgement that is written again has another id",
+        _SEQUENCED,
+        _edit(Publisher, "acknowledge", "intent.id", "self._next_id(Flag.ACK_TXN)"),
+    ),
+    _mutation(
+        "acknowledgements are forgotten before they are in Kafka",
+        _SEQUENCED,
+        _edit(SequencedBatches, "settle", "outcome = self._delivery.flush(may_send)", "outcome = BatchCommitted()"),
+    ),
+    _mutation(
+        "acknowledgements go behind the records of the next batch",
+        _SEQUENCED,
+        _edit(
+            SequencedBatches,
+            "commit",
+            "return self._delivery.acknowledge(intents)",
+            "late, self._late = getattr(self, '_late', ()), intents; return self._delivery.acknowledge(late)",
+        ),
+    ),
+    _mutation(
+        "what is sent again has the producer id of what was given up",
+        _SEQUENCED,
+        _edit(Sequenced, "begin", "self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)", "pass"),
+    ),
+    _mutation(
+        "a successor does not fence who is about to acknowledge",
+        _SEQUENCED,
+        Statement(
+            owner=checkpoint,
+            name="_SAVE",
+            left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
+            meaning="save_of_anybody",
+        ),
+    ),
+    _mutation(
+        "what was saved without an answer may count later",
+        _SEQUENCED,
+        _edit(stores.IntentStore, "load", "checkpoint = self._checkpoints.renew()", "checkpoint = self._mirror"),
+    ),
+    _mutation(
+        "readers do not wait for acknowledgements",
+        _SEQUENCED,
+        _edit(Sequencer, "_take", "self._hold(message, producer, known)", "yield (message,)"),
+    ),
+    _mutation(
+        "every shard has all keys",
+        _SHARDS,
+        _edit(harvesters, "make_selection", "shard_conditions(shard, config.shards, columns)", "[]"),
+    ),
+    _mutation(
+        "a shard goes on from the checkpoint of another",
+        _SHARDS,
+        _edit(harvesters, "subscription_of", "shard=shard", "shard=0"),
+    ),
+    _mutation(
+        "shards have one partition for their checkpoints",
+        ("snapshot-transactional-shards",),
+        _edit(factory, "_checkpoint_place", "partition=shard", "partition=0"),
+    ),
+    _mutation(
+        "shards have one transactional id",
+        ("snapshot-transactional-shards",),
+        _edit(harvesters, "make_guarantee", ".{shard}", ".0"),
+    ),
+    _mutation(
+        "a term begins from the epoch of another shard",
+        _SHARDS,
+        _edit(SubscriptionRows, "read", "{shard: epoch for", "{shard: rows[0][2] for"),
     ),
     _mutation(
         "the producer of a doubtful transaction goes on",
@@ -267,11 +395,11 @@ MUTATIONS = (
         _edit(
             Transactional,
             "begin",
-            "if self._has_begun:",
+            "self._renew_producer(leader_id)\n    while",
             "if self._has_begun and (self._failure is None or not self._failure.fatal()):\n"
             "        self._failure, self._stopped, self._open = None, False, self._open or self._stopped\n"
             "        return BatchCommitted()\n"
-            "    if self._has_begun:",
+            "    self._renew_producer(leader_id)\n    while",
         ),
         _edit(Transactional, "abandon", "self._discard()", "pass"),
     ),
@@ -291,6 +419,11 @@ MUTATIONS = (
         _edit(
             server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
         ),
+    ),
+    _mutation(
+        "what was not flushed counts as flushed",
+        _SNAPSHOT,
+        _edit(SnapshotSource, "_next_window", "first[_FLUSHED_UP_TO]", '"0/1"'),
     ),
     _mutation(
         "the lower bound of a snapshot is off by one",
@@ -322,7 +455,7 @@ MUTATIONS = (
     _mutation(
         "the rest of a transaction is passed with its first page",
         _BY_ID,
-        _edit(TransactionIdSource, "read", "int(found[-1][-1]), found[-1][_FIRST_ID]", "int(found[-1][-1]), 2**63"),
+        _edit(TransactionIdSource, "read", "int(last[-1]), last[_FIRST_ID]", "int(last[-1]), 2**63"),
     ),
     _mutation(
         "pages are purged before they are committed",
@@ -336,7 +469,7 @@ MUTATIONS = (
     ),
     _mutation(
         "what is marked a second time is sent a second time",
-        _PAGES,
+        (*_PAGES, "mark-sequenced"),
         _edit(MarkPages, "read", "{*self._sent, *self._delivered}", "set()"),
     ),
     _mutation(

@@ -7,17 +7,30 @@ MODES = (
     "snapshot-transactional",
     "snapshot-pipelined",
     "snapshot-barrier",
+    "snapshot-sequenced",
     "mark-barrier",
     "mark-pipelined",
     "mark-transactional",
+    "mark-sequenced",
     "transaction_id-transactional",
     "transaction_id-pipelined",
     "transaction_id-barrier",
+    "transaction_id-sequenced",
+    "snapshot-mixed",
+    "snapshot-transactional-shards",
+    "snapshot-barrier-shards",
+    "snapshot-sequenced-shards",
+    "transaction_id-sequenced-shards",
 )
-"""How the outbox is read, and how Kafka gets it."""
+"""How the outbox is read, and how Kafka gets it; `mixed` by some members in transactions, by others under the barrier,
+and the lock elects them. With `shards` each key belongs to one of several, which are led and read apart."""
+SHARDS = (2, 3)
+"""So many there are, where there are several."""
+EXACTLY_ONCE = ("transactional", "sequenced")
 _IN_BATCHES = ("split", "split")
-_DISASTERS = ("kill", "freeze", "cut off", "crash", "crash", "outage", "slow wire", "stop")
+_DISASTERS = ("kill", "freeze", "cut off", "crash", "crash once sent", "outage", "slow wire", "slow wire", "stop")
 _ONLY_READ = ("rewind",)
+_ACKNOWLEDGED = ("late save", "late save")
 _RATES = (0.0, 0.01, 0.03, 0.08)
 
 FAULTY_SECONDS = 4.0
@@ -42,19 +55,26 @@ class Plan:
     """Records in the first batch."""
     lanes: int
     """Producers side by side, where terms do not go in batches."""
+    by_lock: bool
+    """Whether the leader is elected by the lock in Postgres."""
+    shards: int
 
     @property
     def source(self):
-        return self.mode.partition("-")[0]
+        return self.mode.split("-")[0]
 
     @property
     def delivery(self):
-        return self.mode.partition("-")[2]
+        return self.mode.split("-")[1]
+
+    def delivery_of(self, number):
+        """Return how a member of the pool delivers."""
+        return self.delivery if self.delivery != "mixed" else ("transactional", "barrier")[number % 2]
 
     @property
     def by_batches(self):
         """Whether a term goes in batches, and its subscription has an epoch."""
-        return self.source != "mark" or self.delivery == "transactional"
+        return self.source != "mark" or self.delivery in EXACTLY_ONCE
 
     def __str__(self):
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -65,10 +85,12 @@ def plan_of(seed, modes=MODES):
     dice = random.Random(seed * 2 + 1)
     mode = modes[seed % len(modes)]
     kinds = _DISASTERS
-    if mode.endswith("transactional") or not mode.startswith("mark"):
+    if not mode.startswith("mark") or mode.endswith(EXACTLY_ONCE):
         kinds += _IN_BATCHES
     if not mode.startswith("mark"):
         kinds += _ONLY_READ
+    if "sequenced" in mode:
+        kinds += _ACKNOWLEDGED
     disasters = sorted((round(dice.uniform(0.2, 3.5), 3), dice.choice(kinds)) for _ in range(dice.randint(0, 4)))
     return Plan(
         seed=seed,
@@ -81,4 +103,6 @@ def plan_of(seed, modes=MODES):
         transactions=dice.randint(8, 24),
         batch=dice.choice((2, 5, 12)),
         lanes=dice.choice((1, 1, 2)),
+        by_lock=dice.random() < 0.5 or mode.endswith("mixed"),
+        shards=dice.choice(SHARDS) if mode.endswith("shards") else 1,
     )

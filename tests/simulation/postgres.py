@@ -40,8 +40,8 @@ class Server:
         self.is_up = True
         self.rows = {}  # id -> Record
         self.parked = {}  # id -> (Record, reason, held)
-        self.set_aside = {}  # id -> [topic, key, reason, held, retry]
-        self.subscription = None  # the one row of it
+        self.set_aside = {}  # id -> [topic, key, reason, held, retry, shard]
+        self.subscriptions = {}  # shard -> the row of it
         self.sequences = {}  # key -> the seq of its last record
         self.vanished = set()  # events that were committed, not flushed, and lost in a crash
         self._next_transaction, self._next_id = _FIRST_TRANSACTION, 1
@@ -118,6 +118,12 @@ class Server:
     @property
     def lsn(self):
         return f"0/{self._lsn:X}"
+
+    @property
+    def flushed_up_to(self):
+        """Return the LSN if all that was done so far is on disk, else None."""
+        is_flushed = not self._unflushed and self._on_disk[0] == self._next_transaction
+        return self.lsn if is_flushed else None
 
     def snapshot(self):
         open_ids = sorted(self._open)

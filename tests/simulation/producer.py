@@ -40,7 +40,8 @@ class Producer:
 
     def __init__(self, world, settings):
         self._world, self._broker, self._scheduler = world, world.broker, world.scheduler
-        self.process = self._scheduler.current.process
+        self.owner = self._scheduler.current.owner
+        self.process, _ = self.owner
         self._id = settings.get("transactional.id")
         self._gapless = bool(settings.get("enable.gapless.guarantee"))
         self._hear = settings.get("on_delivery")
@@ -58,7 +59,7 @@ class Producer:
         self._epoch = None
         self._is_open = self._is_ending = False
 
-    def produce(self, topic, value=None, key=None, partition=-1, callback=None, _other=None, _at=0, headers=None):
+    def produce(self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, _at=0, headers=None):
         if self.process.dead:
             raise Killed
         error = self._fatal or self._broken
@@ -66,8 +67,9 @@ class Producer:
             error = failure(KafkaError._STATE, "no transaction")
         if error is not None:
             raise KafkaException(error)
-        self._queue.append(Sent(topic, value, key, partition, callback or self._hear, headers, self._scheduler.now))
-        self._world.produced(self.process, *origin(headers), value)
+        report = callback or on_delivery or self._hear
+        self._queue.append(Sent(topic, value, key, partition, report, headers, self._scheduler.now))
+        self._world.produced(self.owner, *origin(headers), value)
         self._transmit_after(_LINGER_SECONDS)
 
     def __len__(self):
@@ -99,11 +101,15 @@ class Producer:
         self._is_open = False
         return True
 
+    def list_topics(self, _topic, _timeout):
+        self._travel("list topics")
+
     # -- transactions
 
     def init_transactions(self, _timeout):
         if self._epoch is not None:
             raise KafkaException(failure(KafkaError._STATE, "initialized before"))
+        self._world.promises.takes(self.owner, self._id)
         self._travel("init")
         epoch = self._broker.begin(self._id)
         self._travel("init answered")
@@ -156,7 +162,7 @@ class Producer:
             raise KafkaException(failure(KafkaError._TIMED_OUT, "no answer"))
 
     def _say(self, step, how):
-        self._world.tell(self.process, "transaction", how, transactional_id=self._id, step=step)
+        self._world.tell(self.owner, "transaction", how, transactional_id=self._id, step=step)
 
     # -- the client's own thread
 
@@ -256,7 +262,8 @@ class Producer:
             served += 1
             self._world.reported(self.process, message, error, place)
             if message.report is not None and (error is not None or not self._only_errors):
-                message.report(error, Message(offset=place[1]) if place else None)
+                where = Message(topic=message.topic, partition=place[0], offset=place[1]) if place else None
+                message.report(error, where)
         if self._says_fatal:
             self._says_fatal = False
             raise KafkaException(self._fatal)

@@ -2,6 +2,8 @@
 
 from collections import Counter, defaultdict
 
+from tests.simulation.plan import EXACTLY_ONCE
+
 
 class Promises:
     """The invariants of the product, on what really is in the database and in the log."""
@@ -10,26 +12,39 @@ class Promises:
         self._world = world
         self.broken = []
         self._ranks = {}  # leader id -> of which term
-        self._leads = None  # the term that raised the epoch last
+        self._leads = {}  # shard -> the term that raised the epoch last
+        self._unfenced = set()  # terms that nothing in Kafka fences
+        self._frozen = set()  # terms whose process was frozen
         self._terms = {}
-        self._live = {}  # process -> its term
+        self._live = {}  # process and shard -> the term
+        self._produced_at = {}  # process and shard -> when it has handed over a record last
         self._acknowledged = defaultdict(set)  # process -> events
-        self._numbers = {}  # generation -> the number of the last checkpoint
-        self.rewinds = 0
+        self._shards = {}  # transactional id -> whose it is
+        self._numbers = {}  # shard and generation -> the number of the last checkpoint
+        self.rewinds = Counter()  # by shard
 
     def say(self, text):
         self.broken.append(f"{text} (at {self._world.scheduler.now - 1_000:.3f} s)")
 
     # -- as it goes
 
-    def begins(self, process, term, leader_id):
-        self._ranks[str(leader_id)] = self._terms.setdefault(term, len(self._terms))
-        self._live[process] = term
+    def granted(self, term):
+        self._terms.setdefault(term, len(self._terms))
 
-    def produced(self, process, outbox_id):
-        term = self._live[process]
+    def begins(self, owner, term, leader_id, delivery):
+        rank = self._ranks[str(leader_id)] = self._terms.setdefault(term, len(self._terms))
+        self._live[owner] = term
+        if delivery not in EXACTLY_ONCE:
+            self._unfenced.add(rank)
+
+    def froze(self, process):
+        self._frozen.update(self._terms[term] for (each, _), term in self._live.items() if each is process)
+
+    def produced(self, owner, outbox_id):
+        term = self._live[owner]
         if term._end is not None or self._world.scheduler.now >= term._lease_until + 0.001:
-            self.say(f"record {outbox_id} was handed to Kafka by {process.name} after its term")
+            self.say(f"record {outbox_id} was handed to Kafka by {owner[0].name} after its term")
+        self._produced_at[owner] = self._world.scheduler.now
 
     def acknowledged(self, process, event):
         self._acknowledged[process].add(event)
@@ -42,29 +57,48 @@ class Promises:
             for event in set(events) - readable:
                 self.say(f"{self._name(event)} was purged by {process.name}, and no reader can see it")
             return
+        if plan.delivery == "sequenced":
+            for event in set(events) - {each.value for each in self._world.broker.log}:
+                self.say(f"{self._name(event)} was purged by {process.name}, and is not in Kafka")
+            return
         for event in set(events) - self._acknowledged[process]:
             self.say(f"{self._name(event)} was purged by {process.name}, to which nobody had acknowledged it")
 
-    def leads(self, leader_id):
-        """Hear that a leader has raised the epoch."""
-        self._leads = self._ranks[leader_id]
+    def leads(self, leader_id, shard):
+        """Hear that a leader has raised the epoch. By the lock no term does that after a later one has."""
+        rank = self._ranks[leader_id]
+        if self._world.plan.by_lock and rank < self._leads.get(shard, rank):
+            self.say("a term that was granted before has deposed the one that leads")
+        self._leads[shard] = rank
 
-    def stored(self, leader_id, generation, number):
+    def takes(self, owner, transactional_id):
+        """Hear that a producer is about to fence whoever had a transactional id."""
+        process, shard = owner
+        if self._shards.setdefault(transactional_id, shard) != shard:
+            self.say(f"{process.name} fences for shard {shard} who sends of shard {self._shards[transactional_id]}")
+
+    def stored(self, leader_id, shard, generation, number):
         """Hear that a checkpoint is in the database."""
-        if self._ranks[leader_id] != self._leads:
+        if self._ranks[leader_id] != self._leads[shard]:
             self.say(f"checkpoint {number} was stored by a leader that was fenced")
-        if generation != 1 + self.rewinds:
+        if generation != 1 + self.rewinds[shard]:
             self.say(f"checkpoint {number} was stored of generation {generation}, and that was over")
-        self._saved(generation, number)
+        self._saved(shard, generation, number)
 
-    def _saved(self, generation, number):
-        before = self._numbers.get(generation, 0)
+    def stored_late(self, owner, asked_at, number):
+        """Hear that it is, and that nobody waited for the answer any more. Where acknowledgements are stored with it,
+        they would be of records that were sent again since."""
+        if self._world.plan.delivery == "sequenced" and self._produced_at.get(owner, 0.0) > asked_at:
+            self.say(f"checkpoint {number} was stored late, when its leader had gone on from the one before")
+
+    def _saved(self, shard, generation, number):
+        before = self._numbers.get((shard, generation), 0)
         if number < before:
             self.say(f"the checkpoint of generation {generation} went back from {before} to {number}")
-        self._numbers[generation] = max(before, number)
+        self._numbers[shard, generation] = max(before, number)
 
-    def committed_checkpoint(self, record):
-        self._saved(-record["generation"], record["number"])
+    def committed_checkpoint(self, shard, record):
+        self._saved(shard, -record["generation"], record["number"])
 
     def released(self, harvester):
         """After an orderly end, with nothing going wrong, nothing is left marked."""
@@ -73,30 +107,34 @@ class Promises:
             return  # what it did not hear of stays marked for whoever comes next
         marked = [each for each, record in rows.items() if record.leader_id == leader_id]
         if marked:
-            self.say(f"{harvester.process.name} ended in order and left {marked} marked")
+            self.say(f"{harvester.name} ended in order and left {marked} marked")
 
     # -- at the end
 
     @property
     def missing(self):
         """Return the committed events that readers do not see."""
-        return set(self._world.writers.committed) - {each.value for each in self._world.broker.committed()}
+        return set(self._world.writers.committed) - {each.value for each in self._world.read()}
 
     def check(self):
         """Check what is in the log."""
-        seen = self._world.broker.committed()
+        seen, delivery = self._world.read(), self._world.plan.delivery
         for event in sorted(self.missing, key=self._name):
             self.say(f"{self._name(event)} is lost")
         for entry in seen:
             if entry.value not in self._world.writers.committed:
                 self.say(f"{self._name(entry.value)} was never committed, and is in Kafka")
         self._check_first(seen)
-        if self._world.plan.delivery != "transactional":
+        if delivery == "mixed":
+            self._check_late(self._world.broker.log)
+        elif delivery not in EXACTLY_ONCE:
             self._check_steps(self._world.broker.log)
         else:
             for event, times in Counter(each.value for each in seen).items():
-                if times > 1 + self.rewinds:
+                if times > 1 + self.rewinds[self._shard(event)]:
                     self.say(f"{self._name(event)} is there {times} times")
+        if self._world.reader.regressions or self._world.reader.malformed:
+            self.say("a producer has used an id twice, or one that is none")
 
     def _check_first(self, seen):
         """First occurrences of a key are in the order of commits, without a gap."""
@@ -110,6 +148,15 @@ class Promises:
                 self.say(f"{self._name(entry.value)} came first after {key}{last[key]}")
             last[key] = max(last[key], seq)
 
+    def _check_late(self, log):
+        """What a leader has sent that nothing fences does not come after what the next one sent, unless it froze."""
+        newest = 0
+        for entry in log:
+            rank = self._ranks[entry.leader_id]
+            if rank < newest and rank in self._unfenced - self._frozen:
+                self.say(f"{self._name(entry.value)} of a leader that was not waited for came late")
+            newest = max(newest, rank)
+
     def _check_steps(self, log):
         """Under the barrier a key never steps back; pipelined, where it may, it goes on from there without a gap.
 
@@ -118,19 +165,23 @@ class Promises:
         mode = self._world.plan.mode
         if mode == "mark-pipelined" and self._world.faults.have_delayed:
             return  # a purge that is late may leave a repeated run incomplete
-        newest, last, barrier = 0, defaultdict(int), mode.endswith("barrier")
+        newest, last, barrier = defaultdict(int), defaultdict(int), self._world.plan.delivery == "barrier"
         ranks = self._ranks if barrier else {each: rank for rank, each in enumerate(self._ranks)}
         for entry in log:
-            rank = ranks[entry.leader_id]
-            newest = max(newest, rank)
-            if rank < newest and (self._world.faults.have_frozen or not barrier):
+            rank, shard = ranks[entry.leader_id], self._shard(entry.value)
+            newest[shard] = max(newest[shard], rank)
+            if rank < newest[shard] and (self._world.faults.have_frozen or not barrier):
                 continue
             key, seq = self._world.writers.keys[entry.value]
-            if barrier and seq < last[key] and not self.rewinds:
+            if barrier and seq < last[key] and not self.rewinds[shard]:
                 self.say(f"{self._name(entry.value)} came after {key}{last[key]}")
             if not barrier and seq > last[key] + 1:
                 self.say(f"{self._name(entry.value)} came after {key}{last[key]}, with a gap")
             last[key] = seq
+
+    def _shard(self, event):
+        key, _ = self._world.writers.keys[event]
+        return self._world.shard_of(key)
 
     def _name(self, event):
         key, seq = self._world.writers.keys[event]

@@ -51,8 +51,8 @@ def _drive(world):
         if not world.faults.are_over:
             continue
         world.release_parked()
-        if not has_stopped and world.election.holder is not None:
-            world.election.holder.stop()  # in the midst of its work, with nothing going wrong
+        if not has_stopped and (leader := world.leading) is not None:
+            leader.stop()  # in the midst of its work, with nothing going wrong
             has_stopped = True
         if has_stopped and world.writers.are_done and not _waiting(world):
             _pause(world, _AFTERWARDS_SECONDS)

@@ -44,14 +44,19 @@ class Process:
 
 
 class Task:
-    """A thread and its turn."""
+    """A thread and its turn. `shard` is the one that it harvests, if it does."""
 
-    def __init__(self, process):
-        self.process = process
+    def __init__(self, process, shard=0):
+        self.process, self.shard = process, shard
         self.turn = threading.Lock()
         self.turn.acquire()
         self.is_over = False
         self.waits = 0  # counts its waits, so that a turn which comes too late is known
+
+    @property
+    def owner(self):
+        """Return in whose name it acts: its process, and the shard."""
+        return self.process, self.shard
 
 
 class Scheduler:
@@ -81,9 +86,9 @@ class Scheduler:
         """Have a function called later."""
         self.at(self.now + seconds, event)
 
-    def start(self, process, body):
+    def start(self, process, body, shard=0):
         """Begin a task of a process."""
-        task = Task(process)
+        task = Task(process, shard)
         self._tasks.append(task)
         threading.Thread(target=self._run, args=(task, body), name=f"simulated-{process.name}", daemon=True).start()
         heapq.heappush(self._due, (self.now, next(self._order), task, 0))

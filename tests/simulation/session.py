@@ -9,11 +9,11 @@ import psycopg
 from psycopg import errors
 
 from tests.simulation.postgres import Transaction
-from tests.simulation.statements import KNOWN
+from tests.simulation.statements import KNOWN, OF_SHARD
 
 _SLOW_SECONDS, _LATE_SECONDS = 0.3, 2.0
 
-_names = {}  # id of a statement -> it, kept so that the id stays its own, and the name of its meaning
+_names = {}  # id of a statement -> it, kept so that the id stays its own, the name of its meaning, and its shard
 
 
 class Result:
@@ -54,12 +54,14 @@ class Connection:
         self._travel("connect")
 
     def execute(self, statement, values=None, *_args, **_named):
-        name = self._name(statement)
+        name, of_shard = self._meaning(statement)
         if not name:
             return Result()  # a setting of the session
+        if of_shard is not None:
+            values = {**values, "of_shard": of_shard}
         if self._group is not None:
             return Result(getattr(self._statements, name)(values, self._group))
-        with self._transaction(name, partial(self._execute_late, name, values)):
+        with self._transaction(name, partial(self._execute_late, name, values, self._scheduler.now)):
             return Result(getattr(self._statements, name)(values, self._group))
 
     def cursor(self, **_named):
@@ -95,9 +97,10 @@ class Connection:
             self._cut()
         self._travel(f"{name} answered")
 
-    def _execute_late(self, name, values):
+    def _execute_late(self, name, values, asked_at):
         if self._database.is_up and self._boot == self._database.boot:
             transaction = Transaction()
+            values = {**values, "asked_at": asked_at} if name == "save" else values
             getattr(self._statements, name)(values, transaction)
             self._database.commit(transaction, durable=True)
 
@@ -124,7 +127,7 @@ class Connection:
             raise psycopg.OperationalError("the connection is closed")
 
     @staticmethod
-    def _name(statement):
+    def _meaning(statement):
         known = _names.get(id(statement))
         if known is None:
             text = statement if isinstance(statement, str) else statement.as_string(None)
@@ -133,5 +136,5 @@ class Connection:
                 if not text.lstrip().upper().startswith("SET "):
                     raise LookupError(f"the simulation does not know this statement: {text}")
                 name = ""
-            known = _names[id(statement)] = statement, name
-        return known[1]
+            known = _names[id(statement)] = statement, name, OF_SHARD.get(text)
+        return known[1:]

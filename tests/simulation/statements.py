@@ -1,4 +1,7 @@
-"""What the product's statements mean on a simulated server. Each is known by its text; one that is not is an error."""
+"""What the product's statements mean on a simulated server. Each is known by its text; one that is not is an error.
+
+What the text says of a shard becomes values: `of_shard`, its number and how many there are.
+"""
 
 import json
 from collections import Counter
@@ -9,10 +12,15 @@ from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.table import _ANNOUNCE, _KINDS, _LOCK, CheckpointTable
 from harvest_lib.database import in_statement
+from harvest_lib.leadership import last_leaders, rivals
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import row_security
 from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, batch_source, server_identity
-from harvest_lib.source.filters import Subscription
+from harvest_lib.source.filters import Subscription, shard_conditions
 from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.sharding import shard_of
+from tests.simulation.plan import SHARDS
 from tests.simulation.postgres import Record
 
 OUTBOX, PARKED, SUBSCRIPTIONS, SET_ASIDE = (
@@ -34,10 +42,11 @@ class Statements:
     def poll(self, values, _transaction):
         now, before, limit = self._database.snapshot(), int(values["before"]), values["limit"]
         opened = {int(each) for each in values["open"]}
-        by_transaction = sorted(self._database.visible(), key=lambda each: (each.transaction_id, each.row[0]))
+        by_transaction = sorted(self._selected(values), key=lambda each: (each.transaction_id, each.row[0]))
         fresh = [each.row for each in by_transaction if each.transaction_id > before][:limit]
         late = [each.row for each in by_transaction if each.transaction_id in opened and now.sees(each.transaction_id)]
-        return [(str(now), False, *row) for row in [*fresh, *late[:limit]]] or [(str(now), False, *[None] * 6)]
+        seen = str(now), False, self._database.flushed_up_to
+        return [(*seen, *row) for row in [*fresh, *late[:limit]]] or [(*seen, *[None] * 6)]
 
     def extent(self, values, _transaction):
         now = Snapshot.parse(values["now"])
@@ -52,7 +61,7 @@ class Statements:
         now, first = Snapshot.parse(values["now"]), int(values["from"])
         return [
             each.row
-            for each in self._database.visible()
+            for each in self._selected(values)
             if values["after"] < each.row[0] <= values["high"]
             and each.transaction_id >= first
             and now.sees(each.transaction_id)
@@ -60,8 +69,13 @@ class Statements:
 
     def late(self, values, _transaction):
         ended = {int(each) for each in values["ended"]}
-        found = [each.row for each in self._database.visible() if each.transaction_id in ended]
+        found = [each.row for each in self._selected(values) if each.transaction_id in ended]
         return [row for row in found if row[0] > values["after"]][: values["limit"]]
+
+    def _selected(self, values):
+        """Return the committed records of a shard, by id."""
+        shard, shards = values.get("of_shard", (0, 1))
+        return [each for each in self._database.visible() if shard_of(each.row[2], shards) == shard]
 
     # -- the transaction_id source
 
@@ -70,7 +84,7 @@ class Statements:
         xmin = self._database.snapshot().xmin
         found = [
             (each.transaction_id, each.row)
-            for each in self._database.visible()
+            for each in self._selected(values)
             if (each.transaction_id, each.row[0]) > place and (of_open or each.transaction_id < xmin)
         ]
         found.sort(key=lambda each: (each[0], each[1][0]))
@@ -181,32 +195,66 @@ class Statements:
     # -- checkpoints
 
     def lock(self, _values, _transaction):
-        return [] if self._database.subscription is None else [(SUBSCRIPTION.shard,)]
+        return [(shard,) for shard in sorted(self._database.subscriptions)]
 
-    def first(self, _values, transaction):
-        if self._database.subscription is None:
-            nobody = {"generation": 1, "epoch": 0, "leader_id": None, "until": None, "checkpoint": None}
-            self._replace(transaction, nobody)
+    def first(self, values, transaction):
+        if 0 not in self._database.subscriptions:
+            self._put(transaction, 0, _new_row(values))
         return []
 
+    def lead_after_any_epoch(self, values, transaction):
+        return self.lead({**values, "after": None}, transaction)
+
     def lead(self, values, transaction):
-        before = self._database.subscription
+        before = self._row(values) or _new_row(values)
+        if values["after"] not in {None, before["epoch"]} and before["leader_id"] not in values["tried"]:
+            return []
         row = {**before, "epoch": before["epoch"] + 1, "leader_id": values["leader_id"]}
-        self._replace(transaction, row)
-        self._told("lead", leader_id=str(values["leader_id"]), epoch=row["epoch"])
+        self._put(transaction, values["shard"], row)
+        self._told("lead", leader_id=str(values["leader_id"]), shard=values["shard"], epoch=row["epoch"])
+        return [(row["generation"], row["epoch"], row["until"], _loaded(row["checkpoint"]))]
+
+    def renew(self, values, transaction):
+        row = self._row(values)
+        if not _is_led(row, values):
+            return []
+        row = {**row, "epoch": row["epoch"] + 1}
+        self._put(transaction, values["shard"], row)
         return [(row["generation"], row["epoch"], row["until"], _loaded(row["checkpoint"]))]
 
     def status(self, values, _transaction, *, of=("epoch", "leader_id")):
-        row = self._database.subscription
-        if row is None or any(row[each] != values[each] for each in of):
+        row = self._row(values)
+        if not _is_led(row, values, of):
             return []
-        return [(row["generation"], row["until"], _loaded(row["checkpoint"]))]
+        return [(row["generation"], row["until"], _loaded(row["checkpoint"]), None)]
+
+    def leaders(self, _values, _transaction):
+        return []  # all are of one pool
+
+    def announce(self, values, transaction):
+        self._put(transaction, values["shard"], {**self._row(values), "leader": values["leader"].obj})
+        return []
+
+    def last_leaders_of_any_fence(self, values, transaction):
+        return self.last_leaders(values, transaction, of_any_fence=True)
+
+    def last_leaders(self, values, _transaction, *, of_any_fence=False):
+        found = []
+        for shard, row in sorted(self._database.subscriptions.items()):
+            leader = row["leader"] or {}
+            is_fenced = leader.get("leader_id") == str(row["leader_id"])
+            is_fenced = is_fenced and (of_any_fence or leader.get("fence") == values["fence"])
+            found.append((shard, row["shards"], row["epoch"], row["leader_id"] is not None, is_fenced))
+        return found
+
+    def marks(self, _values, _transaction):
+        return [(False,)]
 
     def save(self, values, transaction, *, of=("generation", "epoch", "leader_id")):
-        row = self._database.subscription
+        row = self._row(values)
         checkpoint = values["checkpoint"].obj
         saved = _loaded(row["checkpoint"]) or {"number": 0}
-        held = all(row[each] == values[each] for each in of)
+        held = _is_led(row, values, of)
         stored = held and saved["number"] <= values["number"]
         self._told(
             "checkpoint",
@@ -217,33 +265,36 @@ class Statements:
             position=checkpoint["position"],
             leader_id=str(values["leader_id"]),
             _stored=stored,
+            _asked_at=values.get("asked_at"),
         )
         if stored:
-            self._replace(transaction, {**row, "checkpoint": json.dumps(checkpoint)})
+            self._put(transaction, values["shard"], {**row, "checkpoint": json.dumps(checkpoint)})
         return [()] if stored else []
 
     def kinds(self, _values, _transaction):
-        return [] if self._database.subscription is None else [(SUBSCRIPTION.shards, SUBSCRIPTION.source)]
+        return sorted({(row["shards"], row["source"]) for row in self._database.subscriptions.values()})
 
     def rewind(self, transaction, position):
         """Have the subscription go on from elsewhere, as people do."""
-        row = self._database.subscription
-        generation = row["generation"] + 1
-        made = {"generation": generation, "number": 1, "position": position, "delivered": 0, "kept_in": "postgres"}
-        self._replace(transaction, {**row, "generation": generation, "checkpoint": json.dumps(made)})
+        for shard, row in self._database.subscriptions.items():
+            generation, saved = row["generation"] + 1, _loaded(row["checkpoint"]) or {}
+            made = {"generation": generation, "number": 1, "position": position, "delivered": 0, "kept_in": "postgres"}
+            made |= {name: saved[name] for name in ("intents",) if name in saved}
+            self._put(transaction, shard, {**row, "generation": generation, "checkpoint": json.dumps(made)})
 
-    def _replace(self, transaction, row):
-        before = self._database.subscription
-        self._database.take_id(transaction)
-        self._database.subscription = row
-        transaction.undo.append(lambda: setattr(self._database, "subscription", before))
+    def _row(self, values):
+        return self._database.subscriptions.get(values["shard"])
+
+    def _put(self, transaction, shard, row):
+        self._database.change(transaction, self._database.subscriptions, shard, row)
 
     # -- what is parked
 
     def load(self, values, _transaction):
         lowest = {}
-        for record_id, (topic, key, *_) in sorted(self._database.set_aside.items()):
-            lowest.setdefault((topic, key, record_id if values["each"] else 0), record_id)
+        for record_id, (topic, key, *_, shard) in sorted(self._database.set_aside.items()):
+            if shard == values["shard"]:
+                lowest.setdefault((topic, key, record_id if values["each"] else 0), record_id)
         return [(*each, record_id) for each, record_id in lowest.items()]
 
     def matching(self, values, _transaction):
@@ -251,13 +302,13 @@ class Statements:
         return [(each,) for each in values["ids"] if each in self._database.set_aside]
 
     def add(self, values, transaction):
-        if self._database.subscription["epoch"] != values["epoch"]:
+        if self._row(values)["epoch"] != values["epoch"]:
             return [(0,)]
         places = self._database.set_aside
         columns = (values[each] for each in ("ids", "topics", "keys", "reasons", "helds"))
         for record_id, *entry in zip(*columns, strict=True):
             if not (entry[3] and record_id in places):
-                self._database.change(transaction, places, record_id, [*entry, False])
+                self._database.change(transaction, places, record_id, [*entry, False, values["shard"]])
         return [(1,)]
 
     def moved(self, values, _transaction):
@@ -266,10 +317,11 @@ class Statements:
         return [(topic, key) for topic, key, each in known if each not in places or places[each][3] or places[each][4]]
 
     def due(self, values, _transaction):
-        places, due, found = sorted(self._database.set_aside.items()), [], Counter()
+        places = [each for each in sorted(self._database.set_aside.items()) if each[1][-1] == values["shard"]]
+        due, found = [], Counter()
         moved = list(zip(values["topics"], values["keys"], strict=True))
-        for record_id, (*key, _, _, retry) in places:
-            stays = [each for each, (*other, _, held, again) in places if other == key and not held and not again]
+        for record_id, (*key, _, _, retry, _) in places:
+            stays = [each for each, (*other, _, held, again, _) in places if other == key and not held and not again]
             is_first = record_id < min(stays, default=record_id + 1)
             if tuple(key) in moved and (is_first or (retry and not values["keep_order"])):
                 due.append((found[tuple(key)], record_id))
@@ -277,7 +329,7 @@ class Statements:
         return [(record_id,) for _, record_id in sorted(due)[: values["limit"]]]
 
     def release(self, values, transaction):
-        if self._database.subscription["epoch"] != values["epoch"]:
+        if self._row(values)["epoch"] != values["epoch"]:
             return [(0,)]
         for each in values["ids"]:
             self._database.change(transaction, self._database.set_aside, each)
@@ -301,6 +353,16 @@ class Statements:
         return self.save(values, transaction, of=("epoch", "leader_id"))
 
 
+def _new_row(values):
+    """Return the row of a shard that nobody has led yet."""
+    nobody = dict.fromkeys(("leader_id", "leader", "until", "checkpoint")) | {"generation": 1, "epoch": 0}
+    return nobody | {name: values[name] for name in ("shards", "source")}
+
+
+def _is_led(row, values, of=("epoch", "leader_id")):
+    return row is not None and all(row[each] == values[each] for each in of)
+
+
 def _ids(values):
     return [int(each) for each in values["ids"].strip("{}").split(",") if each]
 
@@ -313,28 +375,46 @@ _MEANINGS = {"read": "following", "fresh_all": "fresh"}
 """Of statements that have another name where they are."""
 
 
+def _sources(conditions=()):
+    """Return the sources that only read, with the names of their statements."""
+    selection = Selection(table=OUTBOX, conditions=conditions)
+    return {
+        SnapshotSource("", selection): "poll extent fresh fresh_all late some foreign",
+        TransactionIdSource("", selection): "read",
+    }
+
+
+def _texts(parts):
+    for part, names in parts.items():
+        for name in names.split():
+            yield getattr(part, f"_{name}").as_string(None), _MEANINGS.get(name, name)
+
+
 def _known():
     """Return the texts of the product's statements, with the names of their meanings."""
-    checkpoints = CheckpointTable("", SUBSCRIPTIONS, SUBSCRIPTION)
+    pool = Pool(leadership="postgres")
+    checkpoints = CheckpointTable("", SUBSCRIPTIONS, SUBSCRIPTION, rivals=Rivals(pool, stale_seconds=0.0))
     parts = {
-        SnapshotSource("", Selection(table=OUTBOX)): "poll extent fresh fresh_all late some foreign",
-        TransactionIdSource("", Selection(table=OUTBOX)): "read",
+        **_sources(),
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
-        checkpoints: "first lead save status",
+        checkpoints: "first lead renew save status",
         ParkedIds(
             checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
         ): "matching load add moved due release",
     }
-    found = {
-        getattr(part, f"_{name}").as_string(None): _MEANINGS.get(name, name)
-        for part, names in parts.items()
-        for name in names.split()
-    }
+    found = dict(_texts(parts))
     marking = MarkSource("", OUTBOX, PARKED)
     silent = (marking._lock_parked, marking._keep_parked, marking._make_room)  # no id is given out again here
     found |= {each.as_string(None): "nothing" for each in silent}
-    for statement, name in ((_KINDS, "kinds"), (_LOCK, "lock")):
+    of_subscriptions = {
+        _KINDS: "kinds",
+        _LOCK: "lock",
+        rivals._LEADERS: "leaders",
+        rivals._ANNOUNCE: "announce",
+        last_leaders._READ: "last_leaders",
+    }
+    for statement, name in of_subscriptions.items():
         found[sql.SQL(statement).format(table=in_statement(SUBSCRIPTIONS)).as_string(None)] = name
     return found | {
         batch_source._NOW: "now",
@@ -346,7 +426,16 @@ def _known():
         parked_ids._MAY_MATCH: "yes",
         ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
         _ANNOUNCE: "",
+        rivals._MAY_ANNOUNCE: "yes",
+        last_leaders._MARKS: "marks",
     }
 
 
 KNOWN = _known()
+OF_SHARD = {}
+"""The shard that a statement reads, by its text: its number, and how many there are."""
+for _shards in SHARDS:
+    for _shard in range(_shards):
+        for _text, _name in _texts(_sources(shard_conditions(_shard, _shards))):
+            if _text not in KNOWN:
+                KNOWN[_text], OF_SHARD[_text] = _name, (_shard, _shards)

@@ -9,20 +9,27 @@ from types import SimpleNamespace
 from unittest.mock import patch
 from zlib import crc32
 
+from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.source.pg_snapshot import NOTHING
-from tests.simulation.election import Election
+from harvest_lib.source.sharding import shard_of
+from tests.simulation.election import Election, LockElection
 from tests.simulation.faults import Faults
 from tests.simulation.harvesters import Harvester
 from tests.simulation.history import History
-from tests.simulation.kafka import Broker, origin
+from tests.simulation.kafka import PARTITIONS, Broker, origin
 from tests.simulation.postgres import Server, Transaction
 from tests.simulation.promises import Promises
+from tests.simulation.reader import Reader
 from tests.simulation.scheduler import Asked, CalledAtOnce, Scheduler
 from tests.simulation.session import Connection
 from tests.simulation.statements import Statements
 from tests.simulation.writers import TOPIC, Writers, digest
 
 _WALL_SECONDS = 1_800_000_000.0
+_APART_SECONDS = 3_600
+"""The clock of a machine is wrong by so much at most."""
+_OWN_ADDRESS = 1 << 40
+"""What tells an id that is drawn from the address of a network card."""
 _BEGINNINGS = {"snapshot": {"prev": str(NOTHING)}, "transaction_id": {"transaction_id": "0", "id": 0}}
 
 
@@ -38,17 +45,55 @@ class World:
         self.promises = Promises(self)
         self.faults = Faults(self, plan)
         self.harvesters = []
-        self._leaders = {}  # process -> its leader id
+        self.leaders = {}  # process and shard -> the leader id
+        self._clocks = {}  # process -> by how many seconds its clock is wrong
+        self.reader = Reader(self.broker, TOPIC)
         self.writers = Writers(self, plan)
-        self.harvesters += [Harvester(self, f"harvester-{number}") for number in range(plan.harvesters)]
-        self.election = Election(self)
+        self.harvesters += [
+            Harvester(self, f"harvester-{number}", plan.delivery_of(number)) for number in range(plan.harvesters)
+        ]
+        shards = range(plan.shards)
+        self.elections = [LockElection(self)] if plan.by_lock else [Election(self, shard) for shard in shards]
         self._write_behind()
+
+    @property
+    def leading(self):
+        """Return one of those who lead, or None."""
+        leading = dict.fromkeys(each.holder for each in self.elections if each.holder is not None)
+        return self.scheduler.dice.choice(list(leading)) if leading else None
+
+    def shard_of(self, key):
+        return shard_of(key, self.plan.shards)
+
+    def nanoseconds(self):
+        """Return the time that a process believes it is."""
+        process = self.scheduler.current.process
+        apart = self._clocks.setdefault(process, self.scheduler.dice.randint(-_APART_SECONDS, _APART_SECONDS))
+        return int((_WALL_SECONDS + apart + self.scheduler.now) * 1e9)
+
+    def new_producer_id(self):
+        return self.scheduler.dice.getrandbits(40) | _OWN_ADDRESS
+
+    def topic_partitions(self, _settings):
+        """Return what Kafka says of its topics, or have it not answer."""
+        fault = self.faults.strike("topics")
+        self.scheduler.pause(self.scheduler.dice.uniform(0.0005, 0.003))
+        if fault in {"cut", "refused", "lost", "late"}:
+            raise KafkaUnavailable("no broker answers", next_step="none: it is simulated")
+        return {TOPIC: PARTITIONS}
+
+    def read(self):
+        """Return what readers have who are promised that nothing comes twice, in each partition's order."""
+        if self.plan.delivery != "sequenced":
+            return self.broker.committed()
+        self.reader.go_on()
+        return self.reader.entries
 
     def uuid(self):
         return uuid.UUID(int=self.scheduler.dice.getrandbits(128), version=4)
 
     def connect(self, _conninfo, **_named):
-        statements = Statements(self.database, partial(self._told, self.scheduler.current.process))
+        statements = Statements(self.database, partial(self._told, self.scheduler.current.owner))
         return Connection(self.database, statements, self.faults)
 
     def rewind(self):
@@ -58,7 +103,7 @@ class World:
         position = {"source": self.plan.source, **_BEGINNINGS[self.plan.source], "server": place}
         Statements(self.database, None).rewind(transaction, position)
         self.database.commit(transaction, durable=True)
-        self.promises.rewinds += 1
+        self.promises.rewinds.update(self.database.subscriptions.keys())
 
     def release_parked(self):
         """Have what was parked sent again, as people do once Kafka takes it."""
@@ -67,30 +112,26 @@ class World:
         transaction = Transaction()
         for record_id, entry in list(self.database.set_aside.items()):
             if not entry[3] and not entry[4]:
-                self.database.change(transaction, self.database.set_aside, record_id, [*entry[:4], True])
+                self.database.change(transaction, self.database.set_aside, record_id, [*entry[:4], True, *entry[5:]])
         for record_id, (record, _, _) in list(self.database.parked.items()):
             self.database.change(transaction, self.database.parked, record_id)
             record.leader_id = None
             self.database.change(transaction, self.database.rows, record_id, record)
         self.database.commit(transaction, durable=True)
 
-    def leader_of(self, process):
-        """Return the leader id under which a process acts, as text."""
-        return self._leaders.get(process)
-
     # -- what the parts tell
 
-    def tell(self, process, kind, how, **fields):
-        self.history.add(kind, how, process.name, leader_id=self._leaders.get(process), **fields)
+    def tell(self, owner, kind, how, **fields):
+        self.history.add(kind, how, owner[0].name, leader_id=self.leaders.get(owner), **fields)
 
-    def produced(self, process, leader_id, outbox_id, event):
+    def produced(self, owner, leader_id, outbox_id, event):
         if outbox_id is not None:
-            self.history.add("produce", "invoke", process.name, leader_id=leader_id, id=outbox_id, event=event)
-            self.promises.produced(process, outbox_id)
+            self.history.add("produce", "invoke", owner[0].name, leader_id=leader_id, id=outbox_id, event=event)
+            self.promises.produced(owner, outbox_id)
 
     def reported(self, process, message, error, place):
-        if message.topic == TOPIC:
-            leader_id, outbox_id = origin(message.headers)
+        leader_id, outbox_id = origin(message.headers)
+        if outbox_id is not None:
             fields = {"leader_id": leader_id, "id": outbox_id, "topic": message.topic}
             if error is None:
                 self.promises.acknowledged(process, message.value)
@@ -99,17 +140,23 @@ class World:
                 fields["reason"] = error.name()
             self.history.add("acknowledge", "ok" if error is None else "info", process.name, **fields)
 
-    def begins(self, process, term, leader_id):
+    def begins(self, term, leader_id, delivery):
+        owner = self.scheduler.current.owner
         if not self.plan.by_batches and leader_id == term.leader_id:  # else it begins with its epoch
-            self.history.add("term", "invoke", process.name, leader_id=str(leader_id), shard=0, epoch=None)
-        self._leaders[process] = str(leader_id)
-        self.promises.begins(process, term, leader_id)
+            self._say_term("invoke", owner, leader_id)
+        self.leaders[owner] = str(leader_id)
+        self.promises.begins(owner, term, leader_id, delivery)
 
-    def ends(self, process, term, harvester):
-        self.history.add("term", "ok", process.name, leader_id=str(term.leader_id), shard=0, epoch=None)
-        self.election.release(term, may_arrive=term.abandoned)
+    def ends(self, term, harvester):
+        self._say_term("ok", self.scheduler.current.owner, term.leader_id)
+        for each in self.elections:
+            each.release(term, may_arrive=term.abandoned)
         if self.faults.are_over and term.ended is None:
             self.promises.released(harvester)
+
+    def _say_term(self, how, owner, leader_id, epoch=None):
+        process, shard = owner
+        self.history.add("term", how, process.name, leader_id=str(leader_id), shard=shard, epoch=epoch)
 
     def died(self, harvester):
         self.scheduler.after(self.scheduler.dice.uniform(0.1, 1.0), harvester.revive)
@@ -117,21 +164,23 @@ class World:
     def failed(self, text):
         self.promises.say(text)
 
-    def _told(self, process, kind, **fields):
-        leader_id = fields.pop("leader_id", self._leaders.get(process))
+    def _told(self, owner, kind, **fields):
+        leader_id = fields.pop("leader_id", self.leaders.get(owner))
         if (events := fields.pop("_events", None)) is not None:
-            self.promises.purged(process, events)
-        stored = fields.pop("_stored", True)
+            self.promises.purged(owner[0], events)
+        stored, asked_at = fields.pop("_stored", True), fields.pop("_asked_at", None)
         if kind == "checkpoint" and stored:
-            self.promises.stored(leader_id, fields["generation"], fields["number"])
+            self.promises.stored(leader_id, fields["shard"], fields["generation"], fields["number"])
+            if asked_at is not None:
+                self.promises.stored_late(owner, asked_at, fields["number"])
         if kind == "lead":
-            self.promises.leads(leader_id)
-            self.history.add("term", "invoke", process.name, leader_id=leader_id, shard=0, epoch=fields["epoch"])
+            self.promises.leads(leader_id, fields["shard"])
+            self._say_term("invoke", owner, leader_id, fields["epoch"])
             return
-        self.history.add(kind, "ok" if stored else "fail", process.name, leader_id=leader_id, **fields)
+        self.history.add(kind, "ok" if stored else "fail", owner[0].name, leader_id=leader_id, **fields)
 
     def _checkpoint_committed(self, entry):
-        self.promises.committed_checkpoint(json.loads(entry.value))
+        self.promises.committed_checkpoint(entry.partition, json.loads(entry.value))
 
     def _write_behind(self):
         """Flush the log now and then, as Postgres does of itself."""
@@ -151,7 +200,7 @@ class World:
                 "hash": digest(each.value),
                 **{name: value for name, value in self.writers.record(each.value).items() if name != "hash"},
             }
-            for each in self.broker.committed()
+            for each in self.read()
         ]
         self.history.add("poll", "ok", "reader", isolation="committed", records=records)
 
@@ -164,6 +213,7 @@ def seams(world):
         CLOCK_BOOTTIME=0,
         clock_gettime=lambda _: scheduler.seconds(),
         time=lambda: _WALL_SECONDS + scheduler.now,
+        time_ns=world.nanoseconds,
         sleep=scheduler.pause,
     )
     ids = SimpleNamespace(uuid4=world.uuid)
@@ -173,6 +223,9 @@ def seams(world):
         "harvest_lib.delivery.at_least_once.time": clock,
         "harvest_lib.delivery.lanes.hash": lambda key: crc32(key.encode()) >> 1,  # Python's own differs from run to run
         "harvest_lib.delivery.pipelined.time": clock,
+        "harvest_lib.delivery.sequenced.time": clock,
+        "harvest_lib.delivery.sequenced.new_producer_id": world.new_producer_id,
+        "harvest_lib.delivery.sequenced.topic_partitions": world.topic_partitions,
         "harvest_lib.batching.loop.uuid": ids,
         "harvest_lib.marking.loop.uuid": ids,
         "harvest_lib.source.mark_batches.CallThread": lambda source, _name: Asked(scheduler, source),
@@ -184,6 +237,7 @@ def seams(world):
         "harvest_lib.batching.batch_size._FIRST_PAGE": max(1, plan.batch // 2),
         "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
         "harvest_lib.batching.loop._SLICE": 3,
+        "harvest_lib.batching.guarantees._CLEAR_SECONDS": 0.1,
         "harvest_lib.delivery.batches.PipelinedBatches._wire_seconds": 0.2,
         "harvest_lib.delivery.batches._ABANDON_SECONDS": 0.2,
     }

@@ -9,7 +9,8 @@ import hashlib
 from tests.simulation.postgres import Transaction
 
 TOPIC = "orders"
-_KEYS = "abcde"
+_KEYS = "aegil"
+"""Each of two shards has some, and each of three; and so has each partition."""
 _WRITERS = 4
 _RETRY_SECONDS = 0.004
 

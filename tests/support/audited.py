@@ -10,7 +10,7 @@ from support.outbox import harvest_config, read_topic
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 from spark_jobs.audit import audit
 
 KEYS, RECORDS = 3, 30

@@ -87,7 +87,7 @@ class FakeStore:
         self.kafka = kafka
         self.mirror = Checkpoint(generation=0)
 
-    def lead(self, leader_id):
+    def lead(self, leader_id, after_epoch=None):
         pass
 
     def leadership_status(self):

@@ -1,7 +1,6 @@
 """Deliveries into a list and into a real broker under one handle, and how the loop drives them."""
 
 import uuid
-from collections import deque
 
 from confluent_kafka import Producer
 from support.fakes import FakeDelivery
@@ -10,6 +9,7 @@ from support.rows import row
 from support.waiting import eventually
 
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Reports, Topics
+from harvest_lib.record.rows import RowQueue
 
 
 def always():
@@ -93,7 +93,7 @@ def begun(delivery):
 
 
 def send(delivery, *rows, may_send=always):
-    left = deque(rows)
+    left = RowQueue(rows)
     delivery.send(left, may_send)
     return list(left)
 
@@ -115,7 +115,7 @@ def poll(delivery, count, seconds=20):
 
 def deliver(delivery, *rows):
     """Do as the loop does until every row is acknowledged or refused; return what was refused."""
-    left, refused, acknowledged = deque(rows), [], []
+    left, refused, acknowledged = RowQueue(rows), [], []
 
     def done():
         delivery.send(left, always)
@@ -124,13 +124,13 @@ def deliver(delivery, *rows):
         refused.extend(failure for failure in reports.failed if failure.refused)
         again = [failure.row for failure in reports.failed if not failure.refused]
         if again or reports.halted:
-            left.extendleft(sorted(again, reverse=True))
+            left.give_back(RowQueue(sorted(again)))
             delivery.begin(uuid.uuid4())
         return len(acknowledged) + len(refused) == len(rows)
 
     eventually(done, 20, f"all {len(rows)} are acknowledged or refused")
     assert delivery.poll(0) == Reports()
-    assert not set(ids(acknowledged)) & {failure.row[0] for failure in refused}
+    assert not set(acknowledged) & {failure.row[0] for failure in refused}
     return refused
 
 

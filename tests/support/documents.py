@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 import yaml
 from hypothesis import strategies as st
@@ -133,6 +133,11 @@ def _seconds():
     return st.sampled_from(["500ms", "1s", "1.5s", "1m30s", "2h"])
 
 
+def _is_number(kind):
+    """Tell whether a field's type is a number, or one that may be left out."""
+    return kind is int or any(get_origin(each) is Annotated and get_args(each)[0] is int for each in get_args(kind))
+
+
 def _right(name, found):
     """Return values of a field, by its name or by its type."""
     if name in _TEXTS:
@@ -146,7 +151,7 @@ def _right(name, found):
         return st.sampled_from(get_args(kind))
     if kind is bool:
         return st.booleans()
-    if kind is int:
+    if _is_number(kind):
         return st.integers(1, 1000)
     if kind is Limits:
         return st.fixed_dictionaries({}, optional=_spelled(Limits))
@@ -172,7 +177,7 @@ def _wrong(name, found):
         return ["other", 1, ["a"], {"a": "b"}]
     if kind is bool:
         return NO_TRUTH
-    return NO_NUMBER if kind is int else ["text", [1], 5]
+    return NO_NUMBER if _is_number(kind) else ["text", [1], 5]
 
 
 def _spelled(model, *without):

@@ -162,10 +162,11 @@ class FakeDelivery:
         return True
 
     def send(self, rows, may_send):
-        while rows and may_send():
+        left = rows.rows
+        while left and may_send():
             if self.before_send is not None:
-                self.before_send(rows[0])
-            self._in_flight.append((self._leader, rows.popleft()))
+                self.before_send(left[0])
+            self._in_flight.append((self._leader, left.popleft()))
 
     def poll(self, timeout_seconds):  # noqa: ARG002 - nothing here takes time
         reports = Reports()
@@ -200,7 +201,7 @@ class FakeDelivery:
                 reports.failed.append(Failure(row=row, reason="injected"))
             else:
                 self.log.append((leader, row))
-                reports.acknowledged.append(row)
+                reports.acknowledged.append(row[0])
 
 
 class FakeLeadership:

@@ -29,6 +29,7 @@ MODULES = {
     "integration/harvester/test_row_security",
     "integration/harvester/test_secured_refusals",
     "integration/harvester/test_two_pools",
+    "integration/harvester/test_upgrade",
     "integration/harvester/test_versions",
     "integration/leadership/test_neli_network",
     "integration/local_stack/test_local_stack",

@@ -7,7 +7,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ def find_uv(parts):
     return found
 
 
-def build(uv, folder):
-    """Build the wheel into a folder and return it."""
-    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
+def build(uv, folder, **variables):
+    """Build the wheel into a folder, with more variables, and return it."""
+    command = [uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT]
+    subprocess.run(command, check=True, env={**os.environ, **variables})
     (built,) = folder.glob("*.whl")
     return built
 

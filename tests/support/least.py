@@ -7,7 +7,7 @@ Only where the variable says so, see `make test-least`; `support.least_modules` 
 import json
 import os
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -18,9 +18,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.acls import bindings, filter_of
 from support.waiting import eventually
 
-from harvest_lib.cli.actions.grants import reading_mode
+from harvest_lib.cli.actions.grants import elected, reading_mode
 from harvest_lib.cli.options import configuration
-from harvest_lib.errors import HarvestError, OutboxTableError
+from harvest_lib.errors import DatabaseError, HarvestError, OutboxTableError
 from harvest_lib.grants import Grants
 from harvest_lib.grants.kafka import harvester_acls
 from harvest_lib.local_stack.kafka_security import SASL_USER
@@ -48,7 +48,11 @@ class _Broker:
 
     def grant(self, config):
         """Put in what is printed for a configuration, and wait until it holds."""
-        acls = {acl for acl in harvester_acls(config, f"User:{SASL_USER}", TOPICS) if acl not in self._granted}
+        asks_group = config.leadership == "auto"
+        with suppress(OutboxTableError, DatabaseError):  # the harvester will say so
+            config = elected(config)
+        printed = harvester_acls(config, f"User:{SASL_USER}", TOPICS, asks_group=asks_group)
+        acls = {acl for acl in printed if acl not in self._granted}
         if not acls:
             return
         self._granted |= acls

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -17,3 +18,11 @@ def require(lacking, program):
     if os.environ.get("CI") and may_install and not has_program(program):
         pytest.fail(lacking)
     pytest.skip(lacking)
+
+
+def promtool(*arguments):
+    """Run Prometheus' own tool."""
+    require(
+        None if shutil.which("promtool") else "there is no promtool: Debian's package `prometheus` has it", "promtool"
+    )
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from support.waiting import eventually
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Message, Sequencer
 from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
 _FILL = """
@@ -74,7 +74,8 @@ class Outbox:
 
 
 def harvest_config(dsn, bootstrap_servers, group, **settings):
-    """A configuration with timeouts short enough for a test; `settings` override."""
+    """A configuration with timeouts short enough for a test, delivered and elected as goharvest does; `settings`
+    override."""
     limits = {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
     kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
     named = {
@@ -83,6 +84,8 @@ def harvest_config(dsn, bootstrap_servers, group, **settings):
         "leader_group_id": group,
         "limits": limits,
         "session_timeout_seconds": 3.0,
+        "delivery": "barrier",
+        "leadership": "neli",
         **settings,
     }
     config = HarvestConfig(**named)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import yaml
 
+from harvest_lib.native.library import VARIABLE
+
 MEGABYTE = 1_000_000
 _LOOK_SECONDS = 0.02
-_HIGHEST = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
-def peak_of_drain(folder, harvest, *, seconds=150):
-    """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes.
+def peak_of_drain(folder, harvest, *, seconds=150, impl="", look=lambda _resident: None):
+    """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes. `impl` is
+    what hands records over, if not the one of this process; `look` is told the resident bytes, again and again.
 
     They are the kernel's own figure of the process, so no peak falls between two looks. Fails with the log if the
     process does not end well.
@@ -24,12 +26,15 @@ def peak_of_drain(folder, harvest, *, seconds=150):
     config, log = Path(folder) / "harvest.yaml", Path(folder) / "harvest.log"
     config.write_text(yaml.safe_dump({"harvest": {"leadership": "solo", **harvest}}))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
+    if impl := impl or os.environ.get(VARIABLE, ""):
+        environment[VARIABLE] = impl
     command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--drain", "--log-format", "json"]
     highest, deadline = 0, time.monotonic() + seconds
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process:
         try:
             while process.poll() is None:
-                highest = max(highest, _resident(process.pid))
+                highest = max(highest, _resident(process.pid, "VmHWM"))
+                look(_resident(process.pid, "VmRSS"))
                 if time.monotonic() > deadline:
                     raise AssertionError(f"the outbox was not drained in time: {log.read_text()[-2000:]}")
                 time.sleep(_LOOK_SECONDS)
@@ -40,8 +45,8 @@ def peak_of_drain(folder, harvest, *, seconds=150):
     return highest
 
 
-def _resident(pid):
+def _resident(pid, figure):
     with suppress(FileNotFoundError, ProcessLookupError):
-        found = _HIGHEST.search(Path(f"/proc/{pid}/status").read_text())
+        found = re.search(rf"{figure}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
     return 0

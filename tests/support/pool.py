@@ -22,6 +22,7 @@ harvest:
   dataSource: {dsn}
   sessionTimeout: {session_seconds}s
   delivery: {delivery}
+  leadership: {leadership}
   limits:
     heartbeatTimeout: 1500ms
     ioErrorBackoff: {io_error_backoff}
@@ -127,6 +128,7 @@ class Pool:
         group,
         session_seconds=3,
         delivery="barrier",
+        leadership="neli",
         io_error_backoff="100ms",
         command=HARVEST,
     ):
@@ -139,6 +141,7 @@ class Pool:
                 dsn=dsn,
                 session_seconds=session_seconds,
                 delivery=delivery,
+                leadership=leadership,
                 io_error_backoff=io_error_backoff,
             )
         )

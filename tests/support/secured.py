@@ -20,7 +20,8 @@ from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
 OUTBOX = OutboxTable(("outbox",))
 
-MARK = {"source": "mark", "delivery": "barrier"}
+MARK = {"source": "mark", "delivery": "barrier", "leadership": "neli"}
+AUTO = {"source": "auto", "delivery": "auto", "leadership": "auto"}
 SNAPSHOT = {"source": "snapshot", "delivery": "transactional", "leadership": "solo"}
 MARK_BATCHES = {"source": "mark", "delivery": "transactional", "leadership": "solo"}
 SEQUENCED = {"source": "snapshot", "delivery": "sequenced", "leadership": "solo"}
@@ -80,6 +81,8 @@ class Secured:
             "data_source": self.dsn(user),
             "leader_group_id": self.name,
             "session_timeout_seconds": 3.0,
+            "delivery": "barrier",
+            "leadership": "neli",
             # One lane: each has a connection of its own, and SCRAM takes a third of a second for each.
             "limits": {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, "send_concurrency": 1},
         }

@@ -16,6 +16,7 @@ from harvest_lib.audit.history.events import (
     CheckpointWrite,
     Effect,
     Event,
+    FailoverLoss,
     Fault,
     Mark,
     Poll,
@@ -25,6 +26,7 @@ from harvest_lib.audit.history.events import (
     ReadPosition,
     RecreatedTopic,
     Reset,
+    StoredCheckpoint,
     Term,
     TransactionStep,
     Write,
@@ -32,12 +34,15 @@ from harvest_lib.audit.history.events import (
 )
 
 TOPIC = "orders"
+MOST_FAILOVERS = 3
+"""Of one history: each gives back what was done, and there has to be an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that the topic is
-    deleted and recreated after a batch."""
+    deleted and recreated after a batch, `failovers` that another server takes over then, which lacks the last
+    purges."""
 
     promise: Promise
     writes: int = 12
@@ -47,6 +52,7 @@ class Shape:
     page: int = 6
     trouble: float = 0.2
     anew: float = 0.0
+    failovers: float = 0.0
 
 
 @dataclass
@@ -82,7 +88,10 @@ class Model:
     ids: int = 0
     written: int = 0
     terms: int = 0
+    failovers: int = 0
     checkpoints: int = 0
+    purges: list[tuple[list[Row], int]] = field(default_factory=list)
+    """What was deleted, and how many checkpoints there were before."""
     leader: str = ""
 
     def run(self) -> Iterator[Event]:
@@ -96,6 +105,8 @@ class Model:
             yield from self._reads()
             if self.shape.anew and self.random.random() < self.shape.anew:
                 yield from self._made_anew()
+            if self.failovers < MOST_FAILOVERS and self.random.random() < self.shape.failovers:
+                yield from self._fails_over()
         yield Term(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
         for isolation in ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]:
             yield self._begins(f"final-{isolation}")
@@ -121,6 +132,21 @@ class Model:
         yield RecreatedTopic(**self._now("ok", "admin"), topic=TOPIC, events=tuple(unread), since=since)
         self._make_topic()
         yield self._begins("consumer")
+
+    def _fails_over(self) -> Iterator[Event]:
+        """Have another server take over, to which the last purges and checkpoints did not come."""
+        self.failovers += 1
+        for _ in range(min(len(self.purges), self.random.randint(0, 3))):
+            rows, self.checkpoints = self.purges.pop()
+            self._put_back(rows)
+        yield FailoverLoss(
+            **self._now("ok", "postgres"),
+            events=(),
+            since=self.clock,
+            backlog=tuple(row.record.event for row in self.backlog),
+            checkpoints=(StoredCheckpoint("outbox", 0, 1, self.checkpoints),),
+        )
+        yield from self._takes_over()
 
     def _begins(self, reader: str) -> Event:
         """Have a reader begin with the topic that there is."""
@@ -231,6 +257,7 @@ class Model:
         if done and not (dies and self.random.random() < 0.5):
             gone = tuple(row.id for row in done)
             yield Purge(**self._now("ok", self.leader), leader_id=self.leader, ids=gone, count=len(gone))
+            self.purges.append((done, self.checkpoints))
             done = []
         if dies:
             yield Fault(**self._now("info", "nemesis"), fault="kill", step="begin")
@@ -273,6 +300,7 @@ class Model:
         if committed:
             ids = tuple(row.id for row in rows)
             yield Purge(**self._now("ok", self.leader), leader_id=self.leader, ids=ids, count=len(ids))
+            self.purges.append((rows, self.checkpoints))
             self.checkpoints += 1
             yield CheckpointWrite(
                 **self._now("ok", self.leader),

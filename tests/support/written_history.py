@@ -16,6 +16,7 @@ from harvest_lib.audit.history.events import (
     Purge,
     ReadPosition,
     RecreatedTopic,
+    StoredCheckpoint,
     Term,
     TransactionStep,
     Write,
@@ -50,8 +51,12 @@ class Pen:
         self._waited_seconds += seconds
         return self
 
+    @property
+    def _time(self):
+        return len(self.events) / 1_000 + self._waited_seconds
+
     def _add(self, kind, *, type, process, **fields):  # noqa: A002 - the field's name
-        time = len(self.events) / 1_000 + self._waited_seconds
+        time = self._time
         self.events.append(kind(type=type, process=process, time=time, wall=1e9 + time, **fields))
         return self
 
@@ -139,9 +144,12 @@ class Pen:
         events = tuple(written(name).event for name in names.split())
         return self._add(Park, type="ok", process="postgres", step=step, events=events)
 
-    def regress(self, names="", since=0.0):
-        events = tuple(written(name).event for name in names.split())
-        return self._add(FailoverLoss, type="ok", process="postgres", events=events, since=since)
+    def regress(self, lost="", backlog="", checkpoints=()):
+        """Have another server take over. `checkpoints` are generations and numbers, of a shard each."""
+        events, left = (tuple(written(name).event for name in names.split()) for names in (lost, backlog))
+        stored = tuple(StoredCheckpoint("outbox", shard, *each) for shard, each in enumerate(checkpoints))
+        fields = {"events": events, "backlog": left, "checkpoints": stored, "since": self._time}
+        return self._add(FailoverLoss, type="ok", process="postgres", **fields)
 
     def remake(self, names="", since=0.0):
         """Delete the topic, with these records in it, and make it anew."""

@@ -12,10 +12,20 @@ from tests.simulation.plan import MODES
 from tests.simulation.run import run
 
 SEEDS, BLOCK = 1_000, 100
+FEW = 20
+"""So many of each mode run with the ordinary tests."""
 MOST = 400
 """So many seeds at most until a broken build is noticed."""
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_few_seeds_of_each_mode_break_no_promise(mode):
+    for seed in range(FEW):
+        outcome = run(seed, (mode,))
+        assert not outcome.broken, outcome.text
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_no_seed_breaks_a_promise(first):
     for seed in range(first, first + BLOCK):

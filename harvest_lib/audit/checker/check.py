@@ -60,7 +60,7 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     answer = terms.answer
     takers: Mapping[type[Event], tuple[_Take, ...]] = {
         Write: (Writes(records, findings).write,),
-        Term: (terms.term,),
+        Term: (terms.term, failover_losses.term),
         Mark: (answer,),
         Produce: (deliveries.produce,),
         Acknowledge: (deliveries.acknowledge, answer),

@@ -2,11 +2,25 @@
 
 A generation never falls (a rewind begins a new one), and within a generation the number rises; storing the same again
 changes nothing. One whose answer comes late may have been stored at any time since it was asked for: it is behind
-another only if that was answered before.
+another only if that was answered before. After a failover it goes on from what the new server has.
 """
+
+from typing import NamedTuple
 
 from harvest_lib.audit.checker.finding import Findings
 from harvest_lib.audit.history.events import CheckpointWrite, FailoverLoss
+
+
+class _Stored(NamedTuple):
+    """What is stored of a shard: its generation and number, and what says so."""
+
+    order: tuple[int, int]
+    by: CheckpointWrite | FailoverLoss
+
+    @property
+    def position(self) -> object:
+        """Return its position, None if it is not known."""
+        return self.by.position if isinstance(self.by, CheckpointWrite) else None
 
 
 class Checkpoints:
@@ -14,12 +28,15 @@ class Checkpoints:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._stored: dict[tuple[str, int], CheckpointWrite] = {}
+        self._stored: dict[tuple[str, int], _Stored] = {}
         self._asked: dict[tuple[str, str, int], CheckpointWrite] = {}
 
-    def failover(self, _event: FailoverLoss) -> None:
-        """Take in that a server took over, which may know older ones only."""
-        self._stored.clear()
+    def failover(self, event: FailoverLoss) -> None:
+        """Take in that a server took over, and which ones it has."""
+        self._stored = {
+            (each.subscription, each.shard): _Stored((each.generation, each.number), event)
+            for each in event.checkpoints
+        }
 
     def checkpoint(self, event: CheckpointWrite) -> None:
         of = event.subscription, event.shard
@@ -29,19 +46,17 @@ class Checkpoints:
         asked = self._asked.pop((event.process, *of), None)
         if event.type != "ok":
             return
-        before = self._stored.setdefault(of, event)
-        was, now = _order(before), _order(event)
-        if now < was and asked is not None and asked.time <= before.time:
+        stored = _Stored((event.generation, event.number or 0), event)
+        before = self._stored.setdefault(of, stored)
+        was, now = before.order, stored.order
+        if now < was and asked is not None and asked.time <= before.by.time:
             return
-        self._stored[of] = event
-        if now < was or (now == was and event.position != before.position):
+        self._stored[of] = stored
+        is_another = before.position is not None and event.position != before.position
+        if now < was or (now == was and is_another):
             self._findings.add(
                 "checkpoint-regression",
                 f"checkpoint {now[0]}:{now[1]} of {event.subscription}, shard {event.shard}, was stored after "
                 f"{was[0]}:{was[1]}" + (", with another position" if now == was else ""),
-                (before, event),
+                (before.by, event),
             )
-
-
-def _order(checkpoint: CheckpointWrite) -> tuple[int, int]:
-    return checkpoint.generation, checkpoint.number or 0

@@ -1,34 +1,65 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that it lacks count as never written. The positions and purges that it lacks are forgotten, so that their records
-may be sent again.
+Writes that it lacks count as never written. What it lacks of what was noted, purges and checkpoints, shows in its
+backlog: these records, and no others, may be sent again.
 """
 
-from harvest_lib.audit.checker.records import Observation, RecordIndex
-from harvest_lib.audit.history.events import FailoverLoss
+from typing import NamedTuple
 
-FAILED_OVER = "another server took over, which may not know"
+from harvest_lib.audit.checker.records import Observation, RecordIndex
+from harvest_lib.audit.history.events import FailoverLoss, Term
+
+FAILED_OVER = "another server took over, which did not know of it"
 """The reason for a copy that was sent before a failover and again after it."""
-_NOTED_SECONDS = 30.0
-"""A sent record is purged, or passed by a checkpoint, at most this much later."""
+
+
+class _Failover(NamedTuple):
+    """When the old server was gone, when the new one took over, and the events of its backlog."""
+
+    since: float
+    time: float
+    backlog: frozenset[str]
+
+
+class SentAgain(NamedTuple):
+    """What was sent before a failover and again after it."""
+
+    since: float
+    """The time of the last failover before it was sent again."""
+    was_known: bool
+    """Whether each server that took over in between knew that it was delivered."""
 
 
 class FailoverLosses:
-    """Keeps the times of failovers, and marks the records that the new server lacks."""
+    """Keeps the failovers, and marks the records that the new server lacks."""
 
     def __init__(self, records: RecordIndex) -> None:
         self._records = records
-        self._times: list[tuple[float, float]] = []
+        self._failovers: list[_Failover] = []
+        self._began: dict[str, float] = {}
+        """When each leader began, where that is known."""
+
+    def term(self, event: Term) -> None:
+        """Take in that a leader began."""
+        self._began.setdefault(event.leader_id, event.time)
 
     def failover(self, event: FailoverLoss) -> None:
-        self._times.append((event.since - _NOTED_SECONDS, event.time))
+        self._failovers.append(_Failover(event.since, event.time, frozenset(event.backlog)))
         for each in event.events:
             self._records.get(each).forgotten = True
 
-    def between(self, copy: Observation, before: Observation) -> bool:
-        """Return whether a failover lies between two sends of a record, to a server that may not know of the first."""
+    def between(self, copy: Observation, before: Observation) -> SentAgain | None:
+        """Return what is known of failovers between two sends of a record; None if there was none.
+
+        A leader that began under the old server may send what it had read there even after the failover.
+        """
         first = [produce.time for produce in before.record.produced_by(before.leader_id)]
         again = [produce.time for produce in copy.record.produced_by(copy.leader_id)]
-        return bool(first and again) and any(
-            since <= first[-1] and first[0] < time <= again[-1] for since, time in self._times
-        )
+        if not first or not again:
+            return None
+        began = self._began.get(before.leader_id or "", first[0])
+        later = [each for each in self._failovers if each.time <= again[-1]]
+        lacking = [each for each in later if copy.record.event in each.backlog]
+        if any(began < each.since for each in lacking):
+            return SentAgain(later[-1].time, was_known=False)
+        return SentAgain(later[-1].time, was_known=True) if any(first[0] < each.time for each in later) else None

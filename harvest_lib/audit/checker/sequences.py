@@ -19,13 +19,13 @@ A copy is allowed ("explained") if a reason to send the record again is known an
     barrier            an adjacent copy is: a key never goes back
     pipelined          a repeated run is: it starts at any earlier record, has no gap, and reaches the newest record of
                        its key. `R0 R1 R2 R1 R2` is permitted; `R0 R1 R2 R1` and `R0 R1 R2 R0 R2` are not.
-    after a failover   every copy of a record that the new server may not know of is
+    after a failover   the new server's backlog may come again, once and in order, and nothing else
 """
 
 from collections import defaultdict
 from typing import NamedTuple
 
-from harvest_lib.audit.checker.failover_losses import FAILED_OVER, FailoverLosses
+from harvest_lib.audit.checker.failover_losses import FAILED_OVER, FailoverLosses, SentAgain
 from harvest_lib.audit.checker.finding import Anomaly, Findings
 from harvest_lib.audit.checker.log import ObservedLog
 from harvest_lib.audit.checker.promise import Promise
@@ -44,13 +44,18 @@ class _Copy(NamedTuple):
 class _KeyState:
     """What the pass knows of one key in one partition."""
 
-    __slots__ = ("count", "highest", "last", "last_first", "position", "repeated_run", "writes")
+    __slots__ = ("again", "count", "front", "highest", "last", "last_first", "position", "repeated_run", "writes")
 
     def __init__(self) -> None:
         self.count = 0
         """How many first occurrences there were."""
         self.position = -1
         """The index, among the first occurrences, of the record that the key is at."""
+        self.front = -1
+        """The index that a repeated run has to reach: of the newest record, after a failover of the last one that came
+        again for it."""
+        self.again: dict[float, int] = {}
+        """The index of the last record that came again since a failover, by its time."""
         self.highest: Observation | None = None
         """The first occurrence with the highest `seq`."""
         self.last: Observation | None = None
@@ -58,7 +63,7 @@ class _KeyState:
         """The last first occurrence."""
         self.writes: set[WriteLifecycle] = set()
         self.repeated_run: list[_Copy] = []
-        """Copies of a pipelined run that has not yet reached the key's newest record. They are judged when it ends."""
+        """Copies of a pipelined run that has not yet reached the front. They are judged when it ends."""
 
 
 class Sequences:
@@ -101,7 +106,7 @@ class Sequences:
         self._check_skip(key, observation)
         self._check_order(key, observation)
         record, highest = observation.record, key.highest
-        record.index = key.position = key.count
+        record.index = key.position = key.front = key.count
         key.count += 1
         key.last_first = observation
         if record.write is not None:
@@ -134,10 +139,17 @@ class Sequences:
         record = observation.record
         adjacent = key.last is not None and key.last.record is record
         copy = self._copy_of(observation, previous, adjacent=adjacent)
-        if self._failover_losses.between(observation, previous):
+        again = self._failover_losses.between(observation, previous)
+        if again is not None and again.was_known:
             self._end_incomplete_run(key)
-            key.position = record.index
-            self._permit(copy._replace(reason=FAILED_OVER))
+            key.position = key.front = record.index
+            self._judge_failed_over(copy, again)
+        elif again is not None and record.index > key.again.get(again.since, -1):
+            key.again[again.since] = record.index
+            self._judge_failed_over(copy, again)
+            if not key.repeated_run:
+                key.front = record.index
+            self._go_on(key, record.index)
         elif self._promise.transactional:
             self._forbid(copy, "committed readers are promised none")
         elif previous.partition != observation.partition:
@@ -149,16 +161,27 @@ class Sequences:
         else:
             self._forbid(copy, "the key goes back")
 
+    def _judge_failed_over(self, copy: _Copy, again: SentAgain) -> None:
+        """Judge what was sent before a failover and again after it."""
+        if again.was_known:
+            self._forbid(copy, "the server that took over in between knew that it was delivered")
+        else:
+            self._permit(copy._replace(reason=FAILED_OVER))
+
     def _take_pipelined(self, key: _KeyState, copy: _Copy) -> None:
-        """Add a copy to the run that is repeated, and end the run once it has reached the key's newest record."""
+        """Add a copy to the run that is repeated, and end the run once it has reached the front."""
         index = copy.observation.record.index
         if index > key.position + 1:
             self._end_incomplete_run(key)
             self._forbid(copy, "the run that repeats has a gap before it")
         else:
             key.repeated_run.append(copy)
+        self._go_on(key, index)
+
+    def _go_on(self, key: _KeyState, index: int) -> None:
+        """Have a key at another record, and permit the run that is repeated if that is the front."""
         key.position = index
-        if index == key.count - 1:
+        if index == key.front:
             for repeated in key.repeated_run:
                 self._permit(repeated)
             key.repeated_run.clear()
@@ -171,7 +194,10 @@ class Sequences:
     def _judge_without_key(self, observation: Observation, previous: Observation) -> None:
         """Judge a copy of a record without a key, which has no place in an order."""
         copy = self._copy_of(observation, previous, adjacent=False)
-        if self._promise.transactional:
+        again = self._failover_losses.between(observation, previous)
+        if again is not None:
+            self._judge_failed_over(copy, again)
+        elif self._promise.transactional:
             self._forbid(copy)
         else:
             self._permit(copy)

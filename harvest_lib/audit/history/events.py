@@ -48,6 +48,15 @@ class ReadPosition(NamedTuple):
     offset: int
 
 
+class StoredCheckpoint(NamedTuple):
+    """The checkpoint that a server has of a subscription's shard."""
+
+    subscription: str
+    shard: int
+    generation: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What all events have. `time` is the boot clock's, `wall` Unix time, both in seconds."""
@@ -192,12 +201,15 @@ class Park(Event):
 class FailoverLoss(Event):
     """A failover to a server that lacks the newest transactions: the writes of `events`, and what was noted of others.
 
-    The new server has all that was committed by `since`.
+    The old server is gone since `since`. `backlog` are the records that the new one has and, as far as it knows, are
+    still to be delivered.
     """
 
     kind = "regress"
     events: tuple[str, ...]
     since: float
+    backlog: tuple[str, ...] = ()
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harvest_lib.cli.actions import audit, check, grants, history, init, liveness, log_output, outbox, park
-    from harvest_lib.cli.actions import pipeline, pump, segments, stack, status, status_line, subscriptions, version
+    from harvest_lib.cli.actions import (
+        partition,
+        pipeline,
+        pump,
+        segments,
+        stack,
+        status,
+        status_line,
+        subscriptions,
+        telemetry,
+    )
+    from harvest_lib.cli.actions import version
 else:
 
     def __getattr__(name: str) -> object:

@@ -7,9 +7,10 @@ import typer
 from harvest_lib.cli.options import Source
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.errors import ConfigError
+from harvest_lib.errors import ConfigError, DatabaseError, OutboxTableError
 from harvest_lib.grants import ReadingMode
 from harvest_lib.grants.kafka import Acl, commands
+from harvest_lib.harvester import choices
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.record import is_legal_topic
 
@@ -23,6 +24,21 @@ def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | N
     if kind == "mark":
         return "mark_batches" if harvest.exactly_once else "mark"
     return "batches"
+
+
+def elected(harvest: HarvestConfig) -> HarvestConfig:
+    """Return a configuration with what `auto` stands for. If it leaves that open, the table decides."""
+    outbox = OutboxTable.parse(harvest.outbox_table)
+    if "auto" not in (harvest.delivery, harvest.leadership):
+        return harvest
+    if not choices.reads_table(harvest):
+        return choices.resolved(harvest, choices.choices_of(harvest), outbox)
+    try:
+        with connect(harvest.data_source.conninfo()) as connection:
+            return choices.resolved(harvest, choices.read_choices(harvest, connection, outbox), outbox)
+    except (DatabaseError, OutboxTableError) as error:
+        next_step = f"{error.next_step}; or name `source` in the configuration: then the table is not asked"
+        raise type(error)(error.cause, evidence=error.evidence, next_step=next_step) from error
 
 
 def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import typer
@@ -11,20 +12,27 @@ from rich.text import Text
 
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.cli.terminal import printable, stop_on_signals
+from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.declaration import Declaration, load
 from harvest_lib.pipeline.folder import offsets_folder
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.operations import PipelineStatus
 from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.pipeline.telemetry import PipelineTelemetry
+from harvest_lib.telemetry.otel_metrics import reported
+from harvest_lib.telemetry.server import Listener
 
 OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
 
-def run_until_stopped(file: Path, *, resume_only: bool = False) -> None:
+def run_until_stopped(file: Path, *, resume_only: bool = False, listen: str | None = None) -> None:
     pipeline = Pipeline(load(file))
+    tune_interpreter()
     stop_on_signals(pipeline.stop)
-    pipeline.run(resume_only=resume_only)
+    telemetry = PipelineTelemetry(pipeline)
+    with Listener(listen, telemetry) if listen else nullcontext(), reported(telemetry):
+        pipeline.run(resume_only=resume_only)
 
 
 def show_status(declaration: Declaration, status: PipelineStatus) -> None:

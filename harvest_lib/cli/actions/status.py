@@ -1,7 +1,7 @@
 """What `harvest status` reads and how it shows it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from harvest_lib.cli.terminal import printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable, check_column_mapping
+from harvest_lib.outbox.held_segments import Held
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.subscriptions.admin import unreadable_note
 
@@ -43,6 +44,10 @@ class Status:
     members: int | None
     """Number of processes in the pool; None if they are not counted."""
     records_per_second: float
+    outbox_bytes: int
+    database_bytes: int | None
+    """None where our role may not see it."""
+    database_limit_bytes: int | None
     kafka_trouble: str | None
     """Why Kafka could not tell the leader."""
     notes: list[str]
@@ -50,6 +55,10 @@ class Status:
     subscriptions: list[dict[str, Any]]
     """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then that of the
     configured subscription, counted up to 100,000."""
+
+
+_SLOW_EVERY_SECONDS = 60.0
+"""What takes long to find out and changes slowly, sizes and segments that are held, is asked again after so long."""
 
 
 class StatusReadings:
@@ -61,6 +70,8 @@ class StatusReadings:
         self._config = config
         self._reader = StatusReader(connection, config)
         self._done, self._at = self._reader.done(self._reader.shards()), time.monotonic()
+        self._sizes, self._held = self._reader.sizes(), self._reader.held()
+        self._slow_at = time.monotonic()
 
     def next(self) -> Status:
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
@@ -72,6 +83,9 @@ class StatusReadings:
         waiting = self._reader.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
         leaders = self._reader.leaders()
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
+        if time.monotonic() - self._slow_at >= _SLOW_EVERY_SECONDS:
+            self._sizes, self._held = self._reader.sizes(), self._reader.held()
+            self._slow_at = time.monotonic()
         unreadable = [unreadable_note(each) for each in shards if each.checkpoint_trouble]
         return Status(
             table=str(self._table),
@@ -84,8 +98,11 @@ class StatusReadings:
             leaders=leaders.by_shard,
             members=leaders.members,
             records_per_second=round(max(0.0, rate), 1),
+            outbox_bytes=self._sizes.outbox,
+            database_bytes=self._sizes.database,
+            database_limit_bytes=self._config.database_limit_bytes,
             kafka_trouble=leaders.trouble,
-            notes=[*leaders.notes, *self._reader.detached(), *unreadable],
+            notes=[*leaders.notes, *self._reader.detached(), *_held_notes(self._held), *unreadable],
             subscriptions=[shard_json(*each) for each in read],
         )
 
@@ -135,7 +152,27 @@ def _status_table(status: Status) -> Table:
         name = f"{escape(reader['name'])} {reader['shard']}/{reader['shards']}"
         grid.add_row("subscription", f"{name}: {reader['lag_records']:,}{more} behind{led}")
     grid.add_row("rate", f"{status.records_per_second:,.0f} records/s")
+    grid.add_row("on disk", _on_disk(status))
     return grid
+
+
+def _on_disk(status: Status) -> str:
+    said = f"{status.outbox_bytes / 1e6:,.1f} MB"
+    if status.database_bytes is None:
+        return said
+    said += f", of a database of {status.database_bytes / 1e6:,.1f} MB"
+    if status.database_limit_bytes is None:
+        return said
+    style = "red" if status.database_bytes >= status.database_limit_bytes else "none"
+    return f"{said}, [{style}]which may have {status.database_limit_bytes / 1e6:,.1f} MB[/]"
+
+
+def _held_notes(held: Mapping[str, Held]) -> list[str]:
+    return [
+        f"the subscription {name!r} holds back {each.segments} segments of {each.bytes / 1e6:,.1f} MB"
+        for name, each in held.items()
+        if each.segments
+    ]
 
 
 def _note_lines(status: Status) -> list[Text]:

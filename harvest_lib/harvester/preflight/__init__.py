@@ -7,6 +7,7 @@ It reads, and changes nothing, but that a transactional id of its own is registe
 from collections.abc import Collection
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester.preflight.certificates import check_certificates
 from harvest_lib.harvester.preflight.kafka import check_kafka
 from harvest_lib.harvester.preflight.postgres import check_postgres
 from harvest_lib.harvester.preflight.report import Finding, Report
@@ -18,6 +19,7 @@ def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
     """Return what a harvester of this configuration would find. `topics` are those it will deliver to, beside those
     that are named in the outbox and by its subscription."""
     report = Report()
+    check_certificates(config, report)
     found = check_postgres(config, report)
-    check_kafka(config, {*topics, *found.topics}, report, found.checks)
+    check_kafka(found.config or config, {*topics, *found.topics}, report, found.checks)
     return report

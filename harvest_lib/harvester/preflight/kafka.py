@@ -11,21 +11,23 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from harvest_lib.checkpoints.topic import COMPACTED, removes_checkpoints
 from harvest_lib.clock import Deadline
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, TopicCompacted, TopicMissing
-from harvest_lib.grants.kafka import Acl, Resource, commands
+from harvest_lib.grants.kafka import Resource
 from harvest_lib.harvester.engines import Check
 from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.preflight.report import Report
+from harvest_lib.harvester.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.kafka_client import (
     client_settings,
     is_refusal,
     topic_missing,
     topic_partitions,
+    topic_settings,
     topic_too_small,
     translate,
 )
@@ -74,8 +76,9 @@ class _Cluster:
             run("kafka", f"the group {config.leader_group_id}", self._group)
             self._own_topic(config.leader_topic, creates=config.create_leader_topic, config={})
         if config.delivery == "transactional":
-            self._own_topic(config.checkpoint_topic, creates=True, config={"cleanup.policy": "compact"})
-            run("kafka", "transactions", self._transactions)
+            self._own_topic(config.checkpoint_topic, creates=True, config=COMPACTED)
+            self._compacted(config.checkpoint_topic)
+            run("kafka", "transactions", lambda: try_transactions(config))
         for topic in sorted(topics):
             run("kafka", f"the topic {topic}", partial(self._topic, topic))
         self._replication(topics)
@@ -129,6 +132,17 @@ class _Cluster:
         self._require("topic", topic, self._describe(topic, "Read").authorized_operations, operations)
         if self._present[topic] < needed:
             raise topic_too_small(topic, partitions=self._present[topic], needed=needed, why="one for each shard")
+
+    def _compacted(self, topic: str) -> None:
+        """Warn if Kafka removes checkpoints by age or size, as it does by default from a topic that somebody made."""
+        policy = self._configured(topic).get("cleanup.policy", "") if topic in self._present else ""
+        if removes_checkpoints(policy):
+            self._report.warn(
+                "kafka",
+                f"Kafka removes old checkpoints from the topic {topic!r}: without them no leader begins",
+                evidence=f"`cleanup.policy` is {policy!r}, and should be `compact`",
+                next_step=self._alter(topic, "cleanup.policy=compact"),
+            )
 
     def _topic(self, topic: str) -> None:
         """Check a topic that records go to."""
@@ -213,19 +227,6 @@ class _Cluster:
             next_step=self._alter(topic, f"min.insync.replicas={max(1, replicas - 1)}"),
         )
 
-    def _transactions(self) -> None:
-        """Try out a transactional id beside those of the shards: nobody is fenced by it."""
-        name = f"{self._config.checkpoint_topic}.check"
-        settings = self._config.kafka_settings(for_producer=True)
-        producer = Producer(client_settings(settings, **{"transactional.id": name}))
-        try:
-            producer.init_transactions(2 * _SECONDS)
-        except KafkaException as error:
-            if is_refusal(error.args[0]):
-                prefix = f"{self._config.checkpoint_topic}."
-                raise self._denied("transactional-id", prefix, ["Write"], error.args[0].str(), prefixed=True) from error
-            raise translate(error.args[0], settings=settings) from error
-
     def _describe(self, topic: str, operation: str) -> Any:
         answer = self._admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=_SECONDS
@@ -234,12 +235,7 @@ class _Cluster:
 
     def _configured(self, topic: str) -> dict[str, str]:
         """Return the topic's settings; none if we may not see them."""
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        try:
-            entries: Any = self._admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result(_SECONDS)
-        except (KafkaException, TimeoutError):
-            return {}
-        return {name: entry.value for name, entry in entries.items()}
+        return topic_settings(self._admin, [topic], timeout_seconds=_SECONDS)[topic]
 
     def _result(self, future: "Future[Any]", resource: Resource, name: str, operation: str) -> Any:
         try:
@@ -256,19 +252,10 @@ class _Cluster:
                 resource, name, missing, f"allowed: {', '.join(each.name for each in allowed) or 'none'}"
             )
 
-    def _denied(
-        self, resource: Resource, name: str, operations: list[str], evidence: str, *, prefixed: bool = False
-    ) -> KafkaAccessDenied:
-        user = self._settings.get("sasl.username", "…")
-        acls = [
-            Acl(principal=f"User:{user}", resource=resource, name=name, operation=each, prefixed=prefixed)
-            for each in operations
-        ]
-        return KafkaAccessDenied(
-            f"we lack {', '.join(operations)} on the {resource} {name!r}",
-            evidence=evidence,
-            next_step=f"{'; '.join(commands(acls, servers=self._servers))}; or all that `harvest grants kafka` prints",
-        )
+    def _denied(self, resource: Resource, name: str, operations: list[str], evidence: str) -> KafkaAccessDenied:
+        is_ours = resource == "topic" and name == self._config.checkpoint_topic
+        otherwise = f"; {WITHOUT}" if is_ours else ""
+        return lacking(self._config, resource, name, operations, evidence, otherwise=otherwise)
 
     def _alter(self, topic: str, setting: str) -> str:
         return self._command("kafka-configs.sh", "--alter", "--topic", topic, "--add-config", setting)

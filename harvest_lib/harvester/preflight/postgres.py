@@ -14,8 +14,10 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
-from harvest_lib.harvester.engines import BatchEngine, Check, marking_checks, source_kind
+from harvest_lib.harvester.choices import read_choices, resolved
+from harvest_lib.harvester.engines import BatchEngine, Check, marking_checks
 from harvest_lib.harvester.factory import make_selection, read_pool
+from harvest_lib.harvester.former_election import NEXT_STEP, refuse_group
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement
@@ -58,6 +60,8 @@ class Found:
 
     topics: set[str] = field(default_factory=set)
     checks: list[Check] = field(default_factory=list)
+    config: HarvestConfig | None = None
+    """The configuration with what `auto` stands for; None where that is not known."""
 
 
 def check_postgres(config: HarvestConfig, report: Report) -> Found:
@@ -98,8 +102,8 @@ class _Table:
         self._connection = connection
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
-        self._kind = "mark"
         self._mode: ReadingMode = "mark"
+        self._elects_otherwise = False  # than it did before there was `leadership: auto`
 
     def check(self) -> Found:
         run, connection, table, found = self._report.run, self._connection, self._table, Found()
@@ -107,6 +111,9 @@ class _Table:
             return found
         if not run("postgres", f"the table {table}", self._find):
             return found
+        found.config = self._config
+        if self._elects_otherwise:
+            found.checks.append(("nobody elects through Kafka", self._refuse_group))
         sound = run("postgres", "columns", self._columns)
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
@@ -115,7 +122,8 @@ class _Table:
         sound &= run("postgres", "grants", self._grants)
         sound &= run("postgres", "row-level security", self._all_rows)
         if sound:  # else what follows would fail for what was found above
-            checks, found.checks = self._engine_checks()
+            checks, with_kafka = self._engine_checks()
+            found.checks += with_kafka
             for what, step in checks:
                 run("postgres", what, step)
         run("postgres", "topics that are named", lambda: found.topics.update(self._topics()))
@@ -134,7 +142,7 @@ class _Table:
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
         if self._missing():  # a start creates them, and finds nothing in them
             return checks, []
-        engine = BatchEngine(config, table, self._kind, pool=partial(read_pool, config))
+        engine = BatchEngine(config, table, pool=partial(read_pool, config))
         return engine.checks(connection), engine.checks_with_kafka()
 
     def _warn_unless_parks(self) -> None:
@@ -144,6 +152,15 @@ class _Table:
                 ParkedRecords(self._table).check(self._connection)
         except (DatabaseAccessDenied, OutboxTableError) as error:
             self._report.warn("postgres", error.cause, evidence=error.evidence, next_step=error.next_step)
+
+    def _refuse_group(self) -> None:
+        if reason := refuse_group(self._config):
+            self._report.warn(
+                "kafka",
+                "Kafka does not say whether processes of this pool elect through it",
+                evidence=f"the consumer group {self._config.leader_group_id!r}: {reason}",
+                next_step=NEXT_STEP,
+            )
 
     def _require_primary(self) -> None:
         with translated():
@@ -157,8 +174,12 @@ class _Table:
 
     def _find(self) -> None:
         self._table.kind(self._connection)  # else there is none
-        self._kind = source_kind(self._connection, self._config, self._table)
-        self._mode = "batches" if self._kind != "mark" else "mark_batches" if self._config.exactly_once else "mark"
+        choices = read_choices(self._config, self._connection, self._table)
+        self._elects_otherwise = (self._config.leadership, choices.leadership) == ("auto", "postgres")
+        self._config = resolved(self._config, choices, self._table)
+        self._report.passed.append(("configuration", str(choices)))
+        marks: ReadingMode = "mark_batches" if self._config.exactly_once else "mark"
+        self._mode = marks if choices.source == "mark" else "batches"
 
     def _columns(self) -> None:
         if self._config.columns is not None:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 from harvest_lib.errors import AdaptorError, ConfigError
 from harvest_lib.pipeline.message import Message
+
+if TYPE_CHECKING:
+    from harvest_lib.consume.retention import Retained
 
 GROUP = "harvest_lib.adaptors"
 
@@ -44,6 +47,15 @@ class Reader(Protocol):
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         return
+
+
+@runtime_checkable
+class RetainedReader(Protocol):
+    """A reader of logs whose source removes old messages, read or not."""
+
+    def retained(self) -> "Sequence[Retained]":
+        """Return what is known of them. From any thread, often; does not wait."""
+        ...
 
 
 class Writer(Protocol):

@@ -8,14 +8,24 @@ Data is extended JSON, so what is written as an envelope is read back as the sam
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from ctypes import Array, c_int32
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from harvest_lib.errors import MessageRefused
+from harvest_lib.native import Pieces, Wrapping
+from harvest_lib.pipeline.encoded_messages import PARTS
 from harvest_lib.pipeline.extended_json import dumps, loads
+from harvest_lib.pipeline.heads import Head
+from harvest_lib.pipeline.joined_messages import JoinedMessages
+from harvest_lib.pipeline.logged_messages import LoggedMessages
 from harvest_lib.pipeline.message import Message, Op
 
 Content: TypeAlias = Literal["envelope", "data"]
+
+JoinedEncodings: TypeAlias = "tuple[Pieces, Array[c_int32]]"
+"""What the messages of a batch are, and the kind of each."""
 
 _OPS = {each.name.lower(): each for each in Op}
 _TIMESTAMPS = 1 << 64
@@ -35,12 +45,48 @@ def encode(message: Message, content: Content) -> bytes:
                 next_step="write envelopes (`content: envelope`), or drop such messages in a transform",
             )
         return data
-    return b'{"op":"%b","timestamp":%d,"namespace":%b,"data":%b}' % (
-        _NAMES[message.op],
-        message.timestamp,
-        _quoted(message.namespace),
-        data,
-    )
+    return b"%b%b}" % (_before_data(message.op, message.timestamp, message.namespace), data)
+
+
+def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
+    """Return each message as `encode` does. Raises MessageRefused."""
+    if not isinstance(messages, LoggedMessages) or (content == "data" and any(map(_needs_its_op, set(messages.heads)))):
+        return [encode(message, content) for message in messages]
+    if content == "data":
+        return list(messages.values)
+    before = {head: _before_data(PARTS[head[1]][1], head[0], head[2].decode()) for head in set(messages.heads)}
+    return [b"%b%b}" % (before[head], value) for head, value in zip(messages.heads, messages.values, strict=True)]
+
+
+def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"") -> "list[JoinedEncodings] | None":
+    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None where that has to look at
+    them."""
+    if not isinstance(messages, LoggedMessages) or messages.joined is None:
+        return None
+    if content == "data" and any(map(_needs_its_op, messages.kinds)):
+        return None
+    around: dict[Head, Wrapping] = {}
+    for head in messages.kinds:
+        timestamp, byte, key = head
+        if content == "data":
+            around[head] = Wrapping(b"", end)
+        else:
+            around[head] = Wrapping(_before_data(PARTS[byte][1], timestamp, key.decode()), b"}" + end)
+    return [wrapped(part, around) for part in messages.joined]
+
+
+def wrapped(part: "tuple[JoinedMessages, int, int]", around: Mapping[Head, Wrapping]) -> JoinedEncodings:
+    """Return what messages of a batch are in their wrappings, which their heads have; those without are left out."""
+    batch, begin, end = part
+    return batch.rows.wrapped(begin, end, [around.get(head) for head in batch.table])
+
+
+def _needs_its_op(head: Head) -> bool:
+    return PARTS[head[1]][1] in {Op.DELETE, Op.COMMAND}
+
+
+def _before_data(op: Op, timestamp: int, namespace: str) -> bytes:
+    return b'{"op":"%b","timestamp":%d,"namespace":%b,"data":' % (_NAMES[op], timestamp, _quoted(namespace))
 
 
 @lru_cache(maxsize=1_000)

@@ -18,7 +18,7 @@ Promises
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import psycopg
@@ -30,10 +30,14 @@ from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
+from harvest_lib.native import NativeRows, encode
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
-from harvest_lib.pipeline.message import Message, Op
-from harvest_lib.record import Row
+from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages
+from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
+from harvest_lib.pipeline.joined_messages import JoinedMessages
+from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.source.filters import Subscription, subscription_filter
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
@@ -41,6 +45,10 @@ from harvest_lib.source.snapshot import SnapshotSource
 _log = logging.getLogger(__name__)
 
 _IS_THERE = "SELECT EXISTS (SELECT FROM {} WHERE subscription = %s)"
+
+_INSERT, _NOOP = BYTES[Mode.SYNC, Op.INSERT], BYTES[Mode.SYNC, Op.NOOP]
+_PARTS = {"id": ID, "key": KEY, "value": VALUE}
+"""Fields of a message that are parts of a row as they are."""
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.05
 _AWAY_SECONDS = 0.5
@@ -104,8 +112,7 @@ class OutboxReader:
             pause = _SHORTEST_PAUSE_SECONDS
             number, delivered, position = number + 1, delivered + len(page.rows), page.position
             place = {"generation": generation, "number": number, "delivered": delivered, "position": position}
-            now = unix_ms()
-            yield [*(_message(row, now) for row in page.rows), Message(Op.NOOP, now, self._namespace, place)]
+            yield messages_of(page.rows, unix_ms(), self._namespace, place)
 
     def kept(self, last: Mapping[str, Message]) -> None:
         """See `Reader`. Raises CheckpointError if another reads by the subscription, or it was moved."""
@@ -196,10 +203,71 @@ def _checkpoint(place: Mapping[str, Any], **seen: Any) -> Checkpoint:
     )
 
 
-def _message(row: Row, timestamp: int) -> Message:
-    record_id, topic, key, value, names, contents = row
+def messages_of(
+    rows: Sequence[Row], timestamp: int, namespace: str, place: Mapping[str, Any]
+) -> "JoinedMessages | OutboxMessages":
+    """Return a page of records, an insert each, and a NOOP that says up to where they are: encoded in C if that is in
+    use and understands all of them. `place` is the data of the NOOP, and `namespace` its own."""
+    found = encode(rows, dumps(place)) if isinstance(rows, NativeRows) else None
+    if found is None:
+        return OutboxMessages(list(rows), timestamp, namespace, place)
+    encoded, topics = found
+    heads = [(timestamp, _INSERT, topic.encode()) for topic in topics]
+    return JoinedMessages(encoded, [*heads, (timestamp, _NOOP, namespace.encode())])
+
+
+class OutboxMessages(EncodedMessages):
+    """Such a page, encoded in Python."""
+
+    __slots__ = ("_place", "_rows")
+
+    def __init__(self, rows: Sequence[Row], timestamp: int, namespace: str, place: Mapping[str, Any]) -> None:
+        """See `messages_of`."""
+        topics = {topic: (timestamp, _INSERT, topic.encode()) for topic in {row[TOPIC] for row in rows}}
+        heads = [topics[row[TOPIC]] for row in rows]
+        heads.append((timestamp, _NOOP, namespace.encode()))
+        super().__init__(heads, [*_encoded(rows), dumps(place)])
+        self._rows = rows
+        self._place = place
+
+    def data(self, place: int) -> Mapping[str, Any]:
+        """See `EncodedMessages`."""
+        return _data(self._rows[place]) if place < len(self._rows) else self._place
+
+    def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
+        """See `EncodedMessages`."""
+        part = _PARTS.get(name)
+        if part is None:
+            return super().column(name, begin, end)
+        found = [row[part] for row in self._rows[begin:end]]
+        return found if end <= len(self._rows) else [*found, self._place.get(name)]
+
+
+def _data(row: Row) -> Mapping[str, Any]:
+    record_id, _, key, value, names, contents = row
     headers = [[name, content] for name, content in zip(names, contents, strict=False)]
-    return Message(Op.INSERT, timestamp, topic, {"id": record_id, "key": key, "value": value, "headers": headers})
+    return {"id": record_id, "key": key, "value": value, "headers": headers}
+
+
+def _encoded(rows: Sequence[Row]) -> Iterator[bytes]:
+    """Yield what `dumps` makes of the data of each row."""
+    for row in rows:
+        record_id, _, key, value, names, contents = row
+        try:
+            text = "null" if value is None else quoted(cast("str", value))
+            headers = _pair(names[0], contents[0]) if len(names) == len(contents) == 1 else _pairs(names, contents)
+            found = as_dumped(f'{{"id":{record_id},"key":{quoted(key)},"value":{text},"headers":[{headers}]}}')
+        except TypeError:  # bytes, or an array of arrays
+            found = None
+        yield dumps(_data(row)) if found is None else found
+
+
+def _pairs(names: Sequence[str], contents: Sequence[str | None]) -> str:
+    return ",".join([_pair(name, content) for name, content in zip(names, contents, strict=False)])
+
+
+def _pair(name: str, content: str | None) -> str:
+    return f"[{quoted(name)},{'null' if content is None else quoted(content)}]"
 
 
 ADAPTOR = Adaptor(

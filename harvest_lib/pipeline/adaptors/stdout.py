@@ -7,8 +7,9 @@ from pydantic import Field
 
 from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side, Writer
-from harvest_lib.pipeline.adaptors.envelope import Content, encode
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.adaptors.envelope import Content, encode_all
+from harvest_lib.pipeline.logged_messages import without_noops
+from harvest_lib.pipeline.message import Message
 
 
 class StdoutWriting(Options):
@@ -25,7 +26,7 @@ class StdoutWriter(Writer):
         self._content = options.content
 
     def write(self, messages: Sequence[Message]) -> None:
-        lines = b"".join(encode(each, self._content) + b"\n" for each in messages if each.op is not Op.NOOP)
+        lines = b"".join([line + b"\n" for line in encode_all(without_noops(messages), self._content)])
         try:
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()

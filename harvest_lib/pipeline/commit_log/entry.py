@@ -12,6 +12,7 @@
 There is nothing between entries. Pure: bytes in, bytes out.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import chain
 from struct import Struct
@@ -73,6 +74,14 @@ def mode_byte(mode: int, op: int) -> int:
 
 def parts_of(mode: int) -> tuple[int, int]:
     return mode & _HIGHEST_MODE, mode >> _MODE_BITS & _HIGHEST_OP
+
+
+class Packable(Iterable[Unnumbered]):
+    """Entries that can be packed in a way of their own."""
+
+    @abstractmethod
+    def packing(self, offset: int) -> "Packing":
+        """Return what `Packing` would be of them."""
 
 
 class _Packers(dict[int, Callable[..., bytes]]):

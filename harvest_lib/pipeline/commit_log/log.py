@@ -11,7 +11,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import LogError, LogUnwritable, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
 from harvest_lib.pipeline.commit_log.compaction import Compacted
-from harvest_lib.pipeline.commit_log.entry import Packing, Unnumbered
+from harvest_lib.pipeline.commit_log.entry import Packable, Packing, Unnumbered
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder, writing
 from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
@@ -91,7 +91,7 @@ class CommitLog(LogView):
         with self._lock:
             self._check()
             first = self.end
-            packing = Packing(entries, first)
+            packing = entries.packing(first) if isinstance(entries, Packable) else Packing(entries, first)
             while not packing.done:
                 self._take(packing)
             if self.end > first:

@@ -139,13 +139,13 @@ class SegmentWriter:
     def write(self, packed: Packed) -> None:
         """Add entries. Raises OSError, and then nothing was added."""
         segment, data = self.segment, packed.data
-        position, length, first, checksum = segment.size_bytes, len(data), packed.first, crc32(data)
+        position, length = segment.size_bytes, len(data)
         grows = self._grows and segment.blocks[-1].length + length <= BLOCK_BYTES
         if grows:
             last = segment.blocks[-1]
             block = Block(last.position, last.length + length, last.first, packed.next, crc32(data, last.checksum))
         else:
-            block = Block(position, length, first, packed.next, checksum)
+            block = Block(position, length, packed.first, packed.next, crc32(data))
         record = index.encode(block, packed.newest)
         self.synced = False
         self._write(data, position, record)

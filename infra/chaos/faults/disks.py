@@ -18,6 +18,8 @@ from infra.waiting import until
 _NO_ROOM = b"No space left on device"
 _NOTICE_SECONDS = 60.0
 _WAL_TOO = 0.5
+_MOST_SEGMENTS = 100
+"""More than a server keeps of those that it has done with, to use them again."""
 
 _disks: dict[Path, Disk] = {}
 
@@ -48,7 +50,7 @@ def _postgres_full(system: System, draw: random.Random, _write: Callable[[], Wri
     disk.fill()
     try:
         if draw.random() < _WAL_TOO:
-            _want_a_segment(system)
+            _want_segments(system)
         _await_noticed(log, seen)
         yield
     finally:
@@ -76,12 +78,13 @@ def _await_answers(system: System) -> None:
     )
 
 
-def _want_a_segment(system: System) -> None:
-    """Have it begin a segment of its log; that this fails, or ends it, is what we are here for."""
+def _want_segments(system: System) -> None:
+    """Have it begin segments of its log until it has no more; that one fails, or ends it, is what we are here for."""
     try:
         with psycopg.connect(system.dsn, autocommit=True) as connection:
-            connection.execute("SELECT pg_switch_wal()")
-            connection.execute("SELECT pg_logical_emit_message(true, 'chaos', '')")
+            for _ in range(_MOST_SEGMENTS):
+                connection.execute("SELECT pg_switch_wal()")
+                connection.execute("SELECT pg_logical_emit_message(true, 'chaos', '')")
     except psycopg.Error:
         return
 

@@ -1,19 +1,22 @@
 """Faults after which another Postgres is the primary: a standby that was copied and followed, and is promoted.
 
 The first kind of standby has all that was committed. The second lacks the tail: what it lacks is asked of it and told,
-and what halts on it is started again, after the command that the error names.
+before anybody else reaches it, and what halts on it is started again, after the command that the error names.
 """
 
+import json
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import psycopg
+from psycopg.sql import SQL
 
-from harvest_lib.audit.history.events import FailoverLoss, Write
+from harvest_lib.audit.history.events import FailoverLoss, StoredCheckpoint, Write
 from harvest_lib.audit.history.reader import read_history
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
@@ -21,7 +24,7 @@ from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault, Injection
-from infra.chaos.system import System
+from infra.chaos.system import Mode, System
 from infra.chaos.writing import Writing
 from infra.waiting import until
 
@@ -30,6 +33,28 @@ _FOLLOWS = "SELECT sync_state FROM pg_stat_replication WHERE application_name = 
 _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _GOES_ON = "SELECT checkpoint -> 'position' -> 'server' ->> 'timeline' FROM outbox_subscriptions"
 _HALTED = "another server was promoted"
+_MARKED = SQL("SELECT kafka_value FROM outbox UNION ALL SELECT record ->> 'kafka_value' FROM outbox_parked")
+"""What is delivered is deleted."""
+_PASSED = {
+    "snapshot": SQL(
+        "pg_visible_in_snapshot(o.transaction_id, (position ->> 'prev')::pg_snapshot)"
+        " OR o.id <= (position ->> 'after')::bigint"
+        " AND pg_visible_in_snapshot(o.transaction_id, (position ->> 'cur')::pg_snapshot)"
+    ),
+    "transaction_id": SQL(
+        "(o.transaction_id, o.id) <= ((position ->> 'transaction_id')::xid8, (position ->> 'id')::bigint)"
+    ),
+}
+_READ = SQL("""
+SELECT kafka_value FROM outbox AS o
+LEFT JOIN (SELECT checkpoint -> 'position' AS position FROM outbox_subscriptions) AS reached ON true
+WHERE NOT coalesce({passed}, false) OR coalesce(position -> 'deferred' @> to_jsonb(o.id), false)
+   OR EXISTS (SELECT FROM outbox_set_aside AS parked WHERE parked.id = o.id)
+""")
+_CHECKPOINTS = """
+SELECT subscription, shard, generation, (checkpoint ->> 'number')::bigint FROM outbox_subscriptions
+WHERE checkpoint IS NOT NULL
+"""
 _FOLLOWING_SECONDS = (1.0, 3.0)
 _BEHIND_SECONDS = (0.3, 1.5)
 _READY_SECONDS = 60.0
@@ -40,11 +65,11 @@ def _failover(state: str) -> Injection:
     def inject(system: System, draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
         old, new = system.postgres, _standby(system, state)
         time.sleep(draw.uniform(*_FOLLOWING_SECONDS))
-        since = boot_seconds()
         if state == "async":
             _fall_behind(old)
             time.sleep(draw.uniform(*_BEHIND_SECONDS))
         old.kill()
+        since = boot_seconds()
         try:
             yield
         finally:
@@ -94,13 +119,32 @@ def _fall_behind(primary: PostgresServer) -> None:
 
 
 def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
-    """Promote a standby that has followed until `since`, and record what it lacks."""
+    """Promote a standby that has fallen behind, and record what it lacks and what it takes for undelivered. The primary
+    is gone since `since`."""
     at, asked = boot_seconds(), _asked_for(system)
     new.promote()
     with psycopg.connect(new.dsn, autocommit=True) as connection:
         there = {str(event) for (event,) in connection.execute("SELECT event FROM chaos_written")}
-    lacks = tuple(sorted(asked - there))
-    system.happened.append(FailoverLoss(type="ok", process="postgres", time=at, events=lacks, since=since))
+        backlog = backlog_of(connection, system.mode)
+        row = connection.execute("SELECT to_regclass('outbox_subscriptions') IS NOT NULL").fetchone()
+        checkpoints = connection.execute(_CHECKPOINTS).fetchall() if row == (True,) else []
+    system.happened.append(
+        FailoverLoss(
+            type="ok",
+            process="postgres",
+            time=at,
+            events=tuple(sorted(asked - there)),
+            since=since,
+            backlog=tuple(sorted(backlog)),
+            checkpoints=tuple(StoredCheckpoint(*each) for each in checkpoints),
+        )
+    )
+
+
+def backlog_of(connection: psycopg.Connection[Any], mode: Mode) -> set[str]:
+    """Return the events that are to be delivered, as far as the server knows, parked ones among them."""
+    find = _MARKED if mode.source == "mark" else _READ.format(passed=_PASSED[mode.source])
+    return {json.loads(value)["event"] for (value,) in connection.execute(find)}
 
 
 def _asked_for(system: System) -> set[str]:

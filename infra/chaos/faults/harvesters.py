@@ -31,6 +31,19 @@ def _resume(_system: System, member: Member) -> None:
     member.harvester.process.resume()
 
 
+@contextmanager
+def _pool_killed(system: System, _draw: random.Random, _write: Callable[[], Writing]) -> Iterator[None]:
+    system.await_leader()
+    for member in system.members:
+        assert member.harvester is not None  # noqa: S101 - all were started
+        member.harvester.process.kill()
+    try:
+        yield
+    finally:
+        for member in system.members:
+            system.start_member(member)
+
+
 _AT_ONCE_SECONDS = 10.0
 _REPLACED = led_within(SESSION_SECONDS + SLOW_SECONDS)
 
@@ -51,5 +64,8 @@ FAULTS: Mapping[str, Fault] = {
         inject=_leader(ServerProcess.suspend, _resume),
         seconds=REPLACED,
         checks=[_REPLACED],
+    ),
+    "pool-killed": Fault(
+        promise="nothing is lost, and it goes on once there is a harvester", inject=_pool_killed, seconds=(1, 4)
     ),
 }

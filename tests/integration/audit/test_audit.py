@@ -23,7 +23,7 @@ from harvest_lib.errors import (
     NothingChecked,
     TopicMissing,
 )
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 
 RECORDS = 50_000
 

@@ -11,6 +11,7 @@ from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
+from harvest_lib.checkpoints.stores import KafkaStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest, State
@@ -106,7 +107,9 @@ def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
     settings = {**EXACTLY_ONCE, "leadership": "neli", "leader_topic": f"{a.group}.neli"}
     with b.made(**settings) as other, a.made(**settings) as first:
         first.start()
-        other.start()  # there may be no checkpoint yet, of neither
+        with monkeypatch.context() as while_it_starts:  # as if there were no checkpoint yet, of neither
+            while_it_starts.setattr(KafkaStore, "refuse_another", lambda _: None)
+            other.start()
         write(a, "1")
         write(b, "1")
         failed = eventually(

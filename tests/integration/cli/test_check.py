@@ -6,17 +6,30 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.outbox import harvest_config
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
 from support.servers import standby_of
 from support.waiting import eventually
+from trustme import CA
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import HarvestError
@@ -24,6 +37,7 @@ from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import postgres as postgres_checks
+from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable
 
@@ -41,6 +55,7 @@ def native(dsn):
 def inspected(dsn, bootstrap_servers, group_id):
     def inspect(*topics, **settings):
         known = {"base_kafka_config": {"bootstrap.servers": bootstrap_servers}, "data_source": dsn}
+        known |= {"delivery": "barrier", "leadership": "neli"}
         return preflight.inspect(HarvestConfig(leader_group_id=group_id, **{**known, **settings}), topics)
 
     return inspect
@@ -154,6 +169,12 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
     assert done.stderr.count("does not answer") == 1
 
 
+def _catches(pid, number):
+    """Tell whether a process has a handler for a signal."""
+    (caught,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught.split()[1], 16) & 1 << (number - 1))
+
+
 def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, group_id):
     """Kafka takes the connection and does not answer: to look at everything takes as long again."""
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
@@ -166,8 +187,13 @@ def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, gr
         }
         command = [sys.executable, "-m", "harvest_lib.cli", "run"]
         run = subprocess.Popen(command, env={**environment, **servers}, stderr=subprocess.PIPE, text=True)
-        # The first is of the client that tries the settings out, the second of one that looks for the brokers.
-        with silent.accept()[0], silent.accept()[0]:
+        # The client that tries the settings out may be gone before it connects; one looks for the brokers for 5 s.
+        with ExitStack() as connections:
+            connections.enter_context(silent.accept()[0])
+            eventually(lambda: _catches(run.pid, signal.SIGTERM))
+            silent.settimeout(2)
+            with suppress(TimeoutError):
+                connections.enter_context(silent.accept()[0])
             native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
             run.send_signal(signal.SIGTERM)
             said = run.communicate(timeout=60)[1]
@@ -218,7 +244,8 @@ def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, bootstrap_servers,
     with psycopg.connect(dsn, autocommit=True) as connection:
         make(connection)
     kafka = {"bootstrap.servers": bootstrap_servers}
-    config = HarvestConfig(leader_group_id=group_id, base_kafka_config=kafka, data_source=dsn, **settings)
+    known = {"delivery": "barrier", "leadership": "neli", **settings}
+    config = HarvestConfig(leader_group_id=group_id, base_kafka_config=kafka, data_source=dsn, **known)
     found = causes(preflight.inspect(config))
     refused = ""
     try:
@@ -243,7 +270,10 @@ def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not
     native, inspected, dsn, bootstrap_servers, unique
 ):
     other = HarvestConfig(
-        leader_group_id=unique("other"), base_kafka_config={"bootstrap.servers": bootstrap_servers}, data_source=dsn
+        leader_group_id=unique("other"),
+        base_kafka_config={"bootstrap.servers": bootstrap_servers},
+        data_source=dsn,
+        delivery="barrier",
     )
     with Harvest(other) as harvest:
         eventually(lambda: harvest.is_leader, 30, "leads")
@@ -260,6 +290,7 @@ def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, ds
         base_kafka_config={"bootstrap.servers": bootstrap_servers},
         data_source=dsn,
         delivery="transactional",
+        leadership="neli",
     )
     Harvest(used).drain(60)
     assert causes(inspected(delivery="transactional")) == []
@@ -494,3 +525,57 @@ def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, d
         )
         assert done.returncode == 6, done.stderr
         assert f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic no-such-topic" in done.stdout
+
+
+def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path):
+    """Even where no server has been asked to look at them."""
+    authority = CA()
+    files = {}
+    for name, days in {"soon": 5, "over": -1, "fine": 300}.items():
+        issued = authority.issue_cert("us", not_after=datetime.now(UTC) + timedelta(days=days))
+        files[name] = tmp_path / f"{name}.pem"
+        issued.cert_chain_pems[0].write_to_path(files[name])
+    (tmp_path / "authority.pem").write_bytes(authority.cert_pem.bytes())
+
+    def warned(**settings):
+        report = inspected(base_kafka_config=settings)
+        found = [(each.cause, each.next_step) for each in report.findings if "certificate" in each.cause]
+        return [cause for cause, next_step in found if "restart" in next_step], report.passed
+
+    servers = {"bootstrap.servers": "127.0.0.1:2"}
+    for name, said in {"soon": "expires soon", "over": "has expired"}.items():
+        causes, _ = warned(**servers, **{"ssl.certificate.location": str(files[name])})
+        assert causes == [f"the certificate of `ssl.certificate.location` {said}"]
+    settings = {"ssl.certificate.location": str(files["fine"]), "ssl.ca.location": str(tmp_path / "authority.pem")}
+    causes, passed = warned(**servers, **settings)
+    assert causes == []
+    assert {("configuration", f"the certificate of {setting}") for setting in settings} <= set(passed)
+
+
+def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
+    native, inspected, make_topic, group_id, admin, dsn, bootstrap_servers, caplog
+):
+    topic = make_topic(name=f"{group_id}.checkpoint")  # as it is made by default: old records are removed
+
+    def warned():
+        report = inspected(delivery="transactional", checkpoint_topic=topic)
+        return [each for each in report.findings if "removes old checkpoints" in each.cause]
+
+    def logged():
+        caplog.clear()
+        prepare_transactions(
+            harvest_config(dsn, bootstrap_servers, group_id, delivery="transactional", checkpoint_topic=topic)
+        )
+        return [
+            (each.topic, each.cleanup_policy) for each in caplog.records if each.getMessage() == "checkpoints_removed"
+        ]
+
+    (said,) = warned()
+    assert "'delete'" in said.evidence
+    assert "cleanup.policy=compact" in said.next_step
+    assert logged() == [(topic, "delete")]
+    entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(20)
+    eventually(lambda: warned() == [], 20, "it is changed")
+    assert logged() == []

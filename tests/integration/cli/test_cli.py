@@ -69,8 +69,8 @@ def test_run_drain_says_what_it_did(harvest, reaper, outbox):
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        (("outboxTable: outbox", "outboxTabel: outbox"), 3, ["line 10", "outboxTabel", "outboxTable"]),
-        (("maxInFlightRecords: 1000", "maxInFlightRecords: none"), 3, ["line 14", "maxInFlightRecords"]),
+        (("outboxTable: outbox", "outboxTabel: outbox"), 3, ["line 12", "outboxTabel", "outboxTable"]),
+        (("maxInFlightRecords: 1000", "maxInFlightRecords: none"), 3, ["line 16", "maxInFlightRecords"]),
         (("outboxTable: outbox", "outboxTable: absent"), 4, ["harvest init"]),
         ((r"port=\d+", "port=1"), 5, ["does not answer", "next step"]),
         (("bootstrap.servers: 127", "bootstrap.servers: 127.0.0.1:1 #"), 6, ["127.0.0.1:1", "next step"]),

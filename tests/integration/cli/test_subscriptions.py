@@ -7,6 +7,7 @@ import pytest
 from support.subscribed import Subscribed
 
 from harvest_lib.cli.actions.status import StatusReadings
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 
 
@@ -98,7 +99,9 @@ def test_status_shows_who_reads_the_table(outbox, subscriptions, harvest, reaper
     assert "audit" in harvest("status", "-f", str(reaper)).stdout
 
 
-def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_each_shard(outbox, harvest, reaper):
+def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_each_shard(
+    outbox, harvest, reaper, monkeypatch
+):
     config = outbox.harvest(shards=2)._config
     outbox.fill(1)
     outbox.harvest(shards=2).drain(60)  # the subscription is there
@@ -108,7 +111,15 @@ def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_eac
         outbox.harvest(shards=2).drain(60)
         seen = look.next()
         assert seen.records_per_second > 0
-        assert look.next().records_per_second == 0
+        with monkeypatch.context() as patched:  # what a look each second would be too much for
+            patched.setattr(StatusReader, "sizes", None)
+            patched.setattr(StatusReader, "held", None)
+            after = look.next()
+        assert after.records_per_second == 0
+        assert after.outbox_bytes == seen.outbox_bytes > 0
+        monkeypatch.setattr("harvest_lib.cli.actions.status._SLOW_EVERY_SECONDS", 0.0)
+        outbox.fill(4_000)
+        assert look.next().outbox_bytes > seen.outbox_bytes
     assert seen.leaders == [None, None]
 
 

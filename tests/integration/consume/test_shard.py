@@ -1,13 +1,17 @@
 """A shard over a real Kafka and Postgres: each message changes the state once, whoever owns the shard."""
 
 import threading
+import time
 
 import psycopg
 from support.consuming import Counting, Running, read_keys
 from support.waiting import eventually
 
 from harvest_lib.consume import Fenced, KeyValueStore, PostgresStore
+from harvest_lib.consume.checkpoint import Checkpoint
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
+from harvest_lib.sequencing.sequencer import ProducerState
 
 
 def test_each_message_counts_once_and_is_published_once(counted, make_topic):
@@ -169,3 +173,14 @@ def test_values_by_key_are_kept_with_the_checkpoint(counted):
     running = Running(counted.shard(Folding(), KeyValueStore(counted.dsn, counted.place)).run)
     eventually(lambda: kept() == {"b": {"n": 3}, "gone": {"n": 1}}, 30, "kept on")
     assert running.end() is None
+
+
+def test_what_is_pending_and_was_given_up_is_not_where_a_next_owner_begins(counted):
+    shard = counted.shard(Counting())
+
+    def pending(begin, days):
+        newest = clock_at(time.time_ns()) - int(days * 86_400 * CLOCKS_PER_SECOND)
+        return ProducerState(producer=begin, acknowledged=0, begin=begin, newest=newest, ack=0)
+
+    shard._checkpoint = Checkpoint(shard=counted.place, offset=1_000, producers=[pending(3, 2), pending(700, 0.5)])
+    assert shard.position == 700

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 from psycopg.conninfo import conninfo_to_dict
 from support.outbox import read_topic
+from support.scraping import scrape
 from support.waiting import eventually
 
 from dagster_harvest.daemon import GENERATION_TAG, WORKED_TAG, daemon_job
@@ -132,6 +134,52 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
     assert any("leads shard 0 as" in line for line in text)
     assert any("stopped after 2,000 records" in line for line in text)
+
+
+@pytest.fixture
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("by", ["settings", "environment"])
+def test_a_run_serves_its_metrics_while_it_lives(execute, outbox, instance, settings, free_address, by, monkeypatch):
+    if by == "settings":
+        settings.daemon.listen = free_address
+    else:
+        monkeypatch.setenv("HARVEST_LISTEN", free_address)
+    outbox.fill(50)
+    seen = {}
+
+    def served():
+        try:
+            found = scrape(free_address)
+        except OSError:  # it does not listen yet
+            return False
+        seen.update(found)
+        return found.get(("harvest_delivered_records_total", ("0",))) == 50
+
+    terminate_when(served, instance)
+    execute()
+    assert seen["harvest_leader", ("0",)] == 1
+    with pytest.raises(OSError, match="refused"):
+        scrape(free_address)
+
+
+def test_only_who_was_told_by_its_settings_needs_the_port(execute, outbox, instance, settings, monkeypatch):
+    """The variable is one for all runs of a machine, of which one alone can have the port."""
+    outbox.fill(1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("HARVEST_LISTEN", address)
+        terminate_when(lambda: outbox.count() == 0, instance)
+        execute()
+        text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
+        assert any("serves no metrics" in line and address in line for line in text)
+        settings.daemon.listen = address
+        failure = execute().failure_data_for_node(f"harvest_{settings.name}").user_failure_data
+        assert f"cannot listen on {address}" in failure.description
 
 
 def test_no_secret_is_in_what_dagster_keeps_of_a_run(execute, outbox, instance, dsn):

@@ -1,7 +1,6 @@
 """Whatever is on the wire when it is given up, giving up is not what kills a harvester."""
 
 import uuid
-from collections import deque
 
 import pytest
 from support.outbox import read_topic
@@ -10,6 +9,7 @@ from support.waiting import eventually
 
 from harvest_lib.delivery import BatchDeliverySettings, LaneSettings, Pipelined, PipelinedBatches, Topics
 from harvest_lib.delivery.errors import raised
+from harvest_lib.record.rows import RowQueue
 
 
 @pytest.fixture
@@ -53,15 +53,15 @@ def test_so_can_records_of_a_lane(stack, frozen, make_topic, bootstrap_servers):
     made = settings(bootstrap_servers, LaneSettings)
     delivery = Pipelined(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4())
-    delivery.send(deque([row(1, "k", topic=topic)]), always)
+    delivery.send(RowQueue([row(1, "k", topic=topic)]), always)
     assert eventually(lambda: delivery.poll(0.1).acknowledged)
     frozen()
-    delivery.send(deque([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)]), always)
+    delivery.send(RowQueue([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)]), always)
     delivery._producer.flush(0.2)
     assert len(delivery.abandon().failed) == 1_998
     stack.kafka.resume()
     delivery.begin(uuid.uuid4())
-    delivery.send(deque([row(2_000, "again", topic=topic)]), always)
+    delivery.send(RowQueue([row(2_000, "again", topic=topic)]), always)
     assert eventually(lambda: delivery.poll(0.1).acknowledged)
     delivery.close()
 

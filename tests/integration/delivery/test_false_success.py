@@ -18,6 +18,7 @@ from harvest_lib.config.kafka_settings import IN_FLIGHT
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.native import implementation
 from harvest_lib.outbox import append
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
@@ -96,7 +97,10 @@ def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
         delivery=delivery,
         producer_kafka_config=SMALL_BATCHES,
     )
-    looks_at_offsets = (source, delivery) == ("mark", "barrier")
+    looks_at_offsets = (source, delivery) == ("mark", "barrier") or (
+        delivery == "transactional" and implementation().name == "native"
+    )
+    may_repeat = looks_at_offsets and delivery == "barrier"
     way.refuse_next(patience_seconds=PATIENCE_SECONDS if looks_at_offsets else 1.0)
     Harvest(config).drain(60)
     assert way.refused == 1
@@ -104,7 +108,7 @@ def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
     found = read_topic(broker.bootstrap_servers, topic, isolation="read_committed")
     assert {each.outbox_id for each in found} == set(range(1, RECORDS + 1))
     assert steps_back(found) == 0
-    assert looks_at_offsets or len(found) == RECORDS
+    assert may_repeat or len(found) == RECORDS
 
 
 def test_a_pipeline_has_one_request_at_a_time_on_the_wire(broker, way, topic):

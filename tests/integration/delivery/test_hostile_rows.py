@@ -13,7 +13,7 @@ from support.outbox import harvest_config
 from harvest_lib.database import in_statement
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
-from harvest_lib.record_header import HEADER_NAME, unpack
+from harvest_lib.record.header import HEADER_NAME, unpack
 
 OUTBOX = OutboxTable(("outbox",))
 MARK = {"source": "mark"}

@@ -68,7 +68,7 @@ def test_settings_that_promises_rest_on_cannot_be_overridden(kafka, settings):
         kafka.delivery(timeout_seconds=7.0, provider=lambda given: used.update(given) or Producer(given), **settings)
     )
     send(delivery, kafka.row(1))
-    assert ids(poll(delivery, 1).acknowledged) == [1]
+    assert poll(delivery, 1).acknowledged == [1]
     rests_on = {name: used[name] for name in ("acks", "enable.idempotence", "allow.auto.create.topics")}
     assert rests_on == {"acks": "all", "enable.idempotence": True, "allow.auto.create.topics": False}
     assert used["message.timeout.ms"] == 7_000
@@ -102,7 +102,7 @@ def connected(kafka):
         kafka.delivery(timeout_seconds=1.0, **{"max.in.flight": 1, "batch.num.messages": 1, "linger.ms": 0})
     )
     # A broker just started may take longer than that to take the first one.
-    eventually(lambda: send(delivery, kafka.row(1)) or ids(poll(delivery, 1).acknowledged) == [1], 30, "connected")
+    eventually(lambda: send(delivery, kafka.row(1)) or poll(delivery, 1).acknowledged == [1], 30, "connected")
     return delivery
 
 
@@ -116,7 +116,7 @@ def test_what_waits_longer_than_the_delivery_timeout_fails_and_never_leaves(conn
     began = time.monotonic()
     reports = poll(connected, 50, seconds=8)
     assert time.monotonic() - began < 7.0
-    acknowledged = ids(reports.acknowledged)
+    acknowledged = reports.acknowledged
     assert acknowledged in ([], [2])
     assert sorted([*acknowledged, *failed_ids(reports)]) == list(range(2, 52))
     frozen.resume()
@@ -179,7 +179,7 @@ def test_a_producer_with_a_fatal_error_is_replaced(kafka):
     delivery.begin(uuid.uuid4())
     assert fatal.purged
     send(delivery, kafka.row(1))
-    assert ids(poll(delivery, 1).acknowledged) == [1]
+    assert poll(delivery, 1).acknowledged == [1]
     delivery.close()
 
 
@@ -207,5 +207,5 @@ def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_
     assert "timestamp" in reports.failed[0].reason.lower()
     monkeypatch.undo()
     send(delivery, strict.row(2))
-    assert ids(poll(delivery, 1).acknowledged) == [2]
+    assert poll(delivery, 1).acknowledged == [2]
     assert [record.outbox_id for record in strict.arrived()] == [2]

@@ -1,14 +1,14 @@
 """What a broker refuses: known before it is sent, or found out by sending it alone."""
 
 import time
-from collections import deque
 
 import pytest
-from support.brokers import KINDS, RealBroker, always, begun, by_key, deliver, ids, poll, send
+from support.brokers import KINDS, RealBroker, always, begun, by_key, deliver, poll, send
 from support.rows import row
 from support.waiting import eventually
 
 from harvest_lib.delivery import Topics
+from harvest_lib.record.rows import RowQueue
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_what_is_not_taken_fails_alone(kafka, refused):
     bad = refused(kafka)
     assert send(delivery, kafka.row(1), bad) == []
     reports = poll(delivery, 2)
-    assert ids(reports.acknowledged) == [1]
+    assert reports.acknowledged == [1]
     assert [failure.row for failure in reports.failed] == [bad]
     assert reports.failed[0].reason
     assert deliver(delivery, kafka.row(3)) == []
@@ -76,7 +76,7 @@ def test_batches_are_no_larger_than_the_topic_takes(small, bootstrap_servers):
     delivery = begun(small.delivery())
     for lane in getattr(delivery, "_lanes", [delivery]):
         lane._topics = topics
-    left = deque(rows)
+    left = RowQueue(rows)
     acknowledged = []
 
     def landed():

@@ -160,7 +160,7 @@ def traces(servers, newcomer):
 
 @pytest.mark.timeout(400)  # about 60 s, most of them for Kafka's own commands
 def test_uninstalling_leaves_nothing(servers, newcomer):
-    """With `delivery: transactional`, which has a topic more than the default."""
+    """With `leadership: neli`, which has a topic and a group more than the default."""
     roles, tables, configuration, *rest = blocks("docs/quickstart.md")
     init, business = tables.text.split("\n", 1)
     newcomer.type(roles)
@@ -171,7 +171,7 @@ def test_uninstalling_leaves_nothing(servers, newcomer):
     newcomer.type(replace(tables, text=init))
     newcomer.type(configuration)
     with (newcomer.folder / configuration.file).open("a") as file:
-        file.write("  delivery: transactional\n")
+        file.write("  leadership: neli\n")
     for block in rest:
         if "harvest audit" in block.text:
             eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
@@ -218,7 +218,7 @@ def test_uninstalling_removes_the_permissions(secure_stack, bin_folder, tmp_path
     printed, removed = block.text.splitlines()
     servers = settings["bootstrap.servers"]
     (tmp_path / "harvest.yaml").write_text(
-        "harvest: {leaderGroupID: shop-outbox, delivery: transactional, "
+        "harvest: {leaderGroupID: shop-outbox, delivery: transactional, leadership: neli, "
         f"baseKafkaConfig: {{bootstrap.servers: {servers}}}}}"
     )
     operator.type(replace(block, text=f"{printed}\nsh -eu acls.sh"))
@@ -234,7 +234,7 @@ def test_every_way_to_write(servers, newcomer):
         newcomer.type(block)
     for block in blocks("docs/writing.md"):
         newcomer.type(block)
-    keys = ["psycopg", "core", "orm", "django", "asyncpg", "sql"]
+    keys = ["psycopg", "core", "orm", "django", "asyncpg", "sql", "traced"]
     assert keys_of(newcomer) == keys
     with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD) as connection:
         assert {row[0] for row in connection.execute("SELECT id FROM orders")} == set(keys)

@@ -11,6 +11,7 @@ from support.waiting import eventually
 
 from harvest_lib import Harvest, HarvestConfig
 from harvest_lib.cli.actions.liveness import Liveness
+from harvest_lib.leadership import Solo
 
 
 def test_systemd_is_told_of_each_state(allowed, reaper, outbox, tmp_path):
@@ -75,11 +76,15 @@ def test_a_later_sign_that_cannot_be_given_ends_nothing(tmp_path, monkeypatch):
 def test_a_thread_that_hangs_is_not_responsive(outbox, dsn, bootstrap_servers, monkeypatch):
     monkeypatch.setattr("harvest_lib.harvester.harvest._UNRESPONSIVE_SECONDS", 0.5)
     config = HarvestConfig(
-        data_source=dsn, base_kafka_config={"bootstrap.servers": bootstrap_servers}, leadership="solo"
+        data_source=dsn,
+        base_kafka_config={"bootstrap.servers": bootstrap_servers},
+        leadership="solo",
+        delivery="barrier",
     )
-    harvest, hangs, go_on = Harvest(config), threading.Event(), threading.Event()
+    leadership = Solo()
+    harvest, hangs, go_on = Harvest(config, leadership=leadership), threading.Event(), threading.Event()
     assert not harvest.is_responsive
-    terms = harvest._leadership.terms
+    terms = leadership.terms
 
     def hanging(*arguments, **named):
         if hangs.is_set():

@@ -1,12 +1,21 @@
 """The memory of a harvester is bounded by bytes: 150 MB and three times the largest record, however many there are."""
 
+import logging
+import time
+
 import psycopg
 import pytest
 from support.native import Native
 from support.outbox import Outbox, read_topic
 from support.peak import MEGABYTE, peak_of_drain
+from support.row_shapes import ends
+
+from harvest_lib.native import implementation
 
 ALLOWED_BYTES = 150 * MEGABYTE
+ALLOWED_GROWTH_BYTES = 20 * MEGABYTE
+"""Between the first million of records and the tenth, without which there is no telling a leak of two bytes a record
+from what malloc has not given back."""
 
 _NOT_COMPRESSED = "ALTER TABLE outbox ALTER kafka_value SET STORAGE EXTERNAL"
 
@@ -156,6 +165,35 @@ def test_two_million_marked_records(tmp_path, marked, dsn, bootstrap_servers, gr
     limits = {"markQueryRecords": 5_000, "maxInFlightRecords": 20_000}
     settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery="pipelined", limits=limits)
     assert peak_of_drain(tmp_path, settings, seconds=300) <= ALLOWED_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_500)
+@pytest.mark.parametrize("impl", ["native", "python"])
+@pytest.mark.parametrize("delivery", ["transactional", "sequenced"])
+def test_ten_million_records_take_no_more_than_one(
+    tmp_path, native, dsn, bootstrap_servers, group_id, topic, delivery, impl
+):
+    """Once they have been read for a while, memory does not grow any more."""
+    if impl == "native" and implementation().library is None:
+        pytest.skip(f"there is no native library here: {implementation().reason}")
+    for _ in range(10):
+        fill(native, topic, 1_000_000, 60, keys=500_000, header_bytes=4)
+    looks = []
+
+    def look(resident):
+        if not looks or time.monotonic() - looks[-1][0] > 0.5:
+            looks.append((time.monotonic(), sum(ends(bootstrap_servers, topic).values()), resident))
+
+    settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery=delivery)
+    peak = peak_of_drain(tmp_path, settings, seconds=900, impl=impl, look=look)
+    early = next(resident for _, arrived, resident in looks if arrived >= 1_000_000)
+    late = max(resident for _, arrived, resident in looks if arrived >= 9_000_000)
+    megabytes = [round(each / MEGABYTE) for each in (early, late, peak)]
+    logging.getLogger(__name__).info("%s, %s: %s MB after 10^6, after 9 * 10^6, at most", impl, delivery, megabytes)
+    assert sum(ends(bootstrap_servers, topic).values()) >= 10_000_000
+    assert late - early <= ALLOWED_GROWTH_BYTES, megabytes
+    assert peak <= ALLOWED_BYTES, megabytes
 
 
 def test_two_hundred_thousand_records_that_are_held(tmp_path, native, dsn, bootstrap_servers, group_id, topic):

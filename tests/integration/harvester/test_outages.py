@@ -61,7 +61,8 @@ def test_postgres_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers,
             stack.postgres.start()
         else:
             backend = outbox.connection.execute(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'harvest'"
+                "SELECT pid FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'harvest mark'"
             ).fetchone()[0]
             os.kill(backend, signal.SIGSTOP)
             try:

@@ -153,7 +153,7 @@ def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
         eventually(lambda: leader.delivered_records == 5, 30, "it leads")
         with Harvest(secured.config(**way)) as waiting:
             asked = []
-            monkeypatch.setattr(waiting._engine, "_refuse_another", counted(waiting._engine._refuse_another, asked))
+            monkeypatch.setattr(waiting._engine, "_refuse_rivals", counted(waiting._engine._refuse_rivals, asked))
             eventually(lambda: None in asked, 30, "it asks")
             with without_schema(secured, way):
                 eventually(lambda: any(asked), 30, "it is told that there is no such table")
@@ -166,9 +166,9 @@ def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
 def counted(ask, results):
     """Return what asks, and keeps what each time was raised, or None."""
 
-    def asks():
+    def asks(*arguments):
         try:
-            ask()
+            ask(*arguments)
         except Exception as error:
             results.append(error)
             raise

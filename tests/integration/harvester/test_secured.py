@@ -5,6 +5,7 @@ import stat
 
 import psycopg
 import pytest
+from cryptography import x509
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, MARK_SEQUENCED, SEQUENCED, SNAPSHOT, printed
 from support.waiting import eventually
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 from harvest_lib.cli import app
 from harvest_lib.config import load
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.local_stack.secure import settings_text
+from harvest_lib.telemetry import catalogue
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,20 @@ def test_a_secured_stack_stands_alone(monkeypatch):
     result = CliRunner().invoke(app, ["up", "--secure", "--foreground"])
     assert result.exit_code != 0
     assert "secured stack" in str(result.exception)
+
+
+def test_when_its_certificates_expire_is_a_metric(secured, caplog):
+    secured.prepare(SNAPSHOT)
+    harvest = Harvest(secured.config(certificate=True, **SNAPSHOT))
+    security = secured.stack.security
+    own, authority = security.kafka().certificates["harvester"].certificate, security.kafka().authority
+    ends = {
+        "ssl.certificate.location": x509.load_pem_x509_certificates(own.read_bytes())[0].not_valid_after_utc,
+        "ssl.ca.location": x509.load_pem_x509_certificate(authority.read_bytes()).not_valid_after_utc,
+    }
+    with harvest, HarvestTelemetry(harvest) as telemetry:
+        (found,) = [found for metric, found in telemetry.readings() if metric is catalogue.CERTIFICATE_EXPIRY]
+        for setting, end in ends.items():
+            assert found[setting,] == end.timestamp()
+        assert found["sslrootcert",] > 0
+    assert [each for each in caplog.records if each.getMessage().startswith("certificate")] == []

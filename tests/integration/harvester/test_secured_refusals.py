@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
+from support.secured import AUTO, MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
@@ -21,6 +21,7 @@ from harvest_lib.errors import (
     KafkaUnavailable,
     TopicMissing,
 )
+from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.certificates import Authority
@@ -115,6 +116,48 @@ def test_a_missing_acl_to_make_a_topic(secured):
         said = refused(secured.config(**SNAPSHOT), TopicMissing)
     assert "authorization failed" in said.lower()
     assert "harvest grants kafka" in said
+
+
+@pytest.mark.parametrize(
+    ("ending", "operations", "error", "words"),
+    [
+        (".checkpoint", {"CREATE", "WRITE", "READ", "DESCRIBE"}, TopicMissing, "we may not create it"),
+        (".checkpoint", {"WRITE"}, KafkaAccessDenied, "we lack Write on the topic"),
+        (".checkpoint", {"READ"}, KafkaAccessDenied, "we lack Read on the topic"),
+        (".checkpoint.", {"WRITE", "DESCRIBE"}, KafkaAccessDenied, "we lack Write, Describe on the transactional-id"),
+    ],
+    ids=["create", "write", "read", "transactional-id"],
+)
+def test_transactions_that_are_not_permitted_are_refused_at_the_start(secured, ending, operations, error, words):
+    """With the grant that is missing, and the delivery that needs none; never by another delivery in its place."""
+    secured.prepare(AUTO)
+    config = secured.config(**AUTO)
+    with secured.without(lambda acl: acl.name.endswith(ending) and acl.operation.name in operations):
+        said = eventually(lambda: refusal(config, error), 30, "it is refused")
+        assert words in said
+        assert "kafka-acls.sh" in said or "harvest grants kafka" in said
+        assert "or deliver without transactions: `delivery: barrier`" in said
+        found = preflight.inspect(config, [secured.topic]).errors
+        assert any("`delivery: barrier`" in each.next_step for each in found)
+    secured.write(1)
+    assert eventually(lambda: drained(config), 30, "it is permitted again") == 1
+
+
+def refusal(config, error):
+    """Return what a start is refused with; empty while the brokers do not know yet what was taken away."""
+    try:
+        Harvest(config).drain(60)
+    except error as refused:
+        return str(refused)
+    return ""
+
+
+def drained(config):
+    """Return how many records were delivered; 0 while the brokers do not know yet what was permitted."""
+    try:
+        return Harvest(config).drain(60).records
+    except (KafkaAccessDenied, TopicMissing):
+        return 0
 
 
 @pytest.mark.parametrize(

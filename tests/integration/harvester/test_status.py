@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import psycopg
 import pytest
+from support.native import Native
 from support.outbox import harvest_config
 from support.waiting import eventually
 
@@ -84,3 +85,33 @@ def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, grou
         )
         assert any(f"the leader topic '{config.leader_topic}' does not exist" in each for each in notes(outbox, config))
         assert not any("has run yet" in each for each in notes(outbox, config))
+
+
+def test_what_is_on_disk_and_who_holds_it_there(dsn, bootstrap_servers, group_id, harvest):
+    native = Native(dsn, size=10)
+    native.write(30)
+    native.subscribe("1:1:", name="forgotten")
+    assert len(eventually(native.closed, 20, "closed")) == 3
+    native.connection.execute("UPDATE outbox_segments SET closed_at = now() - interval '2 days'")
+    servers = {
+        "HARVEST_DSN": dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "HARVEST_LEADER_GROUP_ID": group_id,
+        "HARVEST_DATABASE_LIMIT_BYTES": "1000000",
+    }
+    status = json.loads(harvest("status", "--json", **servers).stdout)
+    taken = native.connection.execute(
+        "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname ~ '^outbox_(from|tail)' AND relkind = 'r'"
+    ).fetchone()
+    assert (status["outbox_bytes"],) == taken
+    assert status["database_bytes"] > 5_000_000
+    assert status["database_limit_bytes"] == 1_000_000
+    (note,) = [each for each in status["notes"] if "holds back" in each]
+    assert note.startswith("the subscription 'forgotten' holds back 3 segments of 0.")
+    shown = harvest("status", **servers).stdout
+    size = f"{status['outbox_bytes'] / 1e6:,.1f} MB"
+    assert f"{size}, of a database of" in shown
+    assert "which may have 1.0 MB" in shown
+    native.connection.execute("UPDATE outbox_subscriptions SET seen = %s", (native.snapshot(),))
+    assert "holds back" not in harvest("status", **servers).stdout
+    native.connection.close()

@@ -1,5 +1,7 @@
 """Two pools where there should be one: named at once, on both sides, and never taken for two processes of one pool."""
 
+from contextlib import suppress
+
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -7,7 +9,8 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.errors import PoolConflict
+from harvest_lib.checkpoints.stores import KafkaStore
+from harvest_lib.errors import CheckpointError, PoolConflict
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.leadership import Solo
 from harvest_lib.leadership.group_members import members
@@ -79,6 +82,66 @@ def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, m
             each.stop()
 
 
+@pytest.mark.parametrize("delivery", ["barrier", "transactional"])
+@pytest.mark.parametrize("ways", [("neli", "postgres"), ("postgres", "neli")], ids="-to-".join)
+def test_a_pool_that_changes_its_election_process_by_process_is_named_and_goes_on_in_the_old_one(
+    outbox, caplog, ways, delivery
+):
+    """Two elections have two leaders: the second one waits for nobody that it does not know of, and yet begins only
+    when the first one is stopped."""
+    settings = {"delivery": delivery, "session_timeout_seconds": 4.0}
+    first = member(outbox, name="first-process", leadership=ways[0], **settings)
+    first.start()
+    outbox.fill(3)
+    eventually(lambda: first.delivered_records == 3, 30, "delivered")
+    leader = first.leader_id
+    said = refused(member(outbox, name="second-process", leadership=ways[1], **settings))
+    assert all(word in said for word in ("first-process", f"({ways[0]}", f"({ways[1]}", "`leadership`"))
+    (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+    assert told.their_process == "second-process"
+    outbox.fill(2)
+    eventually(lambda: first.delivered_records == 5, 20, "it goes on")
+    assert first.leader_id == leader, "it was not fenced"
+    first.stop()
+    assert first.await_stopped(20)
+    outbox.fill(2)
+    with member(outbox, name="second-process", leadership=ways[1], **settings) as second:
+        eventually(lambda: second.delivered_records == 2, 30, "delivered by the second, and nothing twice")
+    assert len(outbox.arrived(isolation="read_committed")) == 7
+
+
+def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share_it(outbox, monkeypatch):
+    """Each leads by the lock of its own database. Neither had a checkpoint when the other looked: whoever finds the
+    other's ends, and nothing of either comes twice or under the other's name."""
+    name = f"{outbox.connection.info.dbname[:50]}_other"
+    outbox.connection.execute(f'CREATE DATABASE "{name}"')
+    other = Subscribed(make_conninfo(outbox.dsn, dbname=name), outbox.topic, outbox.servers, outbox.group)
+    settings = {"delivery": "transactional", "leadership": "postgres", "session_timeout_seconds": 4.0}
+    pools = [(each, member(each, **settings)) for each in (outbox, other)]
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(KafkaStore, "refuse_another", lambda _: None)
+            for _, harvest in pools:
+                harvest.start()
+        outbox.fill(5)
+        other.fill(7)
+        (ended,) = eventually(lambda: [each for _, each in pools if each.state is State.STOPPED], 30, "one ends")
+        with pytest.raises(CheckpointError, match="another outbox") as raised:
+            ended.await_stopped(1)
+        assert all(f"{each}/" in raised.value.evidence for each in (name, outbox.connection.info.dbname))
+        assert "leaderGroupID" in raised.value.next_step
+        ((records, survivor),) = ((table.count(), each) for table, each in pools if each is not ended)
+        eventually(lambda: survivor.delivered_records == records, 30, "the other goes on")
+        assert len(outbox.arrived(isolation="read_committed")) == records
+    finally:
+        for _, harvest in pools:
+            harvest.stop()
+            with suppress(CheckpointError):
+                harvest.await_stopped(20)
+        other.close()
+        outbox.connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 def test_another_pool_may_follow_one_that_is_gone(outbox):
     outbox.fill(1)
     with member(outbox) as first:
@@ -109,6 +172,25 @@ def test_processes_of_one_pool_are_no_conflict(outbox, caplog, settings):
         outbox.fill(1)
         eventually(lambda: second.delivered_records == 1, 30, "delivered by the second")
     assert not conflicts(caplog)
+
+
+@pytest.mark.parametrize("leadership", ["neli", "postgres"])
+def test_processes_of_one_pool_that_deliver_otherwise_are_told_on_both_sides(outbox, caplog, leadership):
+    """They work on: whichever leads waits until the other is over."""
+    first = member(outbox, name="first-process", leadership=leadership)
+    first.start()
+    eventually(lambda: first.is_leader, 20, "leads")
+    with member(outbox, name="second-process", delivery="transactional", leadership=leadership) as second:
+        told = eventually(lambda: (found := conflicts(caplog)) and len(found) == 2 and found, 10, "both say it")
+        assert {each.their_process for each in told} == {"first-process", "second-process"}
+        assert all(word in told[0].reason for word in ("'barrier'", "'transactional'"))
+        outbox.fill(3)
+        eventually(lambda: first.delivered_records == 3, 20, "delivered")
+        first.stop()
+        assert first.await_stopped(20)
+        outbox.fill(2)
+        eventually(lambda: second.delivered_records == 2, 20, "delivered by the second")
+    assert len(conflicts(caplog)) == 2, "said once by each"
 
 
 def test_a_second_outbox_in_one_group_is_refused_and_the_first_one_told(outbox, caplog):

@@ -1,4 +1,4 @@
-"""NELI when the network fails: one member reaches the broker through what the tests break, the other directly."""
+"""Leadership when the network fails: one member reaches the broker through what the tests break, the other directly."""
 
 import json
 import threading
@@ -8,12 +8,18 @@ from uuid import UUID
 import pytest
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
+from support.native_outbox import NativeOutbox
+from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
 from harvest_lib.clock import boot_seconds
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.health import HarvestHealth
+from harvest_lib.kafka_client import create_topic
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.telemetry.health import Verdict
 from infra.chaos.link import Links
 
 HEARTBEAT_TIMEOUT = 1.5
@@ -175,6 +181,55 @@ def test_a_leader_that_lost_its_membership_does_not_wait_for_its_lease_to_run_ou
     assert first.ended is TermEnd.FENCED
     assert far.term(0) is None
     assert near.term(10) is not None
+
+
+@pytest.fixture
+def outbox(dsn, broker, unique):
+    topic = unique("topic")
+    create_topic({"bootstrap.servers": broker.bootstrap_servers}, topic, partitions=1, config={})
+    made = NativeOutbox(dsn, topic)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def locked_pair(outbox, dsn, network, broker, group_id):
+    """Two harvesters that elect by the lock in Postgres: the first leads, and reaches Kafka through the network."""
+    ways = f"127.0.0.1:{network.port}", broker.bootstrap_servers
+    configs = [
+        harvest_config(dsn, way, group_id, name=name, delivery="transactional", leadership="postgres")
+        for name, way in zip(("far", "near"), ways, strict=True)
+    ]
+    with Harvest(configs[0]) as far:
+        eventually(lambda: far.is_leader, 20, "the first one leads")
+        with Harvest(configs[1]) as near:
+            yield far, near
+            network.heal()
+
+
+def test_a_leader_by_lock_that_does_not_reach_kafka_lets_another_lead(outbox, locked_pair, network, broker):
+    far, near = locked_pair
+    outbox.fill(1, keys=1)
+    eventually(lambda: far.delivered_records == 1, 20, "it delivers")
+    network.cut()
+    outbox.fill(1, keys=1)
+    eventually(lambda: near.delivered_records == 1, 30, "the other one delivers")
+    assert not far.is_leader
+    assert "Kafka has not answered" in far.election_trouble
+    network.heal()
+    eventually(lambda: not far.election_trouble, 20, "it stands by again")
+    health = HarvestHealth(far, sampler=None)  # which `ready` does not ask
+    eventually(lambda: health.ready() == Verdict(is_healthy=True, reason="it stands by"), 20, "it could be elected")
+    network.cut()
+    eventually(lambda: "Kafka does not answer" in health.ready().reason, 20, "it could deliver nothing")
+    assert not health.ready().is_healthy
+    network.heal()
+    eventually(lambda: health.ready().is_healthy, 20, "it could be elected again")
+    near.stop()
+    outbox.fill(1, keys=1)
+    eventually(lambda: far.delivered_records == 2, 20, "it leads again")
+    read = read_topic(broker.bootstrap_servers, outbox.topic, isolation="read_committed")
+    assert [record.outbox_id for record in read] == [1, 2, 3]
 
 
 class Ear:

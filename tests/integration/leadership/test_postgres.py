@@ -27,7 +27,8 @@ SLACK = 2.0
 
 _LOCK_HOLDER = """
 SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND application_name = 'harvest leadership' AND datname = current_database()
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND application_name = 'harvest leadership'
+  AND datname = current_database()
 """
 
 
@@ -328,9 +329,9 @@ def test_a_standby_and_a_leader_ask_little(pool, monkeypatch):
     threads = {"leader": leader._thread.ident, "standby": standby._thread.ident}
     eventually(lambda: asked[threads["standby"]] >= 2, 10, "it stands by")
     before, began = asked.copy(), boot_seconds()
-    eventually(lambda: asked[threads["standby"]] >= before[threads["standby"]] + 8, 20, "two seconds or more")
+    eventually(lambda: asked[threads["standby"]] >= before[threads["standby"]] + 20, 20, "two seconds or more")
     seconds = boot_seconds() - began
-    assert asked[threads["standby"]] - before[threads["standby"]] <= 4 * seconds + 1
+    assert asked[threads["standby"]] - before[threads["standby"]] <= 10 * seconds + 1
     assert asked[threads["leader"]] - before[threads["leader"]] <= 2 * seconds + 1
     assert asked[threads["leader"]] > before[threads["leader"]]
 

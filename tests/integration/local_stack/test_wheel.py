@@ -56,6 +56,32 @@ def test_the_wheel_holds_four_packages(wheel):
     assert {name for name in names if not name.endswith(".dist-info")} == PACKAGES
 
 
+def test_with_a_compiler_the_library_in_c_is_in_it_and_is_used(wheel, harvest):
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("there is no C compiler here")
+    assert "harvest_lib/native/hand_over.so" in zipfile.ZipFile(wheel).namelist()
+    assert "-py3-none-linux_" in wheel.name
+    assert "hand-over: native (" in harvest("version").stdout
+
+
+def test_without_a_compiler_it_is_for_every_machine_and_python_does_the_work(parts, tmp_path):
+    uv = find_uv(parts)
+    wheel = build(uv, tmp_path, CC="/nonexistent/cc")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    command = [str(install(uv, wheel, tmp_path / "venv") / "harvest"), "version"]
+    environment = {"PATH": os.environ["PATH"], "COLUMNS": "200"}
+
+    def said(**variables):
+        return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False)
+
+    reason = "it was not built: there was no C compiler when this was installed"
+    assert f"hand-over: python ({reason})" in said().stdout
+    refused = said(HARVEST_IMPL="native")
+    assert refused.returncode == 3
+    assert f"HARVEST_IMPL=native cannot be had here: {reason}" in refused.stderr
+
+
 def test_it_says_its_version_and_how_an_extra_is_added(harvest, wheel):
     assert harvest("--version").stdout == f"harvest {wheel.name.split('-')[1]}\n"
     hint = harvest.python("from harvest_lib.errors import install_hint; print(install_hint('parquet'))").stdout.strip()

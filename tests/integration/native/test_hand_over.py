@@ -1,159 +1,29 @@
 """What is handed over natively is what Python hands over: keys, values, headers, order; and nothing fails unheard."""
 
-import os
 import random
-import subprocess
-import sys
-from collections import Counter, defaultdict
 from functools import partial
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer
+from support.handing_over import ALL, COLUMNS, insert, made_outbox, run_python
 from support.outbox import harvest_config
+from support.row_shapes import drawn, messages
 
-from harvest_lib import record_header
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import (
     NativeRows,
-    NativeSender,
     close_with_sender,
     implementation,
     library,
     make_with_sender,
     rows_of,
 )
-from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.sequencing.message_id import HEADER_NAME as ID_HEADER
-from harvest_lib.sequencing.message_id import Flag, unpack
-from infra.native_build import compile_library
 
 pytestmark = pytest.mark.skipif(
     implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
 )
-
-_COLUMNS = "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
-_INSERT = """
-INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-VALUES (%s, %s, %s, %s, %s)
-"""
-_TEXTS = ["", "a", "key", "ключ", "鍵" * 20, "🔑", "line\nbreak", "'quoted' \"too\"", "harvest", "{}", "\x01\x7f"]
-
-
-@pytest.fixture(autouse=True)
-def _asked_anew():
-    library.implementation.cache_clear()
-    yield
-    library.implementation.cache_clear()
-
-
-@pytest.fixture
-def handed_over(monkeypatch):
-    """Count the records that go natively."""
-    counted = Counter()
-    send = NativeSender.send
-
-    def counting(self, rows, **named):
-        went, code = send(self, rows, **named)
-        counted["records"] += went
-        return went, code
-
-    monkeypatch.setattr(NativeSender, "send", counting)
-    return counted
-
-
-def made_outbox(dsn, value_type="varchar"):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        NativeTable(outbox=OutboxTable.parse("outbox"), value_type=value_type).create(connection)
-
-
-def generated(topics, count, value_type, dice):
-    """Return rows of every shape that can be sent."""
-
-    def value():
-        if dice.random() < 0.1:
-            return None
-        if value_type == "bytea":
-            return dice.randbytes(dice.choice([0, 1, 30, 3_000]))
-        return dice.choice(_TEXTS) * dice.choice([1, 1, 1, 40])
-
-    def header():
-        name = dice.choice(["type", "type", "", "ключ", "n" * 300, "harvest", ID_HEADER])
-        return name, None if dice.random() < 0.1 else dice.choice(_TEXTS)
-
-    for _ in range(count):
-        headers = [header() for _ in range(dice.choice([0, 1, 1, 2, 7]))]
-        names, contents = [list(each) for each in zip(*headers, strict=True)] if headers else ([], [])
-        yield dice.choice(topics), dice.choice(_TEXTS)[:90], value(), names, contents
-
-
-def insert(dsn, rows):
-    with psycopg.connect(dsn) as connection:
-        connection.cursor().executemany(_INSERT, list(rows))
-
-
-def messages(servers, topic):
-    """Return the messages of each partition, as bytes, in order; committed ones."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "reader", "auto.offset.reset": "earliest"})
-    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-    ends = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), 10)[1] for number in numbers}
-    found = defaultdict(list)
-    try:
-        while any(
-            max(0, each.offset) < ends[each.partition]
-            for each in consumer.position([TopicPartition(topic, number) for number in numbers])
-        ):
-            for message in consumer.consume(1_000, 0.1):
-                assert not message.error()
-                found[message.partition()].append((message.key(), message.value(), message.headers() or []))
-    finally:
-        consumer.close()
-    return found
-
-
-def taken_apart(message):
-    """Return a message without what differs from run to run: who sent it, and when."""
-    key, value, headers = message
-    *own, (name, stamp) = headers
-    assert name == record_header.HEADER_NAME
-    if own and own[0][0] == ID_HEADER and len(own[0][1] or b"") == 16:
-        own = own[1:]
-    return key, value, own, record_header.split(stamp)[1]
-
-
-@pytest.mark.parametrize("value_type", ["varchar", "bytea"])
-@pytest.mark.parametrize("delivery", ["transactional", "pipelined", "sequenced"])
-@pytest.mark.parametrize("count", [3_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(1_800)
-def test_both_ways_write_the_same(
-    dsn, bootstrap_servers, group_id, make_topic, monkeypatch, handed_over, delivery, value_type, count
-):
-    made_outbox(dsn, value_type)
-    topics = [make_topic(partitions=3), make_topic(partitions=1)]
-    insert(dsn, generated(topics, count, value_type, random.Random(f"{delivery} {value_type}")))
-    ended = {}
-    for way in ("python", "native"):
-        monkeypatch.setenv(library.VARIABLE, way)
-        library.implementation.cache_clear()
-        config = harvest_config(
-            dsn, bootstrap_servers, f"{group_id}.{way}", subscription=way, delivery=delivery, leadership="solo"
-        )
-        assert Harvest(config).drain(900).records == count
-        ended[way] = handed_over["records"]
-    assert ended == {"python": 0, "native": count}
-    for topic in topics:
-        for number, found in messages(bootstrap_servers, topic).items():
-            sent = [each for each in found if each[2][-1][0] == record_header.HEADER_NAME]
-            half = len(sent) // 2
-            first, second = ([taken_apart(each) for each in some] for some in (sent[:half], sent[half:]))
-            assert first == second, (topic, number)
-            if delivery == "sequenced":
-                ids = [unpack(headers[0][1]) for _, _, headers in sent[half:]]
-                assert {each.flag for each in ids} == {Flag.CONTINUE_TXN}
-                assert len({each.producer for each in ids}) == 1
-                assert [each.clock for each in ids] == sorted({each.clock for each in ids})
 
 
 def test_a_full_queue_is_waited_for(dsn, bootstrap_servers, group_id, make_topic, handed_over):
@@ -166,7 +36,7 @@ def test_a_full_queue_is_waited_for(dsn, bootstrap_servers, group_id, make_topic
     )  # fmt: skip
     assert Harvest(config).drain(60).records == 5_000
     assert handed_over["records"] == 5_000
-    assert [int(value) for _, value, _ in messages(bootstrap_servers, topic)[0]] == list(range(5_000))
+    assert [int(value) for _, _, _, value, _ in messages(bootstrap_servers, topic)] == list(range(5_000))
 
 
 def test_what_fails_after_it_was_handed_over_is_heard_once_of_each_kind(bootstrap_servers, make_topic, dsn):
@@ -178,7 +48,7 @@ def test_what_fails_after_it_was_handed_over_is_heard_once_of_each_kind(bootstra
         Producer, {"bootstrap.servers": bootstrap_servers, "on_delivery": lambda *each: heard.append(each)}
     )
     with psycopg.connect(dsn) as connection:
-        rows = rows_of(connection.cursor(binary=True).execute(f"SELECT {_COLUMNS} FROM outbox"))  # noqa: S608
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
         assert sender.send(rows, stamp=None) == (20, 0)
         producer.produce(topic, "y" * 3_000)
         producer.flush(20)
@@ -196,7 +66,7 @@ def test_where_records_arrived_is_told_once(bootstrap_servers, make_topic, dsn):
     producer, sender = make_with_sender(Producer, {"bootstrap.servers": bootstrap_servers})
     sender.track()
     with psycopg.connect(dsn) as connection:
-        rows = rows_of(connection.cursor(binary=True).execute(f"SELECT {_COLUMNS} FROM outbox"))  # noqa: S608
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
         sender.send(rows, stamp=None)
         producer.flush(20)
     places = {(topics[0], 0), (topics[0], 1), (topics[0], 2), (topics[1], 0)}
@@ -208,10 +78,10 @@ def test_where_records_arrived_is_told_once(bootstrap_servers, make_topic, dsn):
 
 def test_a_view_of_rows_is_the_rows(dsn):
     made_outbox(dsn)
-    insert(dsn, generated(["t"], 50, "varchar", random.Random(1)))
+    insert(dsn, drawn(["t"], 50, "varchar", random.Random(1)))
     with psycopg.connect(dsn) as connection:
-        select = f"SELECT 'before', {_COLUMNS} FROM outbox ORDER BY id"  # noqa: S608 - a constant
-        expected = [row[1:] for row in connection.execute(select).fetchall()]
+        select = f"SELECT 'before', {COLUMNS}, 'after' FROM outbox ORDER BY id"  # noqa: S608 - a constant
+        expected = [row[1:-1] for row in connection.execute(select).fetchall()]
         rows = rows_of(connection.cursor(binary=True).execute(select), 1)
         assert isinstance(rows, NativeRows)
         assert list(rows) == list(rows) == expected
@@ -231,10 +101,10 @@ def test_a_view_of_rows_is_the_rows(dsn):
 @pytest.mark.parametrize(
     "select",
     [
-        _COLUMNS.replace("kafka_value", "to_jsonb(kafka_value)"),
-        _COLUMNS.replace("id,", "id::int,"),
-        _COLUMNS.replace("kafka_header_keys", "kafka_header_keys::name[]"),
-        f"{_COLUMNS}, 1",
+        COLUMNS.replace("kafka_value", "to_jsonb(kafka_value)"),
+        COLUMNS.replace("id,", "id::int,"),
+        COLUMNS.replace("kafka_header_keys", "kafka_header_keys::name[]"),
+        f"1, {COLUMNS}",
     ],
 )
 def test_columns_of_other_types_are_left_to_python(dsn, select):
@@ -249,7 +119,7 @@ def test_results_in_another_form_are_left_to_python(dsn, parameters, binary):
     made_outbox(dsn)
     insert(dsn, [("t", "k", "é", [], [])])
     with psycopg.connect(dsn, **parameters) as connection:
-        found = rows_of(connection.cursor(binary=binary).execute(f"SELECT {_COLUMNS} FROM outbox"))  # noqa: S608
+        found = rows_of(connection.cursor(binary=binary).execute(ALL))
     assert isinstance(found, list)
     assert found[0][3] == "é"
 
@@ -310,42 +180,14 @@ import psycopg
 from confluent_kafka import Producer
 from harvest_lib.native import make_with_sender, rows_of
 made = [make_with_sender(Producer, {{"bootstrap.servers": {bootstrap_servers!r}}}) for _ in range(5)]
-rows = rows_of(psycopg.connect({dsn!r}).cursor(binary=True).execute("SELECT {_COLUMNS} FROM outbox"))
+rows = rows_of(psycopg.connect({dsn!r}).cursor(binary=True).execute("SELECT {COLUMNS} FROM outbox"))
 for producer, sender in made:
     sender.track()
     assert sender.send(rows, stamp=None) == (2000, 0)
 {end}
 """  # noqa: S608 - a constant
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(program, seconds=90)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_no_memory_is_misused(tmp_path):
-    """These tests once more, with a library that finds out."""
-    sanitizers = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
-    fresh = tmp_path / "hand_over.so"
-    source = library.FILE.with_suffix(".c")
-    assert compile_library(source, fresh, "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover") == ""
-    program = f"""
-import pathlib, sys, pytest
-from harvest_lib.native import library
-library.FILE = pathlib.Path({str(fresh)!r})
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {__file__!r}]))
-"""
-    options = {
-        "ASAN_OPTIONS": f"detect_leaks=0:log_path={tmp_path}/asan",
-        "UBSAN_OPTIONS": f"log_path={tmp_path}/ubsan",
-    }
-    environment = os.environ | options | {"LD_PRELOAD": " ".join(sanitizers)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    found = [path.read_text() for path in tmp_path.glob("*san.*")]
-    assert (done.returncode, found) == (0, []), done.stdout[-3_000:] + done.stderr[-3_000:]
-    assert " passed" in done.stdout
 
 
 def test_producers_come_and_go(bootstrap_servers, make_topic, dsn):
@@ -353,7 +195,7 @@ def test_producers_come_and_go(bootstrap_servers, make_topic, dsn):
     topic = make_topic()
     insert(dsn, [(topic, "k", "v", [], [])] * 10)
     with psycopg.connect(dsn) as connection:
-        rows = rows_of(connection.cursor(binary=True).execute(f"SELECT {_COLUMNS} FROM outbox"))  # noqa: S608
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
         for _ in range(50):
             producer, sender = make_with_sender(Producer, {"bootstrap.servers": bootstrap_servers})
             sender.send(rows, stamp=b"x" * 17)

@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from support.open_telemetry import Traces, header
 
 from harvest_lib.errors import DatabaseError, LifecycleError, OutboxTableError, RecordError
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
@@ -283,6 +284,20 @@ def test_a_record_is_stored_as_it_is(table, writer):
         "SELECT bool_and(clock_timestamp() - create_time < '1 minute') FROM outbox"
     ).fetchone()
     assert fresh, "by Postgres's clock"
+
+
+def test_the_current_span_is_written_to_records_that_name_none(table, writer, monkeypatch):
+    own = [("traceparent", "of its own"), ("type", "placed")]
+    state = [("tracestate", "vendor=1")]
+    with Traces(monkeypatch).tracer.start_as_current_span("write") as span:
+        writer.write(records("a", headers={"type": "placed"}), records("b", headers=own) + records("c", headers=state))
+    writer.write(records("d", headers={"type": "placed"}))
+    assert table.rows("kafka_key, kafka_header_keys, kafka_header_values") == [
+        ("a", ["type", "traceparent"], ["placed", header(span)]),
+        ("b", ["traceparent", "type"], ["of its own", "placed"]),
+        ("c", ["tracestate"], ["vendor=1"]),
+        ("d", ["type"], ["placed"]),
+    ]
 
 
 def test_records_may_come_from_a_generator_and_there_may_be_none(table, writer):

@@ -408,7 +408,8 @@ def test_restamping_that_was_killed_restamps_the_rest_although_the_server_has_pa
         restored.connection.execute("SELECT pg_current_xact_id()")
     with pytest.raises(OutboxTableError, match="restamp"):
         restamping.check_not_needed(restored.connection)
-    work = BatchEngine(HarvestConfig(data_source=restored.dsn, leadership="solo"), restored.table, "snapshot")
+    named = {"source": "snapshot", "leadership": "solo"}
+    work = BatchEngine(HarvestConfig(data_source=restored.dsn, **named), restored.table)
     with pytest.raises(OutboxTableError, match="restamp"):
         work.check(restored.connection)
     assert restamping.run(restored.connection) == 12

@@ -9,7 +9,7 @@ from confluent_kafka import TopicPartition
 from support.audited import BUSINESS, KEYS, PROMOTE, RECORDS, of_one_key, write
 
 from harvest_lib.errors import CheckpointError
-from harvest_lib.record_header import HEADER_NAME
+from harvest_lib.record.header import HEADER_NAME
 from spark_jobs.audit import kafka_side
 
 pytestmark = pytest.mark.spark

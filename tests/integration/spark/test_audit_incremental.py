@@ -12,7 +12,7 @@ from support.audited import KEYS, RECORDS, of_one_key, write
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity

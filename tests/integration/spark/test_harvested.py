@@ -12,7 +12,7 @@ from support.subscribed import Subscribed
 
 from harvest_lib.consume import Sequencer
 from harvest_lib.errors import ConfigError, TopicMissing
-from harvest_lib.record_header import HEADER_NAME, stamp
+from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.batch import Message
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack

@@ -25,6 +25,7 @@ def test_what_the_dead_have_staged_is_swept_and_what_the_living_stage_is_not(dat
         assert database.ask("SELECT batch FROM outbox_staging") == [("living",)]
         with pytest.raises(OutboxTableError, match="holds rows of a batch with other columns"):
             sink(frame.drop("text"), dsn=database.dsn, batch_id="3", records=RECORDS)
+        living.execute("SELECT pg_advisory_unlock_all()")  # its session would end a moment after it is closed
     sink(frame.drop("text"), dsn=database.dsn, batch_id="3", records=RECORDS)
     assert database.counts() == {"outbox": 300, "outbox_staging": 0, "outbox_batches": 3}
 

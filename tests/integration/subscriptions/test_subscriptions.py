@@ -1,6 +1,7 @@
 """Subscriptions on real servers: filters, rewinding while harvesters run, and what does not fit is refused."""
 
 import uuid
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -8,9 +9,11 @@ from support.outbox import read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
+from harvest_lib.checkpoints import table as table_module
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
-from harvest_lib.errors import CheckpointError, ConfigError
+from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable
 from harvest_lib.outbox import append
+from harvest_lib.outbox.table import Backlog
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source.filters import Subscription
 
@@ -282,6 +285,44 @@ def test_a_rewound_leader_keeps_its_epoch_and_saves_nothing_of_before(outbox):
     checkpoints.close()
 
 
+def test_an_epoch_that_was_raised_unheard_is_ours_until_another_raises_it(outbox, monkeypatch):
+    ours, other = (CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription()) for _ in range(2))
+    other.lead(uuid.uuid4())
+    granted_at = other.epoch
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg.Connection, "transaction", _commit_unheard)
+        with pytest.raises(DatabaseUnavailable):
+            ours.lead(uuid.uuid4(), granted_at)
+    with monkeypatch.context() as patched:
+        patched.setattr(table_module, "connect", _refuse)
+        with pytest.raises(DatabaseUnavailable):
+            ours.lead(uuid.uuid4(), granted_at)
+    ours.lead(uuid.uuid4(), granted_at)
+    assert ours.epoch == granted_at + 2
+    assert ours.leadership_status()[0] is LeadershipStatus.LEADS
+    other.lead(uuid.uuid4())
+    ours.lead(uuid.uuid4(), granted_at)
+    assert ours.leadership_status()[0] is LeadershipStatus.FENCED
+    ours.close()
+    other.close()
+
+
+_transaction = psycopg.Connection.transaction
+
+
+@contextmanager
+def _commit_unheard(connection):
+    """As a transaction whose commit has no answer: the connection is lost with it."""
+    with _transaction(connection):
+        yield
+    connection.close()
+    raise psycopg.OperationalError("the connection was lost")
+
+
+def _refuse(_conninfo):
+    raise DatabaseUnavailable("nobody answers", next_step="wait")
+
+
 def test_another_number_of_shards_is_refused_at_start_and_no_epoch_is_raised(outbox):
     outbox.harvest(shards=2).drain(60)
     epochs = [each.epoch for each in outbox.subscriptions.shards()]
@@ -342,14 +383,38 @@ def test_a_long_lag_is_a_lower_bound(outbox):
     assert (lag.records, lag.is_estimate) == (11, True)
 
 
-def test_the_lag_in_the_middle_of_a_batch_counts_what_was_deferred_and_not_what_has_gone(outbox):
-    outbox.fill(10)
-    now = outbox.snapshot()
-    outbox.subscriptions.add("s")
-    place = outbox.shard("s").checkpoint.position
-    position = {**place, "cur": now, "after": 7, "deferred": [2]}
-    outbox.connection.execute(
-        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position}', %s)",
-        (psycopg.types.json.Jsonb(position),),
-    )
-    assert outbox.subscriptions.lag(outbox.shard("s")).records == 4
+@pytest.fixture
+def in_a_batch(outbox):
+    """Fill the outbox; put the subscription in the middle of one batch of all of it, behind a record."""
+
+    def put(records, after, **more):
+        outbox.fill(records)
+        now = outbox.snapshot()
+        outbox.subscriptions.add("s")
+        place = outbox.shard("s").checkpoint.position
+        outbox.connection.execute(
+            "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position}', %s)",
+            (psycopg.types.json.Jsonb({**place, "cur": now, "after": after, **more}),),
+        )
+        return outbox.shard("s")
+
+    return put
+
+
+def test_the_lag_in_the_middle_of_a_batch_counts_what_was_deferred_and_not_what_has_gone(outbox, in_a_batch):
+    assert outbox.subscriptions.lag(in_a_batch(10, after=7, deferred=[2])).records == 4
+
+
+@pytest.mark.parametrize(("after", "waiting"), [(30, 10), (49, 1)])
+def test_the_lag_in_a_batch_larger_than_what_is_checked_is_not_zero(outbox, in_a_batch, after, waiting):
+    """All that is checked from its beginning has gone: whoever waits until nothing is left would be told so."""
+    lag = outbox.subscriptions.lag(in_a_batch(50, after=after), most=10)
+    assert (lag.records, lag.is_estimate, lag.first_id) == (waiting, True, after + 1)
+    assert lag.oldest_age_seconds is not None
+
+
+def test_the_lag_behind_a_batch_that_has_gone_is_an_estimate_until_the_next_begins(outbox, in_a_batch):
+    lag = outbox.subscriptions.lag(in_a_batch(50, after=50), most=10)
+    assert (lag.records, lag.is_estimate) == (0, True)
+    assert not Backlog(records=0, age_seconds=0.0, is_estimate=True).is_empty
+    assert Backlog(records=0, age_seconds=0.0).is_empty

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from airflow_dags.messages import delivered, harvested, smoke_answer, smoke_message
 from harvest_lib.errors import KafkaError
-from harvest_lib.record_header import stamp
+from harvest_lib.record.header import stamp
 
 LEADER = uuid.uuid4()
 

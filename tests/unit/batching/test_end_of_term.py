@@ -9,7 +9,9 @@ from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.errors import CheckpointError
 from harvest_lib.leadership import Term, TermEnd
 
 
@@ -83,3 +85,31 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     assert loop._term.ended is TermEnd.FENCED
     assert loop.holds_off
     assert loop._term.abandoned
+
+
+@pytest.mark.parametrize("status", LeadershipStatus)
+def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_subscription_was_moved(status):
+    """Who froze before it read what Kafka has compares that with a row of before."""
+    runs = BatchRuns()
+    runs.table.insert(row(1, "k"))
+    said = [LeadershipStatus.LEADS, LeadershipStatus.LEADS, status]
+    found = [CheckpointError("it does not fit", next_step="none")]
+
+    def load():
+        if found:
+            raise found.pop()
+        return runs.store.mirror
+
+    runs.store.load = load
+    runs.store.leadership_status = lambda: said.pop(0) if said else LeadershipStatus.LEADS
+    loop = runs.loop()
+    if status is LeadershipStatus.LEADS:
+        with pytest.raises(CheckpointError):
+            loop.turn()
+        return
+    loop.turn()
+    assert runs.kafka.ids == []
+    said[:0] = [status]
+    loop.turn()
+    assert loop._term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
+    assert runs.kafka.ids == ([] if status is LeadershipStatus.FENCED else [1])

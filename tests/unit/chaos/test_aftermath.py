@@ -15,11 +15,13 @@ from harvest_lib.audit.history.events import Poll, PolledRecord, Term
 from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
+from harvest_lib.native import Implementation
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
 from infra.chaos.faults import FAULTS, Fault
-from infra.chaos.report import document, unexplained
+from infra.chaos.report import document, proved_nothing, unexplained
 from infra.chaos.run import ChaosPlan, InjectedFault, Outcome, UnderFire, not_kept
 from infra.chaos.system import Mode
+from infra.chaos.under_load import UnderLoad
 
 SECONDS = 20.0
 
@@ -73,14 +75,18 @@ def test_copies_of_other_terms_are_not_of_its_making():
     assert nothing_repeats(after(*terms, copies=copies)) is None
 
 
-def outcome(*terms, fault, copies=()):
+MARK_BARRIER = Mode(source="mark", delivery="barrier")
+
+
+def outcome(*terms, fault, copies=(), mode=MARK_BARRIER):
     injected = [InjectedFault(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
     verdict = Verdict(events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies)
     return Outcome(
-        plan=ChaosPlan(seed=1, seconds=9.0, mode=Mode(source="mark", delivery="barrier")),
+        plan=ChaosPlan(seed=1, seconds=9.0, mode=mode),
         history=Path("history"),
         committed=3,
         delivered=3,
+        handed_over_natively=0,
         seconds=10.0,
         fire_seconds=9.0,
         injected=injected,
@@ -99,6 +105,13 @@ def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
     ]
 
 
+def proves(outcome, monkeypatch, folder):
+    """Run the command, of which this comes."""
+    monkeypatch.setattr("infra.chaos.run.run", lambda *_: outcome)
+    options = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(folder)]
+    return CliRunner().invoke(app, [*options, "--json"])
+
+
 @pytest.mark.parametrize(
     ("lacking", "said"),
     [
@@ -110,18 +123,67 @@ def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
 def test_a_run_in_which_nothing_was_at_stake_proves_nothing(lacking, said, monkeypatch, tmp_path):
     whole = outcome(term(40, "one", "a"), term(52, "two", "b"), fault="leader-killed")
 
-    def command(outcome):
-        monkeypatch.setattr("infra.chaos.run.run", lambda *_: outcome)
-        options = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(tmp_path)]
-        return CliRunner().invoke(app, [*options, "--json"])
-
-    proved = command(whole)
+    proved = proves(whole, monkeypatch, tmp_path)
     assert proved.exit_code == 0, proved.output
     assert json.loads(proved.stdout)["proved_nothing"] == []
-    empty = command(replace(whole, **lacking))
-    assert f"mark/barrier: {said}" in json.loads(empty.stdout)["proved_nothing"]
+    empty = proves(replace(whole, **lacking), monkeypatch, tmp_path)
+    assert f"mark/barrier, native: {said}" in json.loads(empty.stdout)["proved_nothing"]
     assert isinstance(empty.exception, NothingChecked)
     assert said in str(empty.exception)
+
+
+@pytest.mark.parametrize(
+    ("source", "delivery", "hand_over", "count", "is_lacking"),
+    [
+        ("snapshot", "pipelined", "native", 0, True),
+        ("snapshot", "pipelined", "native", 5, False),
+        ("snapshot", "pipelined", "python", 0, False),
+        ("transaction_id", "sequenced", "native", 0, True),
+        ("snapshot", "barrier", "native", 0, False),
+        ("mark", "pipelined", "native", 0, False),
+        ("mark", "transactional", "native", 0, True),
+    ],
+)
+def test_a_native_run_in_which_python_did_the_work_proves_nothing(source, delivery, hand_over, count, is_lacking):
+    mode = Mode(source=source, delivery=delivery, hand_over=hand_over)
+    ran = replace(outcome(fault="leader-killed", mode=mode), handed_over_natively=count)
+    said = f"{source}/{delivery}, {hand_over}: no record was handed over natively"
+    assert proved_nothing([ran]) == ([said] if is_lacking else [])
+
+
+@pytest.mark.parametrize(
+    ("available", "impl", "runs"),
+    [
+        ("native", "both", ["native", "python"]),
+        ("native", "native", ["native"]),
+        ("native", "python", ["python"]),
+        ("python", "both", ["python"]),
+        ("python", "python", ["python"]),
+    ],
+)
+def test_each_mode_has_half_of_its_time_by_each_implementation(monkeypatch, tmp_path, available, impl, runs):
+    plans = []
+
+    def run(plan, *_):
+        plans.append(plan)
+        return replace(outcome(fault="leader-killed"), plan=plan, fire_seconds=plan.seconds)
+
+    monkeypatch.setattr("infra.chaos.run.run", run)
+    monkeypatch.setattr("harvest_lib.native.implementation", lambda: Implementation(name=available, reason="so"))
+    options = ["--way", "mark/barrier", "--faults", "leader-killed", "--impl", impl, "--duration", "60s"]
+    options += ["--histories", str(tmp_path), "--json"]
+    assert CliRunner().invoke(app, ["chaos", *options]).exit_code in {0, 1}
+    assert [plan.mode.hand_over for plan in plans] == runs
+    assert [plan.seconds for plan in plans] == [60 / len(runs)] * len(runs)
+
+
+def test_what_cannot_be_had_is_a_usage_error(monkeypatch):
+    monkeypatch.setattr(
+        "harvest_lib.native.implementation", lambda: Implementation(name="python", reason="no compiler")
+    )
+    result = CliRunner().invoke(app, ["chaos", "--faults", "leader-killed", "--impl", "native"])
+    assert result.exit_code == 2
+    assert "no compiler" in result.output
 
 
 def test_what_was_allowed_of_a_killed_leader_is_not_of_one_that_was_released():
@@ -140,9 +202,10 @@ def test_who_led_is_remembered_though_another_process_takes_the_place(monkeypatc
         leader.process_name = "102"
 
     monkeypatch.setitem(FAULTS, "replaced", Fault(promise="", inject=inject, seconds=(0, 0)))
-    monkeypatch.setattr(UnderFire, "_recover", lambda *_: None)
     with HistoryWriter(tmp_path / "faults.jsonl") as history:
-        under_fire = UnderFire(
-            plan=None, schedule=None, system=system, history=history, write=None, answered=set(), seen=set(), say=str
+        load = UnderLoad(
+            system=system, writers=None, follower=None, read=None, write=None, answered=set(), faults=history
         )
+        monkeypatch.setattr(UnderLoad, "recover", lambda _: None)
+        under_fire = UnderFire(plan=None, schedule=None, load=load, say=str)
         assert under_fire._inject("replaced", random.Random(1)).leader == "101"

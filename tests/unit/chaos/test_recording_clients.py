@@ -27,7 +27,7 @@ class Recorder:
 class Rows:
     """`Checkpoints` of a leader that is fenced from the second batch on."""
 
-    def lead(self, _leader_id):
+    def lead(self, _leader_id, _after_epoch=None):
         return Checkpoint(generation=0)
 
     def save(self, checkpoint):

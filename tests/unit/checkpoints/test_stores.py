@@ -10,7 +10,7 @@ from harvest_lib.checkpoints.table import Checkpoint
 class Mirror:
     """`Checkpoints` of a leader that died before it had mirrored its last ones."""
 
-    def lead(self, _leader_id):
+    def lead(self, _leader_id, _after_epoch=None):
         return Checkpoint(generation=0, number=7, position={"at": 7}, kept_in="kafka")
 
 

@@ -24,8 +24,8 @@ HEAVY = {
     *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
     *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),
 }
-LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events", "harvest_lib.record"} | {
-    "harvest_lib.record_header"
+LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events"} | {
+    f"harvest_lib.record{module}" for module in ("", ".header", ".outbox_record", ".row")
 }
 
 SHOW_EVERY_HELP = """

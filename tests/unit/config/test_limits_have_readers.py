@@ -2,7 +2,6 @@
 
 import re
 import uuid
-from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from harvest_lib.harvester.factory import make_delivery, make_leadership
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Solo, TermEnd
 from harvest_lib.marking import loop as term_loop
+from harvest_lib.record.rows import RowQueue
 
 TESTS = Path(__file__).parents[2]
 HERE = set()
@@ -171,7 +171,8 @@ def test_a_rebalance_waits_longer_than_the_drain_interval_and_the_delivery_timeo
 
 
 def elected(**limits):
-    return make_leadership(HarvestConfig(leader_group_id="g", session_timeout_seconds=30, limits=limits))
+    config = HarvestConfig(leader_group_id="g", leadership="neli", session_timeout_seconds=30, limits=limits)
+    return make_leadership(config)
 
 
 @shows("heartbeat_timeout_seconds")
@@ -273,7 +274,7 @@ def test_a_key_always_takes_the_same_lane_and_all_lanes_are_taken(delivery):
     producers, keys = [], [f"k{number}" for number in range(100)]
     made = lanes(producers, delivery, send_concurrency=4)
     for turn in range(3):
-        rows = deque(row(turn * 101 + number, key) for number, key in enumerate(keys))
+        rows = RowQueue(row(turn * 101 + number, key) for number, key in enumerate(keys))
         made.send(rows, lambda: True)
         assert not rows
         assert len(made.poll(0).acknowledged) == 100
@@ -289,7 +290,7 @@ def test_a_key_always_takes_the_same_lane_and_all_lanes_are_taken(delivery):
 def test_each_lane_keeps_as_many_records_behind_a_full_producer_as_the_send_buffer(send_buffer):
     producers = []
     made = lanes(producers, room=10, send_concurrency=1, send_buffer=send_buffer)
-    rows = deque(row(number, "k") for number in range(20))
+    rows = RowQueue(row(number, "k") for number in range(20))
     made.send(rows, lambda: True)
     assert len(rows) == 10 - send_buffer
 
@@ -302,6 +303,6 @@ def test_the_meter_is_read_no_more_often_than_the_min_metrics_interval(clock, in
     read = []
     harvest.set_event_handler(lambda event: isinstance(event, MeterRead) and read.append(event.stats.interval_count))
     for _ in range(10):
-        harvest._delivered(1)
+        harvest._delivered(0, 1)
         clock.now += 1.0
     assert read == expected

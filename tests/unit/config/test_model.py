@@ -33,7 +33,7 @@ def test_the_defaults() -> None:
     made = config()
     assert made.base_kafka_config == {"bootstrap.servers": "localhost:9092"}
     assert made.producer_kafka_config == {}
-    assert made.leadership == "neli"
+    assert (made.source, made.delivery, made.leadership) == ("auto", "auto", "auto")
     assert made.leader_topic == "g.neli"
     assert made.outbox_table == "outbox"
     assert made.limits == Limits()
@@ -302,11 +302,11 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["neither", 3, None])
-def test_of_leadership_there_are_two_kinds(value: object) -> None:
+def test_an_unknown_leadership_is_refused(value: object) -> None:
     if value is None:
-        assert config(leadership=value).leadership == "neli"
+        assert config(leadership=value).leadership == "auto"
     else:
-        assert "'neli', 'postgres' or 'solo'" in refused(leadership=value).cause
+        assert "'auto', 'neli', 'postgres' or 'solo'" in refused(leadership=value).cause
 
 
 # The environment.

@@ -131,7 +131,7 @@ def test_topics_of_kafkas_own_are_refused(file: File, field: str, topic: str) ->
 
 
 def test_one_topic_for_heartbeats_and_checkpoints_is_refused(file: File) -> None:
-    text = "leaderGroupID: g\nleaderTopic: t\ncheckpointTopic: t\ndelivery: "
+    text = "leaderGroupID: g\nleadership: neli\nleaderTopic: t\ncheckpointTopic: t\ndelivery: "
     assert file.refused(text + "transactional\n").field == "checkpointTopic"
     assert file.load(text + "barrier\n").harvest.leader_topic == "t"
 
@@ -344,7 +344,7 @@ def test_a_variable_cures_what_the_file_lacks(file: File, monkeypatch: pytest.Mo
 
 
 def test_a_file_nested_without_end_is_refused(file: File) -> None:
-    assert "nested" in file.refused("leaderGroupID: " + "[" * 500).cause
+    assert "nested" in file.refused("leaderGroupID: " + "[" * 50_000).cause
 
 
 def test_a_file_that_refers_to_itself_without_end_is_refused(file: File) -> None:

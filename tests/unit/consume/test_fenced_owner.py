@@ -11,9 +11,10 @@ SESSION_SECONDS = 0.8
 
 
 class _Deposed:
-    transactions = 0
-
     """A shard that finds, each time, that it is another's."""
+
+    committed = transactions = parked = 0
+    position = -1
 
     def run(self, _stopping):
         raise Fenced

@@ -48,7 +48,7 @@ class FakeProducer:
         pass
 
     def __len__(self):
-        return 0
+        return len(self._queue)
 
 
 class Made:

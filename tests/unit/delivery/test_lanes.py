@@ -49,7 +49,7 @@ def test_pipelined_what_was_overdue_and_landed_after_all_is_said_to_have_halted(
     delivery._give_up = Deadline(5)  # as when it is overdue
     made[0].landing = True
     seen = [delivery.poll(0) for _ in range(3)]
-    assert [ids(each.acknowledged) for each in seen] == [[1], [], []]
+    assert [each.acknowledged for each in seen] == [[1], [], []]
     assert [each.halted for each in seen].count(True) == 1
     assert ids(send(delivery, row(2, "k"))) == [2], "it takes nothing before it begins"
     delivery.begin(uuid.uuid4())
@@ -66,7 +66,7 @@ def test_a_report_without_an_offset_is_the_clients_inference_and_counts_as_faile
     assert send(delivery, row(1, "k")) == []
     made[0].landing, made[0].message = True, Message()
     reports = delivery.poll(0)
-    assert (ids(reports.acknowledged), failed_ids(reports)) == ([], [1])
+    assert (reports.acknowledged, failed_ids(reports)) == ([], [1])
     assert not reports.failed[0].refused
     delivery.close()
 
@@ -97,7 +97,7 @@ def test_a_fatally_failed_producer_is_replaced_only_when_what_it_has_on_the_wire
     first.landing = True
     delivery.begin(uuid.uuid4())
     assert len(made) == 2
-    assert ids(delivery.poll(0).acknowledged) == [1]
+    assert delivery.poll(0).acknowledged == [1]
 
 
 def test_lanes_that_are_abandoned_stop_sending_before_the_first_is_closed():

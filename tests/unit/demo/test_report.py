@@ -20,7 +20,7 @@ from infra.demo import picture
 from infra.demo.loading import Month
 from infra.demo.page import html, write
 from infra.demo.progress import Progress, View, summary
-from infra.demo.report import Kill, Sample, Seen, document
+from infra.demo.report import Kill, Sample, Seen, document, whole
 
 BEGAN = 1_000_000.0
 FIRST, SECOND, THIRD = (UUID(int=number << 96) for number in (1, 2, 3))
@@ -54,7 +54,6 @@ SEEN = Seen(
         Month(batch="flights-2013-01", rows=600, seconds=0.5, at=BEGAN + 1.9),
         Month(batch="flights-2013-02", rows=400, seconds=1.5, at=BEGAN + 13.5),
     ],
-    versions={"Postgres": "18.1"},
 )
 
 
@@ -88,13 +87,26 @@ AUDIT = AuditReport(
 )
 
 
+EXACT = replace(AUDIT, records=1000, duplicates=0, adjacent_duplicates=0, explanations=())
+
+
+def of_both(first: dict[str, Any], second: dict[str, Any] | None = None) -> dict[str, Any]:
+    second = second or document(replace(SEEN, exactly_once=True), EXACT)
+    return whole(first, second, versions={"Postgres": "18.1"}, wall_seconds=99.5)
+
+
 @pytest.fixture
-def report() -> dict[str, Any]:
+def act() -> dict[str, Any]:
     return copy.deepcopy(document(SEEN, AUDIT))
 
 
+@pytest.fixture
+def report(act: dict[str, Any]) -> dict[str, Any]:
+    return of_both(act)
+
+
 class TestNumbers:
-    def test_promised_keys_are_there(self, report: dict[str, Any]) -> None:
+    def test_promised_keys_are_there(self, act: dict[str, Any]) -> None:
         promised = {
             "committed": 1000,
             "delivered": 1000,
@@ -105,34 +117,34 @@ class TestNumbers:
             "unexplained_duplicates": 0,
             "wall_seconds": 42.0,
         }
-        assert {name: report[name] for name in promised} == promised
-        assert report["ok"] is True
-        assert json.loads(json.dumps(report)) == report
+        assert {name: act[name] for name in promised} == promised
+        assert act["ok"] is True
+        assert json.loads(json.dumps(act)) == act
 
-    def test_take_over_lasts_from_the_kill_to_the_successors_first_record(self, report: dict[str, Any]) -> None:
-        first, second = report["failovers"]
+    def test_take_over_lasts_from_the_kill_to_the_successors_first_record(self, act: dict[str, Any]) -> None:
+        first, second = act["failovers"]
         assert (first["killed_at"], first["seconds"], first["elected_seconds"]) == (4.5, 10.5, 10.0)
         assert (first["harvester"], first["successor"]) == (2, 1)
         assert (second["seconds"], second["successor_leader"]) == (11.5, str(THIRD))
-        assert report["failover_seconds"] == 11.5
+        assert act["failover_seconds"] == 11.5
 
     def test_a_record_of_the_victim_that_lands_after_the_kill_is_no_take_over(self) -> None:
         late = UUID(int=9)
         leads = (*LEADS, Lead(harvester=2, leader_id=late, at=BEGAN + 4.4))
         leaders = (AUDIT.leaders[0], term(late, 5, 4.6, 4.7), *AUDIT.leaders[1:])
-        report = document(replace(SEEN, leads=leads), replace(AUDIT, leaders=leaders))
-        assert report["failovers"][0]["seconds"] == 10.5
+        act = document(replace(SEEN, leads=leads), replace(AUDIT, leaders=leaders))
+        assert act["failovers"][0]["seconds"] == 10.5
 
-    def test_rates(self, report: dict[str, Any]) -> None:
-        assert report["records_per_second"] == round(1000 / 32.0)
-        assert report["working_records_per_second"] == round(1030 / (2.0 + 4.0 + 2.5))
-        assert report["spark_rows_per_second"] == 500
+    def test_rates(self, act: dict[str, Any]) -> None:
+        assert act["records_per_second"] == round(1000 / 32.0)
+        assert act["working_records_per_second"] == round(1030 / (2.0 + 4.0 + 2.5))
+        assert act["written_rows_per_second"] == 500
 
-    def test_repeats_take_nothing_off_the_backlog(self, report: dict[str, Any]) -> None:
-        assert [sample["backlog"] for sample in report["samples"]] == [0, 600, 200, 600, 310, 0]
+    def test_repeats_take_nothing_off_the_backlog(self, act: dict[str, Any]) -> None:
+        assert [sample["backlog"] for sample in act["samples"]] == [0, 600, 200, 600, 310, 0]
 
-    def test_throughput_is_that_of_the_last_second(self, report: dict[str, Any]) -> None:
-        assert report["samples"][2]["records_per_second"] == 400
+    def test_throughput_is_that_of_the_last_second(self, act: dict[str, Any]) -> None:
+        assert act["samples"][2]["records_per_second"] == 400
 
     def test_throughput_of_a_leader_ends_with_it(self) -> None:
         samples = [
@@ -146,41 +158,53 @@ class TestNumbers:
 class TestVerdict:
     @pytest.mark.parametrize("name", ["lost", "reordered", "order_violations", "unexplained_duplicates", "unknown"])
     def test_any_anomaly_fails_the_demo(self, name: str) -> None:
-        report = document(SEEN, replace(AUDIT, **{name: 1}))  # type: ignore[arg-type]
+        report = of_both(document(SEEN, replace(AUDIT, **{name: 1})))  # type: ignore[arg-type]
         assert report["ok"] is False
         assert f"1 {name.replace('_', ' ')}" in html(report)
 
-    def test_a_kill_without_a_take_over_fails_the_demo(self) -> None:
-        audit = replace(AUDIT, leaders=AUDIT.leaders[:2], explanations=AUDIT.explanations[1:])
-        report = document(SEEN, audit)
-        assert (report["ok"], report["failover_seconds"]) == (False, None)
-        assert "1 of 2 failovers" in html(report)
+    def test_a_duplicate_fails_the_act_that_delivers_exactly_once(self, act: dict[str, Any]) -> None:
+        assert of_both(act)["ok"] is True
+        report = of_both(act, document(replace(SEEN, exactly_once=True), AUDIT))
+        assert (report["at_least_once"]["ok"], report["exactly_once"]["ok"], report["ok"]) == (True, False, False)
+        assert "failed: 30 duplicates under exactly once." in html(report)
+
+    def test_a_kill_without_a_take_over_fails_the_demo(self, act: dict[str, Any]) -> None:
+        audit = replace(EXACT, leaders=AUDIT.leaders[:2])
+        second = document(replace(SEEN, exactly_once=True), audit)
+        assert (second["ok"], second["failover_seconds"]) == (False, None)
+        assert "1 of 2 failovers seen under exactly once" in html(of_both(act, second))
+        console = Console(width=140, record=True, file=io.StringIO())
+        console.print(summary(of_both(act, second)))
+        assert "never" in console.export_text()
 
     def test_a_single_kill_is_not_enough(self) -> None:
-        assert document(replace(SEEN, kills=SEEN.kills[:1]), AUDIT)["ok"] is False
+        single = document(replace(SEEN, kills=SEEN.kills[:1]), AUDIT)
+        assert single["ok"] is False
+        assert "1 of 2 failovers seen" in html(of_both(single))
 
     def test_an_empty_run_is_not_a_success(self) -> None:
         empty = replace(AUDIT, records=0, committed=0, delivered=0, duplicates=0, leaders=(), explanations=())
-        report = document(replace(SEEN, samples=(), months=()), empty)
+        report = of_both(document(replace(SEEN, samples=(), months=()), empty))
         assert report["ok"] is False
         assert picture.svg(report).startswith("<svg")
 
 
 class TestShown:
     def test_table_explains_the_duplicates_in_the_order_of_terms(self, report: dict[str, Any]) -> None:
-        console = Console(width=120, record=True, file=io.StringIO())
+        console = Console(width=160, record=True, file=io.StringIO())
         console.print(summary(report))
         text = console.export_text()
         first = text.index("10 in flight when a leader was killed, between term 1 and 2")
         assert first < text.index("20 in flight when a leader was killed, between term 2 and 3")
-        assert "11.5 s" in text
+        assert text.count("11.5 s") == 2
+        assert "99.5 s" in text
 
     def test_files(self, report: dict[str, Any], tmp_path: Any) -> None:
         page, image, numbers = write(report, tmp_path)
         assert json.loads(numbers.read_text()) == report
         header = image.read_bytes()[:24]
         assert header[:8] == b"\x89PNG\r\n\x1a\n"
-        assert struct.unpack(">II", header[16:24]) == (1300, 754)
+        assert struct.unpack(">II", header[16:24]) == (1690, 754)
         assert image.stat().st_size < 200_000
         text = page.read_text()
         assert "none lost, none out of order" in text
@@ -206,14 +230,16 @@ class TestShown:
         drawing = picture.svg(report)
         root = ET.fromstring(drawing)  # noqa: S314 - our own
         words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-        assert words.count("SIGKILL") == 2
+        assert words.count("SIGKILL") == 4
         assert {"harvester 2", "harvester 1", "harvester 3", "10.5 s", "11.5 s"} <= set(words)
         assert "currentColor" in drawing
         assert "#202631" not in drawing
         assert "width" not in root.attrib
 
     def test_plain_lines_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
-        view = View(committed=9, delivered=4, backlog=5, records_per_second=2.0, months=1, leader=None, kills=0)
+        view = View(
+            writer="SQL", committed=9, delivered=4, backlog=5, records_per_second=2.0, months=1, leader=None, kills=0
+        )
         with Progress(Console(force_terminal=False)) as progress:
             progress.say("something happened")
             progress.show(view)  # too soon after the beginning to be told

@@ -22,7 +22,7 @@ def resources(acls):
 
 
 def test_acls_follow_the_configuration():
-    neli = resources(harvester_acls(HarvestConfig(leader_group_id="g"), "User:h", ["orders"]))
+    neli = resources(harvester_acls(HarvestConfig(leader_group_id="g", leadership="neli"), "User:h", ["orders"]))
     assert ("topic", "g.neli", "Create") in neli
     assert ("group", "g", "Read") in neli
     assert not [each for each in neli if each[0] == "transactional-id"]
@@ -78,6 +78,7 @@ def test_beginnings_of_names_do_not_reach_topics_that_are_not_for_applications(m
     """Kafka's own, and those of a pool's election and checkpoints; a harvester needs the latter."""
     monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "shop")
     monkeypatch.setenv("HARVEST_DELIVERY", "transactional")
+    monkeypatch.setenv("HARVEST_LEADERSHIP", "neli")
 
     def denied(*arguments):
         result = CliRunner().invoke(app, ["grants", *arguments, "--json"])

@@ -8,7 +8,8 @@ from harvest_lib.harvester.factory import make_leadership
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_leadership_is_told_of_the_shards(shards):
-    assert make_leadership(HarvestConfig(leader_group_id="g", shards=shards))._settings.shards == shards
+    neli = HarvestConfig(leader_group_id="g", shards=shards, leadership="neli")
+    assert make_leadership(neli)._settings.shards == shards
     postgres = HarvestConfig(leader_group_id="g", shards=shards, leadership="postgres")
     assert make_leadership(postgres)._settings.shards == shards
     solo = make_leadership(HarvestConfig(shards=shards, leadership="solo"))

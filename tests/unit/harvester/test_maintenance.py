@@ -23,8 +23,9 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
         raise OutboxTableError("segments cannot be made", evidence=reason, next_step="be the owner")
 
     monkeypatch.setattr(Maintenance, "look", look)
-    config = HarvestConfig(leadership="solo", source="snapshot", data_source="host=127.0.0.1 port=1 dbname=x")
-    work = BatchEngine(config, OutboxTable.parse("outbox"), "snapshot")
+    named = {"leadership": "solo", "source": "snapshot", "delivery": "barrier"}
+    config = HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x")
+    work = BatchEngine(config, OutboxTable.parse("outbox"))
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         for number in range(1, 6):

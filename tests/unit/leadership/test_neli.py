@@ -4,19 +4,13 @@ import time
 
 import pytest
 from confluent_kafka import KafkaError, ThrottleEvent, TopicPartition
+from support.clock import Clock
 
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.trouble import topic_trouble
 
 TIMEOUT = 5.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

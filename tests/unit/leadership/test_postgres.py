@@ -4,23 +4,19 @@ import threading
 from functools import partial
 
 import pytest
+from support.clock import Clock
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import PostgresLeadership, TermEnd
+from harvest_lib.leadership.last_leaders import LastLeaders
 from harvest_lib.leadership.lock_session import LockObservation
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
 HEARTBEAT = 1.0
 SESSION = 2.0
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+ROWS = object()
+"""Those of the subscription; `Server.last_leaders` is what is read there."""
 
 
 class Server:
@@ -32,6 +28,8 @@ class Server:
         self.looks = 0
         self.before_lock = self.before_look = self.in_word = lambda: None
         self.words = 0
+        self.last_leaders = LastLeaders()
+        self.others_stand = False
 
     def session(self, _conninfo, _group, *, idle_timeout_seconds, outbox):
         assert outbox == ""
@@ -60,10 +58,19 @@ class Session:
     def look(self):
         self._ask()
         self.server.looks += 1
-        sight = LockObservation(held=self.server.lead is self, left_in_order=self.server.left is not None)
+        sight = LockObservation(
+            held=self.server.lead is self,
+            left_in_order=self.server.left is not None,
+            others_stand=self.server.others_stand,
+        )
         self.server.before_look()
         self._ask()
         return sight
+
+    def last_leaders(self, rows):
+        assert rows is ROWS
+        self._ask()
+        return self.server.last_leaders
 
     def leave(self, seconds):
         self._ask()
@@ -99,7 +106,7 @@ def join(server, clock):
     """Start one more member; all are stopped at the end."""
     members = []
 
-    def make(**settings):
+    def make(rows=None, kafka_silent_seconds=lambda: 0.0, **settings):
         chosen = {
             "group": "pool",
             "heartbeat_timeout_seconds": HEARTBEAT,
@@ -109,7 +116,9 @@ def join(server, clock):
             "io_error_backoff_seconds": 0.01,
             **settings,
         }
-        member = PostgresLeadership(PostgresLeadershipSettings(**chosen), "host=unused", clock)
+        member = PostgresLeadership(
+            PostgresLeadershipSettings(**chosen), "host=unused", clock, rows, kafka_silent_seconds
+        )
         members.append(member)
         member.start()
         return member
@@ -161,6 +170,53 @@ def test_a_new_holder_waits_for_the_session_timeout(join, server, clock):
     looked(server)
     assert member.term(0) is None
     clock.now += 0.01
+    assert member.term(5) is not None
+
+
+def test_a_new_holder_begins_at_once_where_it_fences_the_one_before(join, server):
+    """The clock stands still."""
+    server.last_leaders = LastLeaders(epochs={0: 7, 1: 9}, are_fenced=True)
+    member = join(rows=ROWS, shards=2)
+    eventually(lambda: len(member.terms(0)) == 2, 5, "it leads")
+    assert [term.after_epoch for term in member.terms(0)] == [7, 9]
+
+
+def test_a_new_holder_waits_where_it_does_not_fence_the_one_before(join, server, clock):
+    server.last_leaders = LastLeaders(epochs={0: 7})
+    member = join(rows=ROWS)
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert member.term(0) is None
+    server.last_leaders = LastLeaders(epochs={0: 8})
+    clock.now += 0.01
+    assert member.term(5).after_epoch == 8, "as it was when the term was granted"
+
+
+def test_a_holder_whose_term_was_fenced_waits_if_another_has_led_meanwhile(join, server, clock):
+    """Its own term did not begin: another, which nothing fences, came to the row first."""
+    server.last_leaders = LastLeaders(epochs={0: 7}, are_fenced=True)
+    member = join(rows=ROWS)
+    term = member.term(5)
+    server.last_leaders = LastLeaders(epochs={0: 8})
+    term.end(TermEnd.FENCED)
+    eventually(lambda: member.term(0) is None, 5, "it is over")
+    looked(server)
+    clock.now += SESSION - 0.01
+    looked(server)
+    assert member.term(0) is None
+    clock.now += 0.01
+    assert member.term(5).after_epoch == 8
+
+
+def test_who_may_begin_at_once_does_not_while_the_word_stands(join, server):
+    """Another could take that word for ours later on."""
+    server.last_leaders = LastLeaders(epochs={0: 7}, are_fenced=True)
+    server.left = object()
+    member = join(rows=ROWS)
+    looked(server)
+    assert member.term(0) is None
+    server.left = None
     assert member.term(5) is not None
 
 
@@ -225,6 +281,64 @@ def test_a_lock_that_is_not_ours_any_more_ends_the_term_at_once(lead, server):
     _, term = lead()
     server.lead = None
     eventually(lambda: term.ended is TermEnd.FENCED, 5, "fenced")
+
+
+class Silence:
+    """What a member knows of Kafka: `since` is when it answered last, None while it answers."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.since = None
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return 0.0 if self.since is None else self.clock() - self.since
+
+
+def pass_by(server, clock, seconds):
+    """Let time pass in steps that no lease outlives."""
+    for _ in range(round(seconds / 0.5)):
+        clock.now += 0.5
+        looked(server)
+
+
+def test_a_leader_that_kafka_does_not_answer_lets_another_lead(lead, server, clock):
+    silence = Silence(clock)
+    member, term = lead(kafka_silent_seconds=silence)
+    pass_by(server, clock, SESSION)
+    silence.since, server.others_stand = clock.now, True
+    pass_by(server, clock, SESSION - 0.5)
+    assert term.is_live(), "not yet"
+    clock.now += 0.5
+    eventually(lambda: server.lead is None, 5, "it has let go of the lock")
+    assert term.ended is TermEnd.REVOKED
+    assert server.words == 1, "nobody has to wait"
+    assert "Kafka has not answered" in member.trouble
+    asked = silence.asked
+    eventually(lambda: silence.asked > asked + 3, 5, "it looks whether Kafka answers")
+    assert server.lead is None, "and does not stand before it does"
+    silence.since = None
+    eventually(lambda: server.lead is not None, 5, "it stands again")
+    looked(server)
+    assert member.trouble == ""
+
+
+def test_a_leader_that_kafka_does_not_answer_stays_while_nobody_else_stands(lead, server, clock):
+    silence = Silence(clock)
+    _, term = lead(kafka_silent_seconds=silence)
+    silence.since = clock.now
+    pass_by(server, clock, 3 * SESSION)
+    assert term.is_live()
+
+
+def test_who_gets_the_lock_has_a_session_timeout_to_reach_kafka(join, server, clock):
+    """It may not have asked for long: the one before it was no better off."""
+    silence = Silence(clock)
+    silence.since, server.others_stand = clock.now - 100, True
+    join(kafka_silent_seconds=silence)
+    pass_by(server, clock, SESSION - 0.5)
+    assert server.lead is not None
 
 
 def test_who_takes_the_lock_after_a_lost_session_waits_like_the_first(lead, server, clock):

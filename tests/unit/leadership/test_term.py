@@ -4,16 +4,9 @@ import math
 import uuid
 
 import pytest
+from support.clock import Clock
 
 from harvest_lib.leadership import Term, TermEnd
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -153,8 +153,9 @@ def test_dags_that_run_already_are_not_taken_for_others(tmp_path):
         "airflow_login": "admin",
     }
 
-    def asked(dags, running):
-        _check_same(Description(**mine, dags=running), "18", [], fresh=False, dags=dags, secure=False)
+    def asked(dags, running, *, observe=False):
+        found = Description(**mine, dags=running)
+        _check_same(found, "18", [], fresh=False, dags=dags, observe=observe, secure=False)
 
     asked("/mine", "/mine")
     asked("", "")
@@ -163,6 +164,8 @@ def test_dags_that_run_already_are_not_taken_for_others(tmp_path):
         with pytest.raises(StackError, match=running or "our DAGs") as raised:
             asked(dags, running)
         assert "harvest down" in raised.value.next_step
+    with pytest.raises(StackError, match="without Prometheus"):
+        asked("", "", observe=True)
 
 
 def test_the_services_keep_connections_and_variables_of_ones_own(tmp_path, monkeypatch):

@@ -5,8 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from support.waiting import eventually
 
@@ -173,3 +175,28 @@ def test_the_state_folder_is_at_the_projects_root(tmp_path, monkeypatch):
     assert default_state() == tmp_path / ".harvest"
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path / "elsewhere"))
     assert default_state() == tmp_path / "elsewhere"
+
+
+@LINUX
+def test_a_process_stands_still_once_it_is_suspended(tmp_path):
+    """One that is starting another is stopped only after that has its files, here a pipe that opens late."""
+    pipe, starting = tmp_path / "pipe", tmp_path / "starting"
+    os.mkfifo(pipe)
+    code = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(starting)!r}).touch()\n"
+        f"os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, {str(pipe)!r}, 0, 0)])\n"
+        "time.sleep(600)"
+    )
+    server = ServerProcess("server", log=tmp_path / "log", stop_signals={signal.SIGTERM: 5.0})
+    server.spawn([sys.executable, "-c", code], environment=os.environ)
+    try:
+        eventually(starting.exists, 10, "it starts another")
+        process = psutil.Process(server.pid)
+        eventually(lambda: process.status() == psutil.STATUS_DISK_SLEEP, 10, "it waits for the other")
+        opening = threading.Timer(0.3, lambda: os.close(os.open(pipe, os.O_RDWR)))  # waits for nobody
+        opening.start()
+        server.suspend()
+        assert process.status() == psutil.STATUS_STOPPED
+    finally:
+        server.kill()

@@ -1,7 +1,7 @@
 """The window and the key barrier, case by case."""
 
 import pytest
-from support.rows import row
+from support.rows import Page, row
 
 from harvest_lib.marking.window import WINDOW_BYTES, KeyBarrierWindow, Window
 
@@ -24,7 +24,7 @@ def test_landing_makes_the_next_of_the_key_ready():
     flight.offer(rows)
     for expected in rows:
         assert list(flight.admit()) == [expected]
-        flight.settle([expected])
+        flight.settle([expected[0]])
     assert flight.records == flight.pending == 0
     assert flight.keys == []
 
@@ -32,10 +32,9 @@ def test_landing_makes_the_next_of_the_key_ready():
 def test_the_window_bounds_what_is_in_flight():
     flight = KeyBarrierWindow(2)
     flight.offer([row(n, f"k{n}") for n in range(1, 6)])
-    first = flight.admit()
-    assert ids(first) == [1, 2]
+    assert ids(flight.admit()) == [1, 2]
     assert flight.records == 2
-    flight.settle([first[1]])
+    flight.settle([2])
     assert ids(flight.admit()) == [3]
 
 
@@ -68,12 +67,12 @@ def test_a_late_row_with_a_low_id_is_taken():
 def test_dropping_pending_keeps_the_barrier_up_for_what_is_in_flight():
     flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "a"), row(3, "b")])
-    sent = flight.admit()
+    flight.admit()
     flight.offer([row(4, "c")])
     assert sorted(flight.drop_pending()) == [2, 4]
     flight.offer([row(2, "a"), row(4, "c")])
     assert ids(flight.admit()) == [4], "row 2 waits for row 1 to land"
-    flight.settle([sent[0]])
+    flight.settle([1])
     assert ids(flight.admit()) == [2]
 
 
@@ -81,7 +80,7 @@ def test_admitted_rows_that_were_not_sent_are_ready_again():
     flight = KeyBarrierWindow(10)
     flight.offer([row(1, "a"), row(2, "b"), row(3, "a")])
     admitted = flight.admit()
-    admitted.popleft()  # row 1 was sent
+    admitted.take(1)  # row 1 was sent
     flight.withdraw(admitted)
     assert (flight.records, flight.pending, flight.keys) == (1, 2, ["a"])
     assert sorted(flight.drop_pending()) == [2, 3]
@@ -95,9 +94,84 @@ def test_there_is_no_room_while_what_is_held_has_many_bytes(make):
     assert flight.room
     flight.offer(rows[3:])
     assert not flight.room
-    sent = list(flight.admit())
+    sent = ids(flight.admit())
     flight.settle(sent[:1])
     assert flight.room
     flight.settle(sent[1:])
     flight.drop_pending()
     assert flight._bytes == 0
+
+
+def page(first, last, value="v"):
+    return Page(row(each, f"k{each % 3}", value) for each in range(first, last + 1))
+
+
+def test_a_page_stays_one_until_it_is_settled():
+    flight = Window(6)
+    pages = [page(1, 4), page(5, 9)]
+    assert [flight.offer(each) for each in pages] == [4, 5]
+    assert (flight.pending, flight.room) == (9, 0)
+    admitted = flight.admit()
+    assert [each.ids for each in admitted.pages] == [[1, 2, 3, 4], [5, 6]]
+    assert (flight.records, flight.pending, sorted(flight.keys)) == (6, 3, ["k0", "k1", "k2"])
+    admitted.take(5)  # were sent
+    flight.withdraw(admitted)
+    assert (flight.records, flight.pending, flight.admit().ids) == (5, 4, [6])
+    flight.settle([1, 2, 4, 5])
+    assert (flight.records, sorted(flight.keys)) == (2, ["k0"])
+    assert flight.drop_pending() == [7, 8, 9]
+    flight.settle([3, 6])
+    assert (flight.records, flight.pending, flight.room, flight.keys, flight._bytes) == (0, 0, 6, [], 0)
+    assert {each[0] for one in pages for each in one.made} <= {1, 4, 5, 9}, "only the ends were read"
+
+
+def test_of_a_page_that_comes_back_only_what_is_not_held_is_taken():
+    flight = Window(10)
+    flight.offer(page(1, 4))
+    flight.admit()
+    flight.settle([2])
+    assert flight.offer(page(1, 6)) == 3
+    assert flight.admit().ids == [2, 5, 6]
+
+
+def test_rows_leave_in_the_order_of_pages_and_single_ones():
+    flight = Window(100)
+    for offered in ([row(1, "k")], page(2, 4), page(5, 6), [row(7, "k")], page(8, 9)):
+        flight.offer(offered)
+    assert flight.admit().ids == list(range(1, 10))
+
+
+def test_of_a_page_what_is_of_a_key_is_taken_back():
+    flight = Window(100)
+    flight.offer(page(1, 6))
+    assert ids(flight.take_back({("t", "k1")})) == [1, 4]
+    assert flight.admit().ids == [2, 3, 5, 6]
+
+
+def test_there_is_no_room_while_pages_that_are_held_have_many_bytes():
+    flight = Window(1_000)
+    flight.offer(page(1, 4, "v" * (WINDOW_BYTES // 4)))
+    assert not flight.room
+    flight.admit()
+    flight.settle([1, 2, 3])
+    assert not flight.room, "the page is in memory as long as one of its rows is in flight"
+    flight.settle([4])
+    assert flight.room
+
+
+def test_under_the_barrier_a_page_is_rows():
+    flight = KeyBarrierWindow(10)
+    flight.offer(page(1, 5))
+    assert ids(flight.admit()) == [1, 2, 3]
+    flight.settle([1])
+    assert ids(flight.admit()) == [4]
+
+
+def test_under_the_barrier_each_row_of_a_page_is_held_by_itself():
+    flight = KeyBarrierWindow(1_000)
+    flight.offer(Page(row(each, f"k{each}", "v" * (WINDOW_BYTES // 4)) for each in range(1, 6)))
+    flight.admit()
+    flight.settle([5])
+    assert not flight.room
+    flight.settle([1])
+    assert flight.room

@@ -63,7 +63,7 @@ class Scripted:
     def list_topics(self, topic, **_):
         return Metadata(topics={topic: Metadata(error=None, partitions=self.partitions)})
 
-    def get_watermark_offsets(self, partition, *_):
+    def get_watermark_offsets(self, partition, **_):
         if self.away and partition.partition == max(self.partitions):
             raise KafkaException(KafkaError(self.away))
         return 7, 9

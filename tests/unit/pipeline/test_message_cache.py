@@ -6,8 +6,8 @@ from decimal import Decimal
 import pytest
 from support.pipelines import Script, Taking, declared, message
 
+from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.extended_json import Encoded, dumps
-from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.pipeline import Pipeline
 
@@ -59,16 +59,17 @@ def test_what_a_function_does_inside_of_data_concerns_no_other_writer(tmp_path):
 
 
 def test_the_oldest_are_forgotten():
-    recent, given = MessageCache(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
+    cache, given = MessageCache(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
     for first in range(0, 30, 3):
-        batch = given[first : first + 3]
-        recent.add(range(first, first + 3), batch, packed(batch))
-    assert recent.get(29) == given[29]._replace(offset=29)
-    assert recent.get(0) is None
-    left = [offset for offset in range(30) if recent.get(offset) is not None]
+        cache.add(first, encoded(given[first : first + 3]))
+    assert list(cache.run(29, 30, 9).selected(lambda _head: True)) == [given[29]._replace(offset=29)]
+    assert cache.run(0, 30, 9) is None
+    left = [offset for offset in range(30) if cache.run(offset, 30, 9) is not None]
     assert left == list(range(left[0], 30))
     assert 6 <= len(left) <= 12
-    huge = [message("A", 30, text="x" * 2_000)]
-    recent.add(range(30, 31), huge, packed(huge))
-    assert recent.get(30) is None
-    assert recent.get(29) is not None, "one that is too large costs no other its place"
+    cache.add(30, encoded([message("A", 30, text="x" * 2_000)]))
+    assert cache.end == 31
+    assert cache.run(30, 31, 9) is None
+    assert cache.run(29, 31, 9).next == 30, "one that is too large costs no other its place"
+    cache.add(31, encoded([message("A", 31)]))
+    assert [cache.run(29, 32, 9).next, cache.run(31, 32, 9).next] == [30, 32], "what is missing is not passed over"

@@ -7,6 +7,7 @@ import pytest
 
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.config.spelling import goharvest_name
+from harvest_lib.telemetry import catalogue
 from infra import docs
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +26,17 @@ def headings(page: Path) -> set[str]:
 
 def test_the_page_of_the_command_line_is_up_to_date():
     assert docs.FILE.read_text(encoding="utf-8") == docs.render(), "run `make docs`"
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    assert docs.METRICS.read_text(encoding="utf-8") == docs.render_metrics(), "run `make docs`"
+
+
+def test_the_page_of_metrics_has_each_that_there_is():
+    page = docs.METRICS.read_text(encoding="utf-8")
+    metrics = [each for each in vars(catalogue).values() if isinstance(each, catalogue.Metric)]
+    assert len(metrics) > 30
+    assert [each.name for each in metrics if page.count(f"| `{each.name}` |") != 1] == []
 
 
 def test_the_page_of_the_command_line_does_not_depend_on_the_terminal(monkeypatch):

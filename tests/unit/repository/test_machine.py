@@ -38,11 +38,11 @@ def machine(tmp_path):
 
 
 def test_the_pooler_is_installed_where_it_is_missing(machine):
-    assert "install -y -qq --no-install-recommends pgbouncer" in machine("pooler")
+    assert "install -y -qq --no-install-recommends pgbouncer prometheus" in machine("pooler")
 
 
 def test_a_pooler_that_is_there_costs_nothing(machine):
-    assert machine("pooler", have=["pgbouncer"]) == ""
+    assert machine("pooler", have=["pgbouncer", "promtool"]) == ""
 
 
 def test_the_faults_want_other_packages(machine):

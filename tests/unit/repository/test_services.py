@@ -1,6 +1,7 @@
 """What starts `harvest run` as a service: the compose service, the Kubernetes manifest and the systemd unit."""
 
 import configparser
+import inspect
 import json
 import re
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from click import Context
@@ -17,75 +19,25 @@ from harvest_lib.cli import app
 from harvest_lib.config import load
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS
 from harvest_lib.local_stack.state import default_state
+from harvest_lib.telemetry import server
+from harvest_lib.telemetry.server import parse_address
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 UNIT = INFRA / "systemd" / "harvest@.service"
 MANIFEST = INFRA / "kubernetes" / "harvester.yaml"
 
-# The part of the Kubernetes API that the manifest uses, as its reference has it: fields, and what they hold.
-SELECTOR = {"matchLabels": {"app.kubernetes.io/name": str}}
-PROBE = {"exec": {"command": [str]}, "periodSeconds": int, "timeoutSeconds": int, "failureThreshold": int}
-ROOM = {"cpu": str, "memory": str}
-CONTAINER = {
-    "name": str,
-    "image": str,
-    "imagePullPolicy": str,
-    "command": [str],
-    "envFrom": [{"secretRef": {"name": str}}],
-    **dict.fromkeys(("startupProbe", "readinessProbe", "livenessProbe"), PROBE),
-    "resources": {"requests": ROOM, "limits": ROOM},
-    "securityContext": {
-        "allowPrivilegeEscalation": bool,
-        "readOnlyRootFilesystem": bool,
-        "capabilities": {"drop": [str]},
-    },
-    "volumeMounts": [{"name": str, "mountPath": str, "readOnly": bool}],
-}
-POD = {
-    "automountServiceAccountToken": bool,
-    "enableServiceLinks": bool,
-    "terminationGracePeriodSeconds": int,
-    "securityContext": {"runAsNonRoot": bool, "runAsUser": int, "fsGroup": int, "seccompProfile": {"type": str}},
-    "topologySpreadConstraints": [
-        {"maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "labelSelector": SELECTOR}
-    ],
-    "containers": [CONTAINER],
-    "volumes": [{"name": str, "configMap": {"name": str}, "emptyDir": {"medium": str, "sizeLimit": str}}],
-}
-DEPLOYMENT = {
-    "replicas": int,
-    "selector": SELECTOR,
-    "strategy": {"type": str, "rollingUpdate": {"maxSurge": int, "maxUnavailable": int}},
-    "minReadySeconds": int,
-    "template": {"metadata": {"labels": SELECTOR["matchLabels"]}, "spec": POD},
-}
-FRAME = {"apiVersion": str, "kind": str, "metadata": {"name": str, "labels": SELECTOR["matchLabels"]}}
-KINDS = {
-    "ConfigMap": ("v1", {**FRAME, "data": {"harvest.yaml": str}}),
-    "Deployment": ("apps/v1", {**FRAME, "spec": DEPLOYMENT}),
-    "PodDisruptionBudget": ("policy/v1", {**FRAME, "spec": {"minAvailable": int, "selector": SELECTOR}}),
-}
+KINDS = {"ConfigMap", "Deployment", "PodDisruptionBudget"}
+VERSIONS = ("1.29", "1.35")
+"""The oldest and the newest that somebody runs."""
 
 
-def strange(value, shape, path):
-    """Return the paths of what the shape does not have."""
-    if isinstance(shape, dict) and isinstance(value, dict):
-        unknown = [f"{path}.{key}" for key in value.keys() - shape.keys()]
-        return unknown + [
-            each for key in value.keys() & shape for each in strange(value[key], shape[key], f"{path}.{key}")
-        ]
-    if isinstance(shape, list) and isinstance(value, list):
-        return [found for each in value for found in strange(each, shape[0], path)]
-    return [] if isinstance(shape, type) and type(value) is shape else [path]
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def objects():
     return {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text())}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pod(objects):
     return objects["Deployment"]["spec"]["template"]["spec"]
 
@@ -120,19 +72,37 @@ def test_each_starts_the_command_by_options_it_has(pod, unit):
         assert accepted(command[1:]).info_name == "run"
 
 
-def test_kubernetes_knows_what_the_manifest_holds(objects):
-    assert set(objects) == set(KINDS)
-    for kind, (version, shape) in KINDS.items():
-        assert objects[kind]["apiVersion"] == version
-        assert strange(objects[kind], shape, kind) == []
-    assert strange({"replicas": "2", "strateggy": {}}, DEPLOYMENT, "") == [".strateggy", ".replicas"]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_what_the_manifest_holds(objects, pod, version):
+    assert set(objects) == KINDS
+    for each in objects.values():
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+    pod["containers"][0]["livenessProbe"]["periodSecond"] = 5
+    with pytest.raises(kubernetes_validate.ValidationError, match="periodSecond"):
+        kubernetes_validate.validate(objects["Deployment"], version, strict=True)
 
 
-def test_the_probes_are_the_health_check_of_the_image(pod):
+def test_the_probes_ask_where_it_listens(objects, pod):
     (container,) = pod["containers"]
-    probes = {name: each for name, each in container.items() if name.endswith("Probe")}
-    assert set(probes) == {"startupProbe", "livenessProbe", "readinessProbe"}
-    assert all(each["exec"]["command"] == dockerfile('CMD \\["sh|HEALTHCHECK') for each in probes.values())
+    probes = {name: each["httpGet"] for name, each in container.items() if name.endswith("Probe")}
+    assert {name: each["path"] for name, each in probes.items()} == {
+        "startupProbe": "/readyz",
+        "readinessProbe": "/readyz",
+        "livenessProbe": "/livez",
+    }
+    (port,) = container["ports"]
+    assert {each["port"] for each in probes.values()} == {port["name"]}
+    _, listened = parse_address(container["command"][container["command"].index("--listen") + 1])
+    annotations = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert listened == port["containerPort"] == int(annotations["prometheus.io/port"])
+    assert f'case "{probes["readinessProbe"]["path"]}":' in inspect.getsource(server)
+    assert f'case "{probes["livenessProbe"]["path"]}":' in inspect.getsource(server)
+    assert f'case "{annotations["prometheus.io/path"]}":' in inspect.getsource(server)
+
+
+def test_the_file_that_the_image_looks_at_can_be_written_in_the_pod(pod):
+    (container,) = pod["containers"]
+    assert "$HARVEST_ALIVE_FILE" in " ".join(dockerfile('CMD \\["sh|HEALTHCHECK'))
     (mounted,) = [each for each in container["volumeMounts"] if each["name"] == "run"]
     assert f"HARVEST_ALIVE_FILE={mounted['mountPath']}/alive" in (INFRA / "Dockerfile").read_text()
 

@@ -28,9 +28,10 @@ from zlib import crc32
 from harvest_lib.clock import unix_ms
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors import Reader
-from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode
+from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode_all, encode_joined
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
+from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
 from harvest_lib.pipeline.message import Message, Op
 
 _log = logging.getLogger(__name__)
@@ -52,25 +53,36 @@ class JsonLinesWriter:
         self._names: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        lines: dict[str, list[bytes]] = defaultdict(list)
-        names, content = self._names, self._content
-        for message in messages:
-            if message.op is not Op.NOOP:
-                namespace = message.namespace
-                name = names.get(namespace)
-                if name is None:
-                    name = names[namespace] = self._path.replace(_NAMESPACE, file_name(namespace))
-                lines[name].append(encode(message, content))
-        for name, encoded in lines.items():
+        written = without_noops(messages)
+        joined = encode_joined(written, self._content, b"\n") if _NAMESPACE not in self._path else None
+        if joined is not None:
+            found = {self._path: b"".join(pieces.view for pieces, _ in joined)}
+        else:
+            lines = encode_all(written, self._content)
+            found = {name: b"\n".join([*each, b""]) for name, each in self._by_name(written, lines).items()}
+        for name, content in found.items():
             path = Path(name)
             with system_errors("written", path):
-                self._append(path, b"\n".join(encoded) + b"\n")
+                self._append(path, content)
+
+    def _by_name(self, messages: Sequence[Message], lines: list[bytes]) -> Mapping[str, list[bytes]]:
+        if _NAMESPACE not in self._path:
+            return {self._path: lines} if lines else {}
+        found: dict[str, list[bytes]] = defaultdict(list)
+        for (namespace, _), line in zip(namespaces_and_times(messages), lines, strict=True):
+            name = self._names.get(namespace)
+            if name is None:
+                name = self._names[namespace] = self._path.replace(_NAMESPACE, file_name(namespace))
+            found[name].append(line)
+        return found
 
     def close(self) -> None:
         for path in list(self._files):
             self._forget(path)
 
     def _append(self, path: Path, lines: bytes) -> None:
+        if not lines:
+            return
         file = self._file(path)
         try:
             with held(file.fileno()):

@@ -21,12 +21,14 @@ from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.consume.retention import Place, Retained, RetentionWatch
 from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     LastError,
     client_settings,
     is_refusal,
+    log_range,
     refused_settings,
     translate,
 )
@@ -65,6 +67,7 @@ class KafkaReader(Reader):
         self._ids: dict[str, str] = {}
         self._last = LastError()
         self._offsets: dict[str, dict[int, int]] = {}
+        self._retention = RetentionWatch(options.kafka, self._positions)
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         for topic in self._options.topics:
@@ -85,10 +88,20 @@ class KafkaReader(Reader):
         except KafkaException as error:
             raise self._translated(error.args[0]) from error
 
+    def retained(self) -> Sequence[Retained]:
+        return self._retention.seen()
+
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
+
+    def _positions(self) -> Mapping[Place, int]:
+        return {
+            (topic, partition): offset
+            for topic, offsets in self._offsets.copy().items()
+            for partition, offset in offsets.copy().items()
+        }
 
     def _look(self, consumer: Any) -> Sequence[str]:
         """Find partitions that were added. While no broker answers they are found later."""
@@ -115,7 +128,7 @@ class KafkaReader(Reader):
             if new:
                 found[topic] = dict(offsets)
             for partition in sorted(partitions if is_first else new):
-                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_SECONDS)
+                low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
                 offset = offsets.get(partition, high if start == "end" else low)
                 if not low <= offset <= high:
                     what = "no longer has what was not read yet" if offset < low else "was recreated"
@@ -177,6 +190,9 @@ class KafkaReader(Reader):
             if (error := record.error()) is not None:
                 if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
                     raise _lost(f"a partition of {record.topic()!r} no longer has what was not read yet", error.str())
+                if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
+                    offsets, partition = self._offsets[record.topic()], record.partition()
+                    offsets[partition] = max(offsets[partition], record.offset())
                 if error.code() in _UNREADABLE:
                     raise _damaged(record, error)
                 if error.fatal() or is_refusal(error) or error.code() == ClientError.UNKNOWN_TOPIC_OR_PART:
@@ -215,6 +231,7 @@ class KafkaReader(Reader):
             "group.id": "harvest-pipeline",  # asked for by the client; nobody joins it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            "enable.partition.eof": True,  # the ends of transactions have offsets, and never come
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,

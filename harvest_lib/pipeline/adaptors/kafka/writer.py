@@ -1,7 +1,6 @@
 """Topics of Kafka, written by an idempotent producer.
 
-A record's key says which row it is of: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
-where it names none; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
+What a message is as a record, see `records`.
 
 Promises
 - `write` returns once all in-sync replicas have all records: each has its offset, and one request is on the wire per
@@ -12,18 +11,19 @@ Promises
 - Topics are never made by accident.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka import Message as Record
+from confluent_kafka import Message as Report
 
 from harvest_lib.clock import Deadline
 from harvest_lib.config.kafka_settings import IN_FLIGHT
-from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, TopicMissing
+from harvest_lib.delivery.errors import NO_TOPIC, PURGED, RAISED, is_fatal, raised
+from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, TopicMissing
 from harvest_lib.kafka_client import (
     REACH_TIMEOUT_SECONDS,
     KafkaProducer,
@@ -36,13 +36,16 @@ from harvest_lib.kafka_client import (
     topic_partitions,
     translate,
 )
-from harvest_lib.pipeline.adaptors.envelope import encode
+from harvest_lib.native import UNCONFIRMED, NativeSender, Records, close_with_sender, error_of, make_with_sender
 from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
-from harvest_lib.pipeline.extended_json import dumps
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.adaptors.kafka.records import handed_over, namespaces_and_record_times, records_of
+from harvest_lib.pipeline.adaptors.refusal import refusal
+from harvest_lib.pipeline.logged_messages import LoggedMessages, namespaces_and_times, without_noops
+from harvest_lib.pipeline.message import Message
 from harvest_lib.record import is_legal_topic
 
 _WAIT_SECONDS = 0.1
+_WHY_SECONDS = 0.5
 _ANY_PARTITION = -1
 _REFUSED = {
     ClientError.MSG_SIZE_TOO_LARGE,
@@ -56,11 +59,80 @@ _REASONS = tuple(ClientError(code).str() for code in _REFUSED)
 """What a fatal error says of them: it has a code of its own."""
 
 
-class _Record(NamedTuple):
-    message: Message
-    topic: str
-    key: bytes
-    value: bytes | None
+_REMEDY = (
+    "change the topic's `max.message.bytes` (and `message.max.bytes` here) or `message.timestamp.after.max.ms`, or it "
+    "in a transform"
+)
+
+_Record = tuple[str, bytes, bytes | None, int]
+"""Topic, key, value, timestamp."""
+
+
+class _Failure(NamedTuple):
+    """An error, the topic and the place in its bulk of the record that has it, as far as they are known."""
+
+    error: ClientError
+    topic: str = ""
+    place: int | None = None
+
+
+def _is_refusal(error: ClientError) -> bool:
+    return error.code() in _REFUSED or (error.fatal() and any(each in error.str() for each in _REASONS))
+
+
+def _rank(failure: _Failure) -> int:
+    """Return how little an error says of what is to blame; 0: one of its own records."""
+    error, topic, _ = failure
+    if error.code() in _REFUSED:
+        return 0
+    if _is_refusal(error):
+        return 1
+    return 2 if topic and error.code() not in PURGED else 3
+
+
+def _hand_over(sender: NativeSender, records: Sequence[Records], failures: list[_Failure]) -> Iterator[None]:
+    """Hand records over by the producer's native side, which hears what becomes of each."""
+    before = 0
+    for some in records:
+        went = 0
+        while went < len(some):
+            count, code = sender.produce(some, went)
+            went += count
+            if code == ClientError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+                yield
+            elif code:
+                topic = some.targets[some.kinds[went]].topic.decode()
+                failures.append(_not_taken(error_of(code), topic, before + went))
+                yield
+                return
+        before += len(some)
+
+
+def _produce(producer: KafkaProducer, records: Sequence[_Record], failures: list[_Failure]) -> Iterator[None]:
+    """Hand records over by Python."""
+
+    def report(error: ClientError | None, acked: Report) -> None:
+        if error is None and acked.offset() is None:
+            error = error_of(UNCONFIRMED)
+        if error is not None:
+            failures.append(_Failure(error, acked.topic() or ""))
+
+    for place, (topic, key, value, timestamp) in enumerate(records):
+        while True:
+            try:
+                producer.produce(topic, value, key, _ANY_PARTITION, report, None, timestamp)
+                break
+            except BufferError:
+                yield
+            except KafkaException as error:
+                failures.append(_not_taken(error.args[0], topic, place))
+                yield
+                return
+
+
+def _not_taken(error: ClientError, topic: str, place: int) -> _Failure:
+    """Return what the client has refused: a record, or any, since it can send no more."""
+    return _Failure(error) if is_fatal(error) else _Failure(error, topic, place)
 
 
 class KafkaWriter:
@@ -70,88 +142,102 @@ class KafkaWriter:
         self._options = options
         self._provider = provider
         self._producer: KafkaProducer | None = None
+        self._sender: NativeSender | None = None
         self._last = LastError()
         self._topics: dict[str, str] = {}
 
     def write(self, messages: Sequence[Message]) -> None:
-        records = [self._record(each) for each in messages if each.op is not Op.NOOP]
+        written = without_noops(messages)
+        if not (isinstance(written, LoggedMessages) and self._write_natively(written)):
+            self._write_one_by_one(written)
+
+    def _write_natively(self, messages: LoggedMessages) -> bool:
+        """Write messages of the log as bytes; False if that is for Python to do."""
         producer = self._producer or self._make()
-        try:
-            self._deliver(producer, records)
-        except BaseException:
-            self._discard()
-            raise
+        if self._sender is None:
+            return False
+        topics = {name: self._topic(name) for name in dict.fromkeys(key.decode() for _, _, key in messages.kinds)}
+        records = handed_over(messages, self._options, topics)
+        if records is not None:
+            failures: list[_Failure] = []
+            self._deliver(producer, messages, _hand_over(self._sender, records, failures), failures)
+        return records is not None
+
+    def _write_one_by_one(self, messages: Sequence[Message]) -> None:
+        records = records_of(messages, self._options)
+        places = namespaces_and_record_times(messages)
+        topics = {namespace: self._topic(namespace) for namespace in dict.fromkeys([name for name, _ in places])}
+        ready = [
+            (topics[namespace], key, value, timestamp)
+            for (namespace, timestamp), (key, value) in zip(places, records, strict=True)
+        ]
+        producer = self._producer or self._make()
+        failures: list[_Failure] = []
+        self._deliver(producer, messages, _produce(producer, ready, failures), failures)
 
     def close(self) -> None:
         self._discard()
 
-    def _deliver(self, producer: KafkaProducer, records: Sequence[_Record]) -> None:
+    def _deliver(
+        self,
+        producer: KafkaProducer,
+        messages: Sequence[Message],
+        handing_over: Iterator[None],
+        failures: list[_Failure],
+    ) -> None:
+        """Have messages delivered; `handing_over` adds to the failures, and stops wherever there is no room."""
+        try:
+            self._await_delivery(producer, messages, handing_over, failures)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _await_delivery(
+        self,
+        producer: KafkaProducer,
+        messages: Sequence[Message],
+        handing_over: Iterator[None],
+        failures: list[_Failure],
+    ) -> None:
         deadline = Deadline(self._options.delivery_timeout_seconds)
-        failures: list[tuple[Message, ClientError | None]] = []
-        waiting = deque(records)
-        try:
-            while waiting and not failures and not deadline.passed:
-                if self._produce(producer, waiting[0], failures):
-                    waiting.popleft()
-                else:
-                    producer.poll(_WAIT_SECONDS)
-            while not failures and len(producer) and not deadline.passed:
-                producer.flush(_WAIT_SECONDS)
-        except KafkaException as error:  # after one that broke the order no other is taken
-            raise self._failed([each.message for each in records], error.args[0]) from error
+        left = 1
+        for _ in handing_over:
+            self._serve(partial(producer.poll, _WAIT_SECONDS), failures)
+            if failures or deadline.passed:
+                break
+        else:
+            while left and not failures and not deadline.passed:
+                left = len(producer)  # first: what counts no longer has told by now if it failed
+                self._serve(partial(producer.flush, _WAIT_SECONDS) if left else partial(producer.poll, 0), failures)
         if failures:
-            # One that is refused takes along those in its batch, and those behind it.
-            message, reason = next((each for each in failures if each[1] and each[1].code() in _REFUSED), failures[0])
-            raise self._failed([message], reason) if reason is not None else self._inferred(message)
-        if waiting or len(producer):
-            said = f"; {self._last.text}" if self._last.text else ""
-            raise KafkaUnavailable(
-                "Kafka did not take a batch in time",
-                evidence=f"{len(records)} records, {self._options.delivery_timeout_seconds:g} s{said}",
-                next_step="check the brokers, `min.insync.replicas`, and `delivery_timeout`",
-            )
+            self._await_reason(producer, failures)
+            raise self._failed(messages, min(failures, key=_rank))
+        if left:
+            raise self._late(len(messages))
 
-    def _produce(
-        self, producer: KafkaProducer, record: _Record, failures: list[tuple[Message, ClientError | None]]
-    ) -> bool:
-        """Hand a record over; False while the producer has no room for it."""
+    def _await_reason(self, producer: KafkaProducer, failures: list[_Failure]) -> None:
+        """Wait a little for what is to blame: a record that is refused takes along those in its batch, those behind it
+        and the producer, and any of them may be told first."""
+        deadline = Deadline(_WHY_SECONDS)
+        while _rank(min(failures, key=_rank)) and len(producer) and not deadline.passed:
+            self._serve(partial(producer.flush, _WAIT_SECONDS), failures)
 
-        def report(error: ClientError | None, acked: Record) -> None:
-            if error is not None or acked.offset() is None:
-                failures.append((record.message, error))
-
-        timestamp = max(0, record.message.timestamp)
+    def _serve(self, call: Callable[[], object], failures: list[_Failure]) -> None:
+        """Have what became of records told by a call of the producer's, which raises what is fatal."""
         try:
-            producer.produce(record.topic, record.value, record.key, _ANY_PARTITION, report, None, timestamp)
-        except BufferError:
-            return False
-        except KafkaException as error:
-            raise self._failed([record.message], error.args[0]) from error
-        return True
+            call()
+        except RAISED as error:  # after one that broke the order no other is taken
+            failures.append(_Failure(raised(error)))
+        if self._sender is not None:
+            failures += [_Failure(error, topic) for error, topic in self._sender.take_failures()]
 
-    def _record(self, message: Message) -> _Record:
-        namespace = message.namespace
-        fields = self._options.key.get(namespace)
-        if self._options.content == "data" and (fields is None or message.op is Op.COMMAND):
-            raise MessageRefused(
-                f"message {message.offset} cannot be written by its data alone",
-                evidence=f"a command of {namespace}" if fields else f"`key` has nothing for the namespace {namespace}",
-                next_step="name its fields in `key`, write envelopes, or drop such messages in a transform",
-            )
-        named = {name: message.data.get(name) for name in fields} if fields and message.op is not Op.COMMAND else {}
-        if None in named.values():
-            missing = ", ".join(name for name, value in named.items() if value is None)
-            raise MessageRefused(
-                f"message {message.offset} has no key",
-                evidence=f"{missing} is missing or null, namespace {namespace}",
-                next_step="correct `key`, or the transform that took it away",
-            )
-        key: Mapping[str, Any] = {"namespace": namespace}
-        if named:
-            key = named if NAMESPACE in self._options.topic else {"namespace": namespace, "key": named}
-        is_tombstone = self._options.content == "data" and message.op is Op.DELETE
-        value = None if is_tombstone else encode(message, self._options.content)
-        return _Record(message, self._topic(namespace), dumps(key), value)
+    def _late(self, count: int) -> HarvestError:
+        said = f"; {self._last.text}" if self._last.text else ""
+        return KafkaUnavailable(
+            "Kafka did not take a batch in time",
+            evidence=f"{count} records, {self._options.delivery_timeout_seconds:g} s{said}",
+            next_step="check the brokers, `min.insync.replicas`, and `delivery_timeout`",
+        )
 
     def _topic(self, namespace: str) -> str:
         """Return the topic of a namespace, once it is known to be there."""
@@ -181,28 +267,33 @@ class KafkaWriter:
             )
         create_topic(settings, topic, partitions=partitions, config={})
 
-    def _failed(self, messages: Sequence[Message], error: ClientError) -> HarvestError:
-        first, last = messages[0].offset, messages[-1].offset
-        if error.code() in _REFUSED or (error.fatal() and any(each in error.str() for each in _REASONS)):
-            which = f"message {first}" if first == last else f"one of {first} to {last}"
-            return MessageRefused(
-                f"Kafka does not take {which}",
-                evidence=f"{error.str()}, namespace {messages[0].namespace}",
-                next_step=f"show it with `harvest pipeline show {first}..{last}`; change the topic's "
-                "`max.message.bytes` (and `message.max.bytes` here) or `message.timestamp.after.max.ms`, or it in a "
-                "transform; or acknowledge it without sending: `harvest pipeline ack`",
-            )
-        if error.code() in {ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC}:  # noqa: SLF001 - its name
+    def _failed(self, messages: Sequence[Message], failure: _Failure) -> HarvestError:
+        error, topic, _ = failure
+        if _is_refusal(error):
+            evidence = f"{error.str()}, topic {topic}" if topic else error.str()
+            return refusal("Kafka", self._suspects(messages, failure), evidence=evidence, remedy=_REMEDY)
+        if error.code() in NO_TOPIC:
             self._topics.clear()
-            return topic_missing(self._options.topic.replace(NAMESPACE, messages[0].namespace), partitions=1)
+            return topic_missing(topic, partitions=1)
+        if error.code() == UNCONFIRMED:
+            return KafkaUnavailable(
+                "a record was reported delivered that no broker has confirmed",
+                evidence=f"it has no offset in the topic {topic}",
+                next_step="run the pipeline again: it is sent once more",
+            )
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
-    def _inferred(self, message: Message) -> HarvestError:
-        return KafkaUnavailable(
-            "a record was reported delivered that no broker has confirmed",
-            evidence=f"message {message.offset} has no offset in the topic",
-            next_step="run the pipeline again: it is sent once more",
-        )
+    def _suspects(self, messages: Sequence[Message], failure: _Failure) -> Sequence[int]:
+        """Return the offsets of the messages that may be to blame. Kafka refuses batches, of which a topic is known;
+        the client refuses one record."""
+        if failure.place is not None:
+            return [messages[failure.place].offset]
+        places = [
+            place
+            for place, (namespace, _) in enumerate(namespaces_and_times(messages))
+            if not failure.topic or self._topics[namespace] == failure.topic
+        ]
+        return [messages[place].offset for place in places]
 
     def _make(self) -> KafkaProducer:
         own: Mapping[str, Any] = {
@@ -214,7 +305,8 @@ class KafkaWriter:
             "queue.buffering.max.ms": 5,
         }
         with refused_settings():
-            made: KafkaProducer = self._provider(client_settings(self._options.kafka, **own))
+            made: KafkaProducer
+            made, self._sender = make_with_sender(self._provider, client_settings(self._options.kafka, **own))
         self._producer = made
         return made
 
@@ -226,4 +318,4 @@ class KafkaWriter:
             with suppress(KafkaException):
                 producer.poll(0)
             with suppress(KafkaException):
-                producer.close()
+                close_with_sender(producer, self._sender)

@@ -27,6 +27,7 @@ from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.replication import with_settings
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, text_of
+from harvest_lib.pipeline.adaptors.refusal import refusal
 from harvest_lib.pipeline.message import Message, Op
 
 # A type without its length is by -1 what it says: by NULL it would be `character`, and `bit`, which have one character.
@@ -237,11 +238,10 @@ def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
         "table": error.diag.table_name,
     }
     evidence = ", ".join(f"{what} {name}" for what, name in named.items() if name)
-    first, last = messages[0].offset, messages[-1].offset
     namespaces = sorted({message.namespace for message in messages})
-    return MessageRefused(
-        f"Postgres does not take message {first}" if first == last else f"Postgres does not take {first} to {last}",
+    return refusal(
+        "Postgres",
+        [message.offset for message in messages],
         evidence=f"{type(error).__name__} (SQLSTATE {error.sqlstate}), {evidence or ', '.join(namespaces)}",
-        next_step=f"show it with `harvest pipeline show {first}..{last}`; correct the table or a transform, or "
-        "acknowledge it without sending: `harvest pipeline ack`",
+        remedy="correct the table or a transform",
     )

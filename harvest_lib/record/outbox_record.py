@@ -1,4 +1,4 @@
-"""What an outbox record is: the public dataclass for writers, and the bare row that moves through the harvester.
+"""What writers put into an outbox: a record, and what it may be.
 
 Promises: a record that `OutboxRecord.check` lets through can be stored in the outbox table and accepted by Kafka, as
 far as that can be known without asking either.
@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from harvest_lib import record_header
 from harvest_lib.errors import RecordError
+from harvest_lib.record.header import HEADER_NAME, split
 
 INTERNAL_TOPICS = frozenset(
     {
@@ -27,7 +27,7 @@ MESSAGE_ID = "message-id"
 """The header of `harvest_lib.sequencing.message_id`."""
 _ID_BYTES, _VERSION_1, _VARIANT = 16, 0x10, 0x80
 
-HEADERS = frozenset({record_header.HEADER_NAME, MESSAGE_ID})
+HEADERS = frozenset({HEADER_NAME, MESSAGE_ID})
 
 
 TOPIC_MAX_CHARS = 249
@@ -43,45 +43,6 @@ def is_legal_topic(name: str) -> bool:
 
 Header = tuple[str, str | None]
 """Name and value; names may repeat, order is kept."""
-
-Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
-"""One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
-an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
-is."""
-
-ID: Final = 0
-TOPIC: Final = 1
-KEY: Final = 2
-VALUE: Final = 3
-HEADER_NAMES: Final = 4
-HEADER_VALUES: Final = 5
-"""Indices of a row. Loops over every record spell the numbers out, which is faster."""
-
-
-class Unreadable(str):
-    """Why a record cannot be read: text of it is not UTF-8. Stands as the only header value of a row without header
-    names, so that no delivery sends it."""
-
-    __slots__ = ()
-
-
-PAGE_BYTES = 2_000_000
-"""A page of records that is read at a time has no more than this, or it is a single record."""
-
-
-def row_bytes(row: Row) -> int:
-    """Return about how many bytes of memory the parts of a record take: key, value and headers."""
-    _, _, key, value, names, contents = row
-    size = len(key)
-    if value:
-        size += len(value)
-    for name in names:
-        if name:
-            size += len(name)
-    for content in contents:
-        if content:
-            size += len(content)
-    return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +176,7 @@ def _is_message_id(value: bytes) -> bool:
 
 def _is_origin(value: bytes) -> bool:
     try:
-        record_header.split(value)
+        split(value)
     except ValueError:
         return False
     return True

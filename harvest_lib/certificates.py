@@ -1,0 +1,165 @@
+"""When the certificates expire that a process is configured with: read from their files, by the package cryptography.
+
+Of what we show (a client's certificate and its chain) the first to expire counts. Of what we trust (authorities) it is
+the last: a file of several is how one is replaced by the next, and a system's has old ones that nobody uses.
+
+What is in a file may be newer than what a client has read: clients read it when they are made.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harvest_lib.errors import install_hint
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+_log = logging.getLogger(__name__)
+
+WARN_SECONDS = 14 * 86_400.0
+"""So long before one expires it is said."""
+_EVERY_SECONDS = 86_400.0
+_NO_FILES = {"system", "probe"}
+"""What `sslrootcert` and `ssl.ca.location` may be instead of a path: the client searches."""
+
+
+class Unreadable(Exception):
+    """A file is missing, or holds no certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a certificate is: a file, or the text itself. `setting` names it, and is all that is told of it."""
+
+    setting: str
+    shown: bool
+    """Whether we show it, or trust by it."""
+    path: Path | None = field(default=None, repr=False)
+    text: str = field(default="", repr=False)
+    password: str | None = field(default=None, repr=False)
+    """Of a key store."""
+
+
+def _of_kafka(settings: Mapping[str, object]) -> Iterator[_Place]:
+    given = {name: str(value) for name, value in settings.items() if name.startswith("ssl.") and value}
+    for setting, shown in (("ssl.certificate", True), ("ssl.ca", False)):
+        path = given.get(f"{setting}.location", "probe")
+        if path not in _NO_FILES:
+            yield _Place(setting=f"{setting}.location", shown=shown, path=Path(path))
+        if f"{setting}.pem" in given:
+            yield _Place(setting=f"{setting}.pem", shown=shown, text=given[f"{setting}.pem"])
+    if (store := given.get("ssl.keystore.location")) is not None:
+        password = given.get("ssl.keystore.password", "")
+        yield _Place(setting="ssl.keystore.location", shown=True, path=Path(store), password=password)
+
+
+def _of_postgres(parameters: Mapping[str, object]) -> Iterator[_Place]:
+    for setting, shown in (("sslcert", True), ("sslrootcert", False)):
+        path = str(parameters.get(setting) or os.environ.get(f"PG{setting.upper()}") or "")
+        if path and path not in _NO_FILES:
+            yield _Place(setting=setting, shown=shown, path=Path(path))
+
+
+class Certificates:
+    """Those of a process, by the settings that name them. May be used by any thread."""
+
+    def __init__(self, *kafka: Mapping[str, object], postgres: Mapping[str, object] | None = None) -> None:
+        """`kafka` are librdkafka's settings of its clients, `postgres` the parameters of its connections."""
+        found = [place for settings in kafka for place in _of_kafka(settings)]
+        self._places = dict.fromkeys([*found, *_of_postgres(postgres or {})])
+        self._read: dict[_Place, tuple[object, float | None]] = {}  # what the file was, and when it expires
+        self._said_unknown = False
+        self._lock = threading.Lock()
+
+    def expiries(self) -> Mapping[str, float]:
+        """Return when each expires, in Unix seconds, by the setting that names it. Files are read when they change;
+        what cannot be read is left out, and logged once."""
+        found: dict[str, float] = {}
+        with self._lock:
+            for place in self._places if self._places and self._can_read() else ():
+                expires = self._expiry(place)
+                if expires is not None:
+                    found[place.setting] = min(expires, found.get(place.setting, expires))
+        return found
+
+    def expiring(self, now: float) -> Mapping[str, float]:
+        """Return those that expire within WARN_SECONDS, or have."""
+        return {setting: at for setting, at in self.expiries().items() if at - now < WARN_SECONDS}
+
+    def begin(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
+        """Log what expires soon, now and every day until `stopping` is set; returns at once. `clock` is in Unix
+        seconds."""
+        if self._places:
+            run = threading.Thread(target=self._run, args=(stopping, clock), name="harvest-certificates", daemon=True)
+            run.start()
+
+    def _run(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
+        while True:
+            for setting, at in self.expiring(clock()).items():
+                expires_at = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+                _log.warning("certificate_expires", extra={"setting": setting, "expires_at": expires_at})
+            if stopping.wait(_EVERY_SECONDS):
+                return
+
+    def _expiry(self, place: _Place) -> float | None:
+        mark = _mark(place)
+        if place not in self._read or self._read[place][0] != mark:
+            expires = None
+            try:
+                expires = _expiry_of(place)
+            except Unreadable as error:
+                _log.warning("certificate_unreadable", extra={"setting": place.setting, "reason": str(error)})
+            self._read[place] = mark, expires
+        return self._read[place][1]
+
+    def _can_read(self) -> bool:
+        if find_spec("cryptography") is not None:
+            return True
+        if not self._said_unknown:
+            self._said_unknown = True
+            _log.warning("certificates_unknown", extra={"next_step": install_hint("certificates")})
+        return False
+
+
+def _mark(place: _Place) -> object:
+    """Return what is another once a file has changed."""
+    with suppress(OSError, ValueError):
+        if place.path is not None:
+            stat = place.path.stat()
+            return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino  # its rights change ctime alone
+    return None
+
+
+def _expiry_of(place: _Place) -> float | None:
+    """Return when what is at a place expires, in Unix seconds; None for a folder of authorities. Raises Unreadable."""
+    try:
+        if place.path is not None and place.path.is_dir():
+            return None
+        content = place.path.read_bytes() if place.path is not None else place.text.encode()
+    except (OSError, ValueError) as error:
+        raise Unreadable(getattr(error, "strerror", None) or "it is no path") from None
+    try:
+        expiries = [each.not_valid_after_utc.timestamp() for each in _certificates_in(content, place.password)]
+    except Exception:  # noqa: BLE001 - the package has many, and their words may quote what is there
+        raise Unreadable("no certificate can be read from it") from None
+    if not expiries:
+        raise Unreadable("the key store holds no certificate")
+    return min(expiries) if place.shown else max(expiries)
+
+
+def _certificates_in(content: bytes, password: str | None) -> "list[Certificate]":
+    from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12  # noqa: PLC0415 - where one is named
+    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 - likewise
+
+    if password is None:
+        return load_pem_x509_certificates(content)
+    store = load_pkcs12(content, password.encode() or None)
+    return [each.certificate for each in (store.cert, *store.additional_certs) if each is not None]

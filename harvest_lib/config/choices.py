@@ -1,0 +1,104 @@
+"""What the three `auto` of a configuration stand for, once it is known which table there is. Pure.
+
+| table | source | delivery | leadership |
+| --- | --- | --- | --- |
+| native, or mapped by `columns` | `snapshot` | `transactional` | `postgres` |
+| goharvest's | `mark` | `barrier` | `neli` |
+
+Promises
+- All three are chosen together, from one look at the table, so that they fit each other.
+- What a configuration names is kept, and what is chosen follows from it: `source: mark` is delivered by `barrier`, and
+  a delivery that does not fence a former leader elects by `neli`, whatever the table.
+- With more than one shard the election is `neli`: under `postgres` one process leads them all.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Table = Literal["goharvest", "native", "mapped"]
+Source = Literal["mark", "snapshot", "transaction_id"]
+Delivery = Literal["barrier", "pipelined", "transactional", "sequenced"]
+Leadership = Literal["neli", "postgres", "solo"]
+Auto = Literal["auto"]
+
+NAMED = "the configuration names it"
+_OF_TABLE = {
+    "goharvest": "the table has goharvest's layout",
+    "native": "the table is native",
+    "mapped": "`columns` maps a table that is only read",
+}
+_FENCED: frozenset[Delivery] = frozenset({"transactional", "sequenced"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What is used, and why."""
+
+    source: Source
+    source_reason: str
+    delivery: Delivery
+    delivery_reason: str
+    leadership: Leadership
+    leadership_reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"source {self.source} ({self.source_reason}), delivery {self.delivery} ({self.delivery_reason}), "
+            f"leadership {self.leadership} ({self.leadership_reason})"
+        )
+
+
+def choose(
+    table: Table | None,
+    *,
+    source: Source | Auto = "auto",
+    delivery: Delivery | Auto = "auto",
+    leadership: Leadership | Auto = "auto",
+    shards: int = 1,
+    marks: bool = False,
+) -> Choices:
+    """Return what a configuration stands for on a table. That may be unknown, None, where the source is named. With
+    `marks` the program that embeds the harvester brings parts that mark."""
+    used, why = _source(table, source, marks=marks)
+    by, by_why = _delivery(used, delivery)
+    elects, elects_why = _leadership(used, by, leadership, shards=shards)
+    return Choices(
+        source=used,
+        source_reason=why,
+        delivery=by,
+        delivery_reason=by_why,
+        leadership=elects,
+        leadership_reason=elects_why,
+    )
+
+
+def _source(table: Table | None, source: Source | Auto, *, marks: bool) -> tuple[Source, str]:
+    if source != "auto":
+        return source, NAMED
+    if marks:
+        return "mark", "the parts that the program brings mark"
+    if table is None:
+        raise ValueError("of `source: auto` the table decides")
+    return ("mark" if table == "goharvest" else "snapshot"), _OF_TABLE[table]
+
+
+def _delivery(source: Source, delivery: Delivery | Auto) -> tuple[Delivery, str]:
+    if delivery != "auto":
+        return delivery, NAMED
+    if source == "mark":
+        return "barrier", "marked records are purged one by one, as they are acknowledged"
+    return "transactional", "the table is only read: the position after a batch goes into its transaction"
+
+
+def _leadership(
+    source: Source, delivery: Delivery, leadership: Leadership | Auto, *, shards: int
+) -> tuple[Leadership, str]:
+    if leadership != "auto":
+        return leadership, NAMED
+    if source == "mark":
+        return "neli", "what a former leader has marked is not fenced"
+    if shards > 1:
+        return "neli", "several processes can share the shards, where the lock in Postgres is one for all"
+    if delivery in _FENCED:
+        return "postgres", f"{delivery} delivery fences a former leader, so nobody waits for it"
+    return "neli", f"{delivery} delivery does not fence a former leader"

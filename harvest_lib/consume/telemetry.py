@@ -1,0 +1,64 @@
+"""The numbers and the health of a consumer, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
+
+from collections.abc import Iterator
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.consume.consumer import Consumer
+from harvest_lib.consume.retention import retention_readings
+from harvest_lib.telemetry import catalogue
+from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.health import Verdict
+
+_UNRESPONSIVE_SECONDS = 60.0
+
+
+class ConsumerTelemetry:
+    """Waits for no server. What Kafka keeps of its topics is asked beside, once a minute."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what the metrics are now."""
+        consumer, counts, owned = self._consumer, self._consumer.counts(), self._consumer.owned()
+        shards: dict[tuple[str, ...], float] = {(topic,): 0.0 for topic in counts}
+        for each in owned:
+            shards[each.topic,] = shards.get((each.topic,), 0.0) + 1
+        yield catalogue.CONSUMER_SHARDS, shards
+        yield catalogue.CONSUMER_MESSAGES, {(topic,): float(each.messages) for topic, each in counts.items()}
+        yield catalogue.CONSUMER_TRANSACTIONS, {(topic,): float(each.transactions) for topic, each in counts.items()}
+        yield catalogue.CONSUMER_PARKED, {(topic,): float(each.parked) for topic, each in counts.items()}
+        yield catalogue.CONSUMER_FENCED, {(): float(consumer.fenced)}
+        yield (
+            catalogue.CONSUMER_OFFSET,
+            {(each.topic, str(each.partition)): float(each.offset) for each in owned if each.offset >= 0},
+        )
+        yield from retention_readings(consumer.retention.seen())
+        yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}
+
+    def live(self) -> Verdict:
+        """Tell whether it asks the group, whatever the servers do."""
+        turned_at = self._consumer.turned_at
+        if turned_at is None:
+            return Verdict(is_healthy=False, reason="it does not run")
+        if boot_seconds() - turned_at >= _UNRESPONSIVE_SECONDS:
+            return Verdict(is_healthy=False, reason="it has not asked the group for a minute")
+        return Verdict(is_healthy=True, reason="it turns")
+
+    def ready(self) -> Verdict:
+        """Tell whether it runs: with partitions, or as a standby."""
+        verdict = self.live()
+        if not verdict.is_healthy:
+            return verdict
+        return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
+
+    def progress(self, within_seconds: float) -> Verdict:
+        """Tell whether no partition of this process has failed, or been in one transaction, for longer."""
+        now = boot_seconds()
+        for each in self._consumer.owned():
+            if each.stuck_since is not None and now - each.stuck_since >= within_seconds:
+                reason = (
+                    f"partition {each.partition} of {each.topic} has kept nothing for {now - each.stuck_since:.0f} s"
+                )
+                return Verdict(is_healthy=False, reason=reason)
+        return Verdict(is_healthy=True, reason="each partition goes on, or has nothing")

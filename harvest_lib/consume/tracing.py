@@ -1,0 +1,65 @@
+"""The span of a consumer's transaction, where the process has a tracer provider.
+
+It goes from the first message to the commit, has links to the spans in which messages were written, as far as these are
+recorded, and is the current span while the user's functions run.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.telemetry.batch_span import BatchSpan
+from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+_MOST_MESSAGES = 1_000
+"""Headers of no more messages of a transaction are read."""
+
+
+class TransactionSpan:
+    """From when it is made to its end, on one thread."""
+
+    def __init__(self, tracer: "Tracer", shard: ShardId) -> None:
+        from opentelemetry import context, trace  # noqa: PLC0415 - who has a tracer has it
+
+        attributes = {
+            "messaging.consumer.group.name": shard.consumer,
+            "messaging.destination.partition.id": str(shard.partition),
+        }
+        self._span = BatchSpan(tracer, "process", attributes)
+        self._span.topics.add(shard.topic)
+        self._left = _MOST_MESSAGES
+        self._token = context.attach(trace.set_span_in_context(self._span.span))
+
+    def take(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Return the same messages, to whose writers it is linked: now, or as they are read where that is once."""
+        if not isinstance(messages, (tuple, Batch)):
+            return self._read(messages)
+        for message in messages[: self._left] if self._span.room else ():
+            self._link(message)
+        return messages
+
+    def _read(self, messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
+            self._link(message)
+            yield message
+
+    def _link(self, message: Message) -> None:
+        if self._left and self._span.room:
+            self._left -= 1
+            for name, value in message.record.headers() or ():
+                if name == TRACEPARENT:
+                    text = value.decode("latin-1") if value is not None else ""
+                    self._span.link([text] if is_sampled(text) else ())
+                    break
+
+    def end(self, messages: int, error: str = "") -> None:
+        """End it, after so many messages: well, or by an error of a kind."""
+        from opentelemetry import context  # noqa: PLC0415 - as above
+
+        context.detach(self._token)
+        self._span.messages = messages
+        self._span.end(error)

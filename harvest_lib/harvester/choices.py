@@ -1,0 +1,59 @@
+"""What `auto` means in a configuration, once the table is known. Nothing else of the harvester reads `auto`."""
+
+from typing import Any
+
+import psycopg
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.config.agreement import disagreements
+from harvest_lib.config.choices import Choices, Table, choose
+from harvest_lib.config.problems import Origins
+from harvest_lib.config.report import config_error
+from harvest_lib.errors import ConfigError
+from harvest_lib.outbox import OutboxTable
+
+
+def reads_table(config: HarvestConfig) -> bool:
+    """Tell whether only the table shows what a configuration stands for."""
+    return config.source == "auto" and config.columns is None
+
+
+def read_choices(
+    config: HarvestConfig, connection: psycopg.Connection[Any], table: OutboxTable, *, marks: bool = False
+) -> Choices:
+    """Return what a configuration stands for on this table. Raises OutboxTableError if there is none."""
+    return choices_of(config, table.kind(connection) if reads_table(config) and not marks else None, marks=marks)
+
+
+def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool = False) -> Choices:
+    """Return what a configuration stands for on a table of a kind, which has to be known if it is to be read."""
+    found = "mapped" if config.columns is not None else kind
+    return choose(
+        found,
+        source=config.source,
+        delivery=config.delivery,
+        leadership=config.leadership,
+        shards=config.shards,
+        marks=marks,
+    )
+
+
+def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
+    """Return the configuration with what was chosen. Raises ConfigError for settings that it does not go with."""
+    if choices.source == "mark" and config.shards > 1:
+        raise ConfigError(
+            f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",
+            field="shards",
+            next_step=f"set it to 1, or turn {table} into the native table with `harvest migrate`",
+        )
+    used = config.model_copy(
+        update={"source": choices.source, "delivery": choices.delivery, "leadership": choices.leadership}
+    )
+    if "auto" in (config.delivery, config.leadership) and (problems := disagreements(used)):
+        raise config_error(problems, Origins())
+    return used
+
+
+def not_chosen(setting: str) -> AssertionError:
+    """Return the bug of a part that is to be made before its setting was chosen."""
+    return AssertionError(f"`{setting}` is still auto: see `resolved`")

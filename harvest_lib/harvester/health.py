@@ -1,0 +1,53 @@
+"""Whether a harvester is healthy: what `/livez`, `/readyz`, `/progress`, the alive file and systemd's watchdog say."""
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.harvester.sampler import Sampler
+from harvest_lib.leadership.kafka_probe import KafkaProbe
+from harvest_lib.telemetry.health import Verdict
+
+
+def live(harvest: Harvest) -> Verdict:
+    """Tell whether the process turns, whatever the servers do."""
+    if harvest.is_responsive:
+        return Verdict(is_healthy=True, reason="it turns")
+    if harvest.state is State.RUNNING:
+        return Verdict(is_healthy=False, reason="its thread has taken no turn for a minute")
+    return Verdict(is_healthy=False, reason=f"it is {harvest.state.value}")
+
+
+class HarvestHealth:
+    """`Health` of a harvester. `sampler` says what waits."""
+
+    def __init__(self, harvest: Harvest, sampler: Sampler) -> None:
+        self._harvest = harvest
+        self._sampler = sampler
+        self._kafka = KafkaProbe(harvest.config.kafka_settings(for_producer=False))
+
+    def live(self) -> Verdict:
+        return live(self._harvest)
+
+    def ready(self) -> Verdict:
+        verdict = self.live()
+        if not verdict.is_healthy:
+            return verdict
+        if shards := self._harvest.led_shards:
+            said = "it leads" if self._harvest.config.shards == 1 else f"it leads shards {', '.join(map(str, shards))}"
+            return Verdict(is_healthy=True, reason=said)
+        if trouble := self._harvest.election_trouble or self._kafka.trouble():
+            return Verdict(is_healthy=False, reason=f"it does not lead, and could not: {trouble}")
+        return Verdict(is_healthy=True, reason="it stands by")
+
+    def progress(self, within_seconds: float) -> Verdict:
+        seen = self._sampler.seen()
+        if seen.sample is None:
+            silent = boot_seconds() - self._sampler.good_at
+            reason = f"what waits is not known: {seen.reason}"
+            return Verdict(is_healthy=silent < within_seconds, reason=reason)
+        if seen.sample.records is None:
+            return Verdict(is_healthy=True, reason="the subscription was never begun: nobody knows what waits for it")
+        waits = f"{'about ' if seen.sample.is_estimate else ''}{seen.sample.records:,} records wait"
+        if seen.stalled_seconds >= within_seconds:
+            reason = f"{waits}, and none was delivered for {seen.stalled_seconds:.0f} s"
+            return Verdict(is_healthy=False, reason=reason)
+        return Verdict(is_healthy=True, reason=waits if seen.sample.records else "nothing waits")

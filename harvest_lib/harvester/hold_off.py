@@ -1,0 +1,49 @@
+"""How long a process waits until it leads a shard again, after a term that ended badly. Pure, but for its clock.
+
+- What it had on the wire may still arrive. Another process would lead after the session timeout at the earliest, and
+  this one keeps to the same: what arrives then is too old for the topic's limit.
+- It was fenced. Whoever fenced it would be fenced in turn, and so without end, if both began again at once. So it holds
+  off, except where its next term fences whoever led before:
+    - if another leader has raised the epoch since: that was its successor, and is over;
+    - the first time: a former leader that was frozen before it began fences its successor once, and then stops.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.leadership import Term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HoldOff:
+    until: float
+    """In boot seconds."""
+    epoch: int | None
+    """Under which the term before led."""
+    is_first: bool
+    """Whether the hold-off before, if there was one, had passed."""
+
+
+class HoldOffs:
+    """Those of a process, by shard. `seconds` is the session timeout."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = boot_seconds) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._latest: dict[int, _HoldOff] = {}
+
+    def begin(self, shard: int, epoch: int | None) -> None:
+        """Hold off from now on, after a term that led under `epoch`; None if it had none."""
+        now, before = self._clock(), self._latest.get(shard)
+        is_first = before is None or now >= before.until
+        self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, is_first=is_first)
+
+    def is_over(self, term: Term) -> bool:
+        """Tell whether this term may begin."""
+        latest = self._latest.get(term.shard)
+        if latest is None or self._clock() >= latest.until:
+            return True
+        before, now = latest.epoch, term.after_epoch
+        was_followed = before is not None and now is not None and now > before
+        return term.fences and (latest.is_first or was_followed)

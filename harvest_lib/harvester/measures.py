@@ -1,0 +1,202 @@
+"""What a harvester counts, and the wrappers of its ways into Kafka that count it.
+
+Nothing is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. How long a
+record took from its creation to its acknowledgement is found out of one record a second: of which one is chosen as it
+is handed over, and the database is asked on another thread.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import assert_never
+
+from harvest_lib.batching.guarantees import Guarantee
+from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.clock import boot_seconds
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome, Delivery
+from harvest_lib.delivery.protocol import Reports
+from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
+from harvest_lib.harvester.wrapped import WrappedDelivery, WrappedGuarantee
+from harvest_lib.record import ID, Row
+from harvest_lib.record.rows import RowQueue
+from harvest_lib.telemetry.counts import AGE_BOUNDS, Counts, Histogram
+
+OUTCOMES = ("committed", "failed", "fenced")
+END_REASONS = ("revoked", "fenced")
+_LATENCY_EVERY_SECONDS = 1.0
+"""A record is chosen no more often than this, of which the database is asked for its creation."""
+
+
+class LatencySample:
+    """One record that was chosen: how old it was when the database was asked, and when it was acknowledged. Whichever
+    of the two comes last observes the latency."""
+
+    def __init__(self, record_id: int, observe: Callable[[float], None]) -> None:
+        self.record_id = record_id
+        self._observe = observe
+        self._lock = threading.Lock()
+        self._created_at: float | None = None  # boot seconds
+        self._acked_at: float | None = None
+
+    def aged(self, age_seconds: float, now: float) -> None:
+        """Take how old the record was at a time, by the database's clock."""
+        with self._lock:
+            self._created_at = now - age_seconds
+            self._observe_if_known()
+
+    def acked(self, now: float) -> None:
+        """Take when the record was acknowledged."""
+        with self._lock:
+            self._acked_at = now
+            self._observe_if_known()
+
+    def _observe_if_known(self) -> None:
+        if self._created_at is not None and self._acked_at is not None:
+            self._observe(max(0.0, self._acked_at - self._created_at))
+
+
+class HarvestMeasures:
+    """The counts of one harvester, over all its terms. Filled by its threads, read by any."""
+
+    def __init__(self) -> None:
+        self.terms, self.refreshes, self.terms_ended = Counts(), Counts(), Counts()
+        self.delivered, self.possible_duplicates, self.batches = Counts(), Counts(), Counts()
+        self.batch_seconds, self.commit_seconds = Histogram(), Histogram()
+        self.latency_seconds = Histogram(AGE_BOUNDS)
+        self.samples: SimpleQueue[LatencySample | None] | None = None
+        """Where chosen records go, for whoever asks the database; None while nobody does."""
+
+    def hear(self, shard: int, event: Event) -> None:
+        """Count an event of a shard."""
+        label = str(shard)
+        match event:
+            case LeaderAcquired():
+                self.terms.add(label)
+            case LeaderRefreshed():
+                self.refreshes.add(label)
+            case LeaderRevoked():
+                self.terms_ended.add(label, "revoked")
+            case LeaderFenced():
+                self.terms_ended.add(label, "fenced")
+            case MeterRead():
+                pass
+            case other:
+                assert_never(other)
+
+    def shard(self, number: int) -> "ShardMeasures":
+        """Return what the loop of one shard tells."""
+        return ShardMeasures(self, str(number))
+
+
+class ShardMeasures:
+    """What the loop of one term tells. Used by its thread."""
+
+    def __init__(self, measures: HarvestMeasures, label: str) -> None:
+        self._measures = measures
+        self._label = label
+        self._sent = 0  # of the batch that is open
+        self._began_at = 0.0
+        self._chosen: LatencySample | None = None
+        self._choose_at = 0.0
+
+    def choose(self, rows: Sequence[Row], place: int, now: float) -> None:
+        """Have it found out how long the record at a place takes, if it is time for one."""
+        samples = self._measures.samples
+        if samples is None or now < self._choose_at or self._chosen is not None:
+            return
+        self._choose_at = now + _LATENCY_EVERY_SECONDS
+        observe = self._measures.latency_seconds.observe
+        self._chosen = LatencySample(rows[place][ID], lambda seconds: observe(seconds, self._label))
+        samples.put(self._chosen)
+
+    @property
+    def awaited(self) -> int | None:
+        """Return the id of the record that was chosen and is not acknowledged yet."""
+        return self._chosen.record_id if self._chosen is not None else None
+
+    def acked(self, now: float) -> None:
+        """Take that the chosen record was acknowledged, if there is one."""
+        if self._chosen is not None:
+            self._chosen.acked(now)
+            self._chosen = None
+
+    def handing_over(self, rows: Sequence[Row]) -> None:
+        """Count rows of a batch that are about to be handed over."""
+        if rows and not self._sent:
+            self._began_at = boot_seconds()
+            self.choose(rows, random.randrange(len(rows)), self._began_at)  # noqa: S311 - any will do
+        self._sent += len(rows)
+
+    def committed(self, outcome: BatchOutcome, began: float) -> None:
+        """Count a commit that began at a time and has just ended."""
+        now = boot_seconds()
+        if not self._sent:
+            return
+        match outcome:
+            case BatchCommitted():
+                self._measures.batches.add(self._label, "committed")
+                self._measures.batch_seconds.observe(now - self._began_at, self._label)
+                self._measures.commit_seconds.observe(now - began, self._label)
+                self._sent = 0
+                self.acked(now)
+            case BatchFailed():
+                self._measures.batches.add(self._label, "failed")
+            case BatchFenced():
+                self._measures.batches.add(self._label, "fenced")
+            case other:
+                assert_never(other)
+
+    def abandoned(self, *, repeats: bool) -> None:
+        """Forget the open batch; its records may be sent again, to be seen twice if that `repeats`."""
+        if self._sent and repeats:
+            self.doubtful(self._sent)
+        self._sent = 0
+        self._chosen = None
+
+    def doubtful(self, records: int) -> None:
+        """Count records that may come twice."""
+        self._measures.possible_duplicates.add(self._label, amount=records)
+
+
+class MeasuredGuarantee(WrappedGuarantee):
+    """`Guarantee` that counts what goes through another one."""
+
+    def __init__(self, guarantee: Guarantee, measures: ShardMeasures) -> None:
+        super().__init__(guarantee)
+        self._measures = measures
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        self._measures.handing_over(rows)
+        return super().send(rows, may_send)
+
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        began = boot_seconds()
+        outcome = super().commit(checkpoint, may_send)
+        self._measures.committed(outcome, began)
+        return outcome
+
+    def abandon(self) -> bool:
+        may_arrive = super().abandon()
+        self._measures.abandoned(repeats=not self.exactly_once)
+        return may_arrive
+
+
+class MeasuredDelivery(WrappedDelivery):
+    """`Delivery` that counts what goes through another one."""
+
+    def __init__(self, delivery: Delivery, measures: ShardMeasures) -> None:
+        super().__init__(delivery)
+        self._measures = measures
+
+    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
+        if rows:
+            self._measures.choose(rows.single or rows.pages[0], 0, boot_seconds())
+        super().send(rows, may_send)
+
+    def heard(self, reports: Reports) -> None:
+        awaited = self._measures.awaited
+        if awaited is not None and awaited in reports.acknowledged:
+            self._measures.acked(boot_seconds())
+        if reports.failed and (doubtful := sum(not failure.refused for failure in reports.failed)):
+            self._measures.doubtful(doubtful)

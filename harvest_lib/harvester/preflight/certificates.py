@@ -1,0 +1,26 @@
+"""What is checked of certificates: that those in the files that are configured do not expire soon."""
+
+import time
+from datetime import UTC, datetime
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester.factory import certificates_of
+from harvest_lib.harvester.preflight.report import Report
+
+
+def check_certificates(config: HarvestConfig, report: Report) -> None:
+    """Warn of certificates that expire soon, or have: whether that keeps anybody out, the servers say."""
+    certificates, now = certificates_of(config), time.time()
+    expiring = certificates.expiring(now)
+    for setting in certificates.expiries():
+        if setting not in expiring:
+            report.passed.append(("configuration", f"the certificate of {setting}"))
+            continue
+        at = datetime.fromtimestamp(expiring[setting], UTC).isoformat(timespec="seconds")
+        said = "has expired" if expiring[setting] <= now else "expires soon"
+        report.warn(
+            "configuration",
+            f"the certificate of `{setting}` {said}",
+            evidence=f"it is valid until {at}",
+            next_step="put a new one into the file, and restart the processes that read it",
+        )

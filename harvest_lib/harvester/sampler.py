@@ -1,0 +1,182 @@
+"""Asks Postgres what a scrape wants to know, on a thread and a connection of its own.
+
+Promises
+- Postgres is asked only while somebody asks us, and at most once a second, however many do; and, while they do and
+  records flow, for the age of one record a second.
+- Whoever asks waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
+  waits. Then nothing is known, and it is said that Postgres does not answer.
+- No statement runs for longer than a few seconds.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.database import connect, evidence_of
+from harvest_lib.errors import HarvestError
+from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.measures import LatencySample
+from harvest_lib.harvester.outbox_sample import OutboxReader, OutboxSample, RareSample
+from harvest_lib.telemetry.health import ProgressWatch
+
+_log = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 1.0
+_RARE_EVERY_SECONDS = 60.0
+_WAIT_SECONDS = 1.0
+_UNUSED_SECONDS = 60.0
+"""After so long without a question the connection is closed."""
+SETTINGS = """
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off;
+SET statement_timeout = '5s'
+"""
+"""By the indexes, in their order, as sources read: what is sorted, or picked from a bitmap, is read as a whole."""
+_MOST_SAMPLES = 16
+"""Records that wait to be asked for; while Postgres does not answer, further ones are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of the outbox: `sample` is None while Postgres does not answer, and `reason` says why."""
+
+    sample: OutboxSample | None = None
+    at: float = 0.0
+    rare: RareSample = field(default_factory=RareSample)
+    stalled_seconds: float = 0.0
+    reason: str = "Postgres has not answered yet"
+
+
+class Sampler:
+    """`seen` may be called from any thread."""
+
+    def __init__(self, harvest: Harvest) -> None:
+        self._harvest = harvest
+        self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: somebody asks, or it is over
+        self._changed = threading.Condition()
+        self._latest = Seen()
+        self._asked_at = self._answered_at = self._good_at = float("-inf")
+        self._stopping = threading.Event()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._reader: OutboxReader | None = None
+        self._rare = RareSample()
+        self._rare_at = float("-inf")
+        self._watch = ProgressWatch()
+        harvest.measures.samples = self._samples
+        self._thread = threading.Thread(target=self._run, name="harvest-sampler", daemon=True)
+        self._thread.start()
+
+    @property
+    def good_at(self) -> float:
+        """Return when Postgres last answered, in boot seconds."""
+        return self._good_at
+
+    def seen(self) -> Seen:
+        """Return what is known now; ask Postgres if that was long ago."""
+        with self._changed:
+            now = boot_seconds()
+            if now - self._answered_at < _EVERY_SECONDS:
+                return self._latest
+            if self._asked_at <= self._answered_at:
+                self._asked_at = now
+                self._samples.put(None)
+            asked = self._asked_at
+            if self._changed.wait_for(lambda: self._answered_at >= asked, max(0.0, asked + _WAIT_SECONDS - now)):
+                return self._latest
+        return Seen(reason="Postgres does not answer in time")
+
+    def stop(self) -> None:
+        """End the thread; one that waits for a server that is gone is left behind. Safe to repeat."""
+        self._harvest.measures.samples = None
+        self._stopping.set()
+        self._samples.put(None)
+        self._thread.join(_WAIT_SECONDS)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                wanted = self._samples.get(timeout=_UNUSED_SECONDS)
+            except Empty:
+                self._disconnect()
+                continue
+            if self._stopping.is_set():
+                break
+            try:
+                if wanted is None:
+                    self._answer()
+                elif self._samples.qsize() < _MOST_SAMPLES:
+                    self._age(wanted)
+            except Exception:  # noqa: BLE001 - numbers that are missing must not look like none
+                _log.exception("sampling_failed")
+                self._failed("see the log: sampling_failed")
+        self._disconnect()
+
+    def _answer(self) -> None:
+        try:
+            reader = self._connected()
+            sample = reader.sample()
+        except (HarvestError, psycopg.Error) as error:
+            self._failed(error.evidence or error.cause if isinstance(error, HarvestError) else evidence_of(error))
+            return
+        now = boot_seconds()
+        self._watch.observe(
+            now,
+            (sample.mark, self._harvest.measures.delivered.total),
+            waits=bool(sample.records),
+            age_seconds=sample.age_seconds,
+            quiet_seconds=sample.quiet_seconds,
+        )
+        self._good_at = now
+        stalled = self._watch.stalled_seconds
+        seen = Seen(sample=sample, at=now, rare=self._rare, stalled_seconds=stalled, reason="")
+        if now - self._rare_at < _RARE_EVERY_SECONDS:
+            self._publish(seen)
+            return
+        if self._rare_at > float("-inf"):  # nobody waits for what changes slowly, but for its first answer
+            self._publish(seen)
+        self._rare_at, self._rare = now, RareSample()
+        try:
+            self._rare = reader.rare()
+        except (HarvestError, psycopg.Error) as error:
+            _log.debug("slow_numbers_unknown", extra={"reason": type(error).__name__})
+            self._disconnect()
+        self._publish(replace(seen, rare=self._rare))
+
+    def _age(self, sample: LatencySample) -> None:
+        try:
+            age = self._connected().age_of(sample.record_id)
+        except (HarvestError, psycopg.Error):
+            self._disconnect()  # whoever asks for a sample hears why
+            return
+        if age is not None:
+            sample.aged(age, boot_seconds())
+
+    def _failed(self, reason: str) -> None:
+        self._disconnect()
+        self._publish(Seen(reason=reason))
+
+    def _publish(self, seen: Seen) -> None:
+        with self._changed:
+            self._latest, self._answered_at = seen, boot_seconds()
+            self._changed.notify_all()
+
+    def _connected(self) -> OutboxReader:
+        if self._reader is None:
+            config = self._harvest.config
+            conninfo = make_conninfo(config.data_source.conninfo(), application_name="harvest telemetry")
+            self._connection = connect(conninfo)
+            self._connection.execute(SETTINGS)
+            self._reader = OutboxReader(self._connection, config)
+        return self._reader
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._reader = self._connection, None, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,109 @@
+"""Whether Kafka permits what `delivery: transactional` needs: found out at the start, and never worked around."""
+
+import logging
+from contextlib import suppress
+
+from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+
+from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, removes_checkpoints
+from harvest_lib.config import HarvestConfig
+from harvest_lib.delivery.errors import FENCED, NO_TOPIC
+from harvest_lib.errors import KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.grants.kafka import Acl, Resource, commands
+from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, is_refusal, topic_settings, translate
+
+_log = logging.getLogger(__name__)
+
+WITHOUT = "or deliver without transactions: `delivery: barrier`"
+_SECONDS = 10.0
+"""A cluster that has had no transaction yet makes its topic for them first."""
+
+
+def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
+    """Make the checkpoint topic if it is missing, and try out a transaction's beginning. Raises KafkaAccessDenied or
+    TopicMissing with the command that permits it and the delivery that needs neither, and KafkaUnavailable."""
+    try:
+        ensure_checkpoint_topic(config.kafka_settings(for_producer=False), config.checkpoint_topic, config.shards)
+    except (KafkaAccessDenied, TopicMissing) as error:
+        raise type(error)(error.cause, evidence=error.evidence, next_step=f"{error.next_step}; {WITHOUT}") from error
+    admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
+    _require_writing(config, admin)
+    _say_removed(config, admin)
+    try_transactions(config, provider)
+
+
+def _say_removed(config: HarvestConfig, admin: AdminClient) -> None:
+    """Log that Kafka removes checkpoints by age or size, as from a topic that somebody has made."""
+    topic = config.checkpoint_topic
+    policy = topic_settings(admin, [topic], timeout_seconds=_SECONDS)[topic].get("cleanup.policy", "")
+    if removes_checkpoints(policy):
+        _log.warning("checkpoints_removed", extra={"topic": topic, "cleanup_policy": policy})
+
+
+def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
+    """Raise KafkaAccessDenied unless checkpoints may be written and read. Brokers without ACLs allow all."""
+    settings, topic = config.kafka_settings(for_producer=False), config.checkpoint_topic
+    answer = admin.describe_topics(
+        TopicCollection([topic]), include_authorized_operations=True, request_timeout=_SECONDS
+    )
+    try:
+        allowed = answer[topic].result(2 * _SECONDS).authorized_operations
+    except KafkaException as error:
+        if error.args[0].code() in NO_TOPIC:
+            return  # the broker that answers has not heard of it yet
+        raise translate(error.args[0], settings=settings) from error
+    needed = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
+    if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
+        evidence = f"allowed: {', '.join(each.name for each in allowed) or 'none'}"
+        raise lacking(config, "topic", topic, missing, evidence, otherwise=f"; {WITHOUT}")
+
+
+def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
+    """Try out a transactional id beside those of the shards: nobody is fenced by it. Raises KafkaAccessDenied."""
+    settings = config.kafka_settings(for_producer=True)
+    producer = provider(client_settings(settings, **{"transactional.id": f"{config.checkpoint_topic}.check"}))
+    try:
+        producer.init_transactions(_SECONDS)
+    except KafkaException as error:
+        if is_refusal(error.args[0]):
+            prefix = f"{config.checkpoint_topic}."
+            evidence, operations = error.args[0].str(), ["Write", "Describe"]
+            raise lacking(
+                config, "transactional-id", prefix, operations, evidence, prefixed=True, otherwise=f"; {WITHOUT}"
+            ) from error
+        if error.args[0].code() not in FENCED:  # by another process that tries it out: both are permitted
+            raise KafkaUnavailable(
+                f"Kafka has begun no transaction in {_SECONDS:g} s",
+                evidence=error.args[0].str(),
+                next_step="check that the brokers run, and are as many as `transaction.state.log.replication.factor` "
+                f"and `transaction.state.log.min.isr` ask for; {WITHOUT}",
+            ) from error
+    finally:
+        with suppress(KafkaException):
+            producer.close()
+
+
+def lacking(
+    config: HarvestConfig,
+    resource: Resource,
+    name: str,
+    operations: list[str],
+    evidence: str,
+    *,
+    prefixed: bool = False,
+    otherwise: str = "",
+) -> KafkaAccessDenied:
+    """Return the error for operations that we may not do, with the commands that permit them, and what to do else."""
+    settings = config.kafka_settings(for_producer=False)
+    user, servers = settings.get("sasl.username", "…"), str(settings["bootstrap.servers"])
+    acls = [
+        Acl(principal=f"User:{user}", resource=resource, name=name, operation=each, prefixed=prefixed)
+        for each in operations
+    ]
+    return KafkaAccessDenied(
+        f"we lack {', '.join(operations)} on the {resource} {name!r}",
+        evidence=evidence,
+        next_step=f"{'; '.join(commands(acls, servers=servers))}; or all that `harvest grants kafka` prints{otherwise}",
+    )

@@ -1,0 +1,70 @@
+"""Whether Kafka answers this process: asked beside the work, so that nobody waits for the answer who need not.
+
+The client and its connections stay until the end of the process.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswerYet
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.kafka_client import client_settings
+
+_EVERY_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
+
+
+class KafkaProbe:
+    """Asks the brokers who they are, at most every two seconds, and only when somebody wants to know. For any thread.
+
+    The request names no topic: it needs no rights, and makes nothing.
+    """
+
+    def __init__(self, settings: Mapping[str, object], clock: Callable[[], float] = boot_seconds) -> None:
+        """`settings` are librdkafka's."""
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._admin: AdminClient | None = None
+        self._asked: Future[Any] | None = None
+        self._asked_at = float("-inf")
+        self._silent_since: float | None = None
+        self._trouble = ""
+
+    def trouble(self) -> str:
+        """Return why Kafka does not answer, empty if it does. Waits for an answer for a second."""
+        with self._lock:
+            self._ask(wait_seconds=_ANSWER_SECONDS)
+            return self._trouble
+
+    def silent_seconds(self) -> float:
+        """Return since how long nothing that was asked has been answered, 0 if the newest was. Does not wait."""
+        with self._lock:
+            self._ask(wait_seconds=0.0)
+            return 0.0 if self._silent_since is None else self._clock() - self._silent_since
+
+    def _ask(self, wait_seconds: float) -> None:
+        if self._asked is None and self._clock() >= self._asked_at + _EVERY_SECONDS:
+            self._admin = self._admin or AdminClient(client_settings(self._settings))
+            self._asked = self._admin.describe_cluster(request_timeout=_ANSWER_SECONDS)
+            self._asked_at = self._clock()
+        if self._asked is None or self._admin is None:
+            return
+        self._admin.poll(0)  # what it has to log
+        try:
+            self._asked.result(wait_seconds)
+        except NoAnswerYet:
+            if wait_seconds:
+                self._trouble = "Kafka does not answer"
+            return
+        except KafkaException as error:
+            self._trouble = f"Kafka does not answer: {error.args[0].str()}"
+            self._silent_since = self._asked_at if self._silent_since is None else self._silent_since
+        else:
+            self._trouble, self._silent_since = "", None
+        self._asked = None

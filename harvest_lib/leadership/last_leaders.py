@@ -1,0 +1,125 @@
+"""Who led the shards of a subscription last, as their rows say, and whether what such a leader still sends is refused.
+
+A server frees a lock at once when it loses the session that held it, while its holder still believes that it leads. A
+new holder need not wait for that belief to end if nothing that the old one may still do counts:
+
+- `transactional`: to begin is to fence the transactional ids of the shard. What the old one has open is aborted, and
+  it can commit nothing more. What it had committed by then is in the checkpoint, which is read afterwards.
+- `sequenced`: to begin is to raise the epoch of the shard's row. What the old one sends stays pending for ever, as its
+  acknowledgements leave only once they were saved under its epoch.
+
+Both hold for the subscription's row in Postgres and what hangs on it (checkpoint, parked records): it is written under
+the epoch. So a leader says in its row what fences it, beside its epoch and in the same transaction. Whoever gets the
+lock and would fence by the very same means begins at once; by any other, or none, it waits.
+
+A holder of the lock that loses it before it came to its row has said nothing yet. Therefore the epochs are read under
+the lock, and a term begins only from the epoch that was read: of two that overlap so, the first one counts.
+
+A shard that nobody has led yet has nobody to wait for, unless somebody marks and purges the table: a session says so by
+its name, or records at the head of the table are marked.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+
+_log = logging.getLogger(__name__)
+
+MARKS = "harvest mark"
+"""The application name of a connection that marks and purges, unless the user has chosen another: such a leader may
+have no row."""
+
+_READ = """
+SELECT shard, shards, epoch, leader_id IS NOT NULL, coalesce(
+  to_jsonb(s) -> 'leader' ->> 'leader_id' = leader_id::text AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s, false
+)
+FROM {table} AS s WHERE subscription = %(subscription)s
+"""
+
+_MARKS = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = %(marks)s)
+"""
+
+# Who marks begins with the lowest ids. Marked records may be many behind a few whose marks were reset.
+_MARKED = """
+SELECT leader_id::text FROM (SELECT leader_id FROM {outbox} ORDER BY id LIMIT 100) AS head
+WHERE leader_id IS NOT NULL LIMIT 1
+"""
+
+
+_NEXT_STEP = (
+    "stop whatever still marks the table (goharvest, an earlier version, another pool): this process only reads it, "
+    "and both would send the same records"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLeaders:
+    """What the rows of a subscription say of those who led last."""
+
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    """By shard; none if they could not be read."""
+    are_fenced: bool = False
+    """Whether to begin is to fence all of them, so that there is nothing to wait for."""
+
+
+UNKNOWN = LastLeaders()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionRows:
+    """The rows of one subscription, as a member that would lead it reads them."""
+
+    table: sql.Identifier
+    subscription: str
+    shards: int
+    fence: str
+    """By what this member fences whoever led before: equal for two that fence each other; empty if it does not."""
+    outbox: sql.Identifier | None = None
+    """The table whose records may be marked; None for a layout that has no room for marks."""
+
+    def read(self, connection: psycopg.Connection[Any]) -> LastLeaders:
+        """Ask. Nothing is known where the rows are not ours to see, or are not there any more."""
+        values = {"subscription": self.subscription, "fence": self.fence}
+        statement = sql.SQL(_READ).format(table=in_statement(self.table))
+        try:
+            with translated():
+                rows = connection.execute(statement, values).fetchall()
+                rows = rows or [(shard, self.shards, 0, False, False) for shard in range(self.shards)]
+                is_new = not all(was_led for *_, was_led, _ in rows)
+                is_marked = is_new and self._is_marked(connection)
+        except (DatabaseAccessDenied, OutboxTableError):
+            return UNKNOWN
+        are_ours = {(shard, shards) for shard, shards, *_ in rows} == {
+            (each, self.shards) for each in range(self.shards)
+        }
+        are_known = all(is_fenced or not was_led for *_, was_led, is_fenced in rows) and not is_marked
+        return LastLeaders(
+            epochs={**dict.fromkeys(range(self.shards), 0), **{shard: epoch for shard, _, epoch, *_ in rows}},
+            are_fenced=bool(self.fence) and are_ours and are_known,
+        )
+
+    def _is_marked(self, connection: psycopg.Connection[Any]) -> bool:
+        """Tell whether somebody marks the table, or did until it came to its end."""
+        if connection.execute(_MARKS, {"marks": MARKS}).fetchone() != (False,):
+            return True
+        if self.outbox is None or not self.fence:
+            return False
+        marked = connection.execute(sql.SQL(_MARKED).format(outbox=self.outbox)).fetchone()
+        if marked is not None:
+            _say_marked(self.outbox.as_string(None), *marked)
+        return marked is not None
+
+
+@cache
+def _say_marked(outbox: str, leader_id: str) -> None:
+    """Say once by whom a table was marked that is about to be read."""
+    _log.warning("marked_records_found", extra={"table": outbox, "leader_id": leader_id, "next_step": _NEXT_STEP})

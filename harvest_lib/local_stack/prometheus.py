@@ -1,0 +1,113 @@
+"""Prometheus on this machine with our alert rules; and as a service, which scrapes the daemon's run of Dagster."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+from harvest_lib.errors import StackError
+from harvest_lib.local_stack.ports import accepts, keep_ports
+from harvest_lib.local_stack.service import ServicePlan
+from harvest_lib.local_stack.state import make_private
+
+JOB = "harvest"
+"""What the rules and the dashboard call the harvesters by default."""
+_SCRAPE_SECONDS = 5.0
+_KEPT = "7d"
+_RULES = "alerts.yml"
+_CHECKOUT = Path(__file__).parents[2] / "infra" / "monitoring"
+"""Where the rules are in a checkout; a wheel has them beside this module."""
+
+
+def find_prometheus() -> str:
+    """Return the program. Raises StackError where no Prometheus is installed."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise StackError(
+            "there is no Prometheus on this machine",
+            evidence="no program `prometheus` on the path",
+            next_step="install it (Debian: `apt-get install prometheus`; `make setup` does so as root)",
+        )
+    return program
+
+
+def prepared(
+    program: str, folder: Path, rules: str, targets: Sequence[str], *, port: int, interval_seconds: float, kept: str
+) -> tuple[str, ...]:
+    """Write rules and configuration into a folder, and return the command that starts the server on a port. Targets
+    are scraped, and rules evaluated, once in an interval."""
+    interval = f"{interval_seconds * 1000:.0f}ms"
+    (folder / _RULES).write_text(rules)
+    times = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), interval)
+    configuration = {
+        "global": times,
+        "rule_files": [_RULES],
+        "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(targets)}]}],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+    return (
+        program,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--storage.tsdb.retention.time={kept}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+
+
+class Prometheus:
+    """One server below a state folder. The harvester that it scrapes has a port of its own, `listen`."""
+
+    def __init__(self, state: Path) -> None:
+        """Prepare; nothing is written yet. Raises StackError where no Prometheus is installed."""
+        self._program = find_prometheus()
+        self._home = state / "prometheus"
+        self._ports: dict[str, int] = {}
+
+    @property
+    def listen(self) -> str:
+        """Where the harvester serves its metrics, as HOST:PORT."""
+        return f"127.0.0.1:{self._ports['listen']}"
+
+    @property
+    def url(self) -> str:
+        """Where people find it."""
+        return f"http://127.0.0.1:{self._ports['web']}"
+
+    def prepare(self) -> None:
+        """Choose the ports."""
+        make_private(self._home)
+        self._ports = keep_ports(self._home / "ports.json", ["web", "listen"])
+
+    def plan(self, environment: dict[str, str]) -> ServicePlan:
+        """Write the configuration and say how it is started; call `prepare` first."""
+        port = self._ports["web"]
+        return ServicePlan(
+            name="prometheus",
+            version=self._version(),
+            command=prepared(
+                self._program,
+                self._home,
+                _rules(),
+                [self.listen],
+                port=port,
+                interval_seconds=_SCRAPE_SECONDS,
+                kept=_KEPT,
+            ),
+            environment=environment,
+            serves=lambda _: accepts(port),
+            port=port,
+            url=self.url,
+        )
+
+    def _version(self) -> str:
+        said = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=False)
+        first, _, rest = (said.stdout or said.stderr).partition("version ")
+        return rest.split()[0] if first and rest else ""
+
+
+def _rules() -> str:
+    packaged = files(__package__ or "harvest_lib.local_stack") / _RULES
+    return (packaged if packaged.is_file() else _CHECKOUT / _RULES).read_text()

@@ -1,0 +1,121 @@
+"""Rows as JSON, encoded in C in one pass, and what is made of it without an object for each: wrapped, packed for a log.
+
+Byte by byte it is what `harvest_lib.pipeline.extended_json.dumps` makes of `{"id", "key", "value", "headers"}`, and a
+log's entries are those of `harvest_lib.pipeline.commit_log.entry`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import CDLL, Array, byref, c_char, c_int32, c_int64
+from enum import IntEnum
+from typing import NamedTuple
+
+from harvest_lib.native.library import EncodedInto, HeadOfKind, WrappingOfKind, implementation
+from harvest_lib.native.pieces import Pieces
+from harvest_lib.native.rows import NativeRows
+
+_SPANS_OF_ROW = 4
+
+
+class Field(IntEnum):
+    """What of a message stands in its wrapping."""
+
+    NOTHING = -2
+    WHOLE = -1
+    ID = 0
+    KEY = 2
+
+
+class Wrapping(NamedTuple):
+    """What is put around a message, and around what of it."""
+
+    before: bytes
+    after: bytes = b""
+    field: Field = Field.WHOLE
+
+
+class EncodedRows(Pieces):
+    """The JSON of rows, and one piece behind them."""
+
+    __slots__ = ("_library", "_spans", "has_keys", "kinds")
+
+    def __init__(
+        self,
+        library: CDLL,
+        memory: bytes,
+        bounds: "Array[c_int64]",
+        *,
+        kinds: bytes,
+        spans: "Array[c_int64]",
+        has_keys: bool,
+    ) -> None:
+        super().__init__(memory, bounds, len(kinds))
+        self._library = library
+        self._spans = spans
+        self.kinds = kinds
+        """The number of each row's topic; the last is that of the piece behind them."""
+        self.has_keys = has_keys
+        """Whether the key of each row may be wrapped: it is text, and written as it is anywhere else."""
+
+    def wrapped(self, begin: int, end: int, wrappings: Sequence[Wrapping | None]) -> "tuple[Pieces, Array[c_int32]]":
+        """Return the pieces from one place to before another in what their kinds are wrapped in, without those whose
+        kind has nothing; and the kind of each."""
+        kinds = self.kinds[begin:end]
+        around = sum(
+            kinds.count(kind) * (len(each.before) + len(each.after)) for kind, each in enumerate(wrappings) if each
+        )
+        memory = (c_char * (around + self.bounds[end] - self.bounds[begin]))()
+        bounds, kept = (c_int64 * (len(kinds) + 1))(), (c_int32 * len(kinds))()
+        count = self._library.harvest_wrap(
+            *(self.memory, self.bounds, self._spans, self.kinds, begin, end),
+            *((WrappingOfKind * len(wrappings))(*map(_wrapping_of_kind, wrappings)), memory, bounds, kept),
+        )
+        return Pieces(memory, bounds, count), kept
+
+    def packed(
+        self, begin: int, end: int, heads: Sequence[tuple[int, int, bytes]], *, offset: int, room: int
+    ) -> tuple[bytes, int]:
+        """Return the pieces from one place on as entries of a log with the offsets from `offset` on, as many before
+        `end` as there is room for, and how many these are. `heads` are timestamp, mode and key of each kind."""
+        into, written = (c_char * room)(), c_int64()
+        of_kinds = (HeadOfKind * len(heads))(
+            *(HeadOfKind(key, timestamp, len(key), mode) for timestamp, mode, key in heads)
+        )
+        count = self._library.harvest_pack(
+            *(self.memory, self.bounds, self.kinds, of_kinds, begin, end),
+            *(offset, into, room, byref(written)),
+        )
+        return ctypes.string_at(into, written.value), int(count)
+
+
+def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
+    """Encode rows, and put a piece behind them as it is; return them, and the topics by their numbers, of which the
+    piece has the next. None if that is for Python: values are bytes, one of them is not what it should be, or there are
+    too many topics.
+    """
+    library = implementation().library
+    if not rows.has_text:
+        return None
+    count = len(rows)
+    bounds, spans = (c_int64 * (count + 2))(), (c_int64 * (_SPANS_OF_ROW * count))()
+    kinds, found = (c_char * (count + 1))(), EncodedInto()
+    if library is None or not library.harvest_encode(
+        *(rows.result, rows.first, rows.start, rows.stop, behind, len(behind)),
+        *(bounds, kinds, spans, byref(found)),
+    ):
+        return None
+    try:
+        memory = ctypes.string_at(found.data, found.size)
+    finally:
+        library.harvest_free(found.data)
+    topics = [rows.topic_at(found.first_of[number]) for number in range(found.topics)]
+    kinds[count] = found.topics
+    has_keys = bool(found.has_keys)
+    return EncodedRows(library, memory, bounds, kinds=kinds.raw, spans=spans, has_keys=has_keys), topics
+
+
+def _wrapping_of_kind(wrapping: Wrapping | None) -> WrappingOfKind:
+    if wrapping is None:
+        return WrappingOfKind()
+    before, after, field = wrapping
+    return WrappingOfKind(before, after, len(before), len(after), field)

@@ -1,0 +1,45 @@
+"""What an outbox takes on disk, and the database that it is in: the lengths of files are asked for, and no row is read.
+
+How much room the disk has left no SQL says. Whoever wants to be warned says how large the database may get:
+`databaseLimitBytes`.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from harvest_lib.database import translated
+from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
+from harvest_lib.outbox.table import OutboxTable
+
+# A table without partitions is no tree.
+_OUTBOX = """
+SELECT coalesce(
+  (SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(%(table)s::regclass)),
+  pg_total_relation_size(%(table)s::regclass)
+)::bigint
+"""
+
+_DATABASE = "SELECT pg_database_size(current_database())"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """In bytes, indexes included: of all segments, and of the whole database; None where our role may not see it, or
+    that takes too long."""
+
+    outbox: int
+    database: int | None
+
+
+def read_sizes(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sizes:
+    """Return what there is now. `outbox` is placed in its schema."""
+    with translated():
+        found = connection.execute(_OUTBOX, {"table": str(outbox)}).fetchone()
+    database = None
+    with suppress(DatabaseAccessDenied, DatabaseUnavailable), translated():  # the latter if it takes too long
+        row = connection.execute(_DATABASE).fetchone()
+        database = row[0] if row is not None else None
+    return Sizes(outbox=found[0] or 0 if found is not None else 0, database=database)

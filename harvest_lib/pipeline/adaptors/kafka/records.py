@@ -1,0 +1,187 @@
+"""Messages as records of Kafka: key and value.
+
+A record's key says which row it is of: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
+where it names none; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harvest_lib.errors import MessageRefused
+from harvest_lib.native import Field, Pieces, Records, Wrapping, kinds_of, targets_of
+from harvest_lib.pipeline.adaptors.envelope import encode, encode_all, encode_joined, wrapped
+from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
+from harvest_lib.pipeline.encoded_messages import PARTS
+from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted, scalar
+from harvest_lib.pipeline.heads import Head
+from harvest_lib.pipeline.logged_messages import LoggedMessages, namespaces_and_times
+from harvest_lib.pipeline.message import Message, Op
+
+KeyAndValue = tuple[bytes, bytes | None]
+
+_LATEST = (1 << 63) - 1
+"""Kafka's times are milliseconds in 64 bits with a sign; those of messages have none."""
+
+
+def records_of(messages: Sequence[Message], options: KafkaWriting) -> Sequence[KeyAndValue]:
+    """Return key and value of each message. Raises MessageRefused."""
+    quick = _quickly(messages, options) if isinstance(messages, LoggedMessages) else None
+    return quick if quick is not None else [_record(message, options) for message in messages]
+
+
+def namespaces_and_record_times(messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
+    """Return the namespace of each message, and the time of its record. Raises MessageRefused."""
+    found = namespaces_and_times(messages)
+    for place, (namespace, timestamp) in enumerate(found):
+        if timestamp > _LATEST:
+            raise MessageRefused(
+                f"message {messages[place].offset} is of a time that Kafka has no room for",
+                evidence=f"timestamp {timestamp}, namespace {namespace}",
+                next_step="correct it at its source, or in a transform; or acknowledge it without sending: "
+                "`harvest pipeline ack`",
+            )
+    return [(namespace, max(0, timestamp)) for namespace, timestamp in found]
+
+
+def handed_over(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
+    """Return what `records_of` does as a producer's native side takes it, with the topic of each namespace; None where
+    one is refused, or has no value."""
+    if any(timestamp > _LATEST for timestamp, _, _ in messages.kinds):
+        return None
+    joined = _joined(messages, options, topics)
+    if joined is not None:
+        return joined
+    records = records_of(messages, options)
+    values = [value for _, value in records if value is not None]
+    if len(values) < len(records):
+        return None
+    numbers: dict[Head, int] = {}
+    kinds = [numbers.setdefault(head, len(numbers)) for head in messages.heads]
+    targets = targets_of([_target(head, topics) for head in numbers])
+    return [Records(Pieces.of([key for key, _ in records]), Pieces.of(values), kinds_of(kinds), targets)]
+
+
+def _joined(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
+    """Return the records of joined messages, without making an object of any; None where that cannot be done."""
+    values = encode_joined(messages, options.content)
+    around: dict[Head, Wrapping] = {}
+    if values is None or messages.joined is None:
+        return None
+    for head in messages.kinds:
+        wrapping = _key_wrapping(head, options)
+        if wrapping is None:
+            return None
+        around[head] = wrapping
+    if any(each.field is Field.KEY for each in around.values()) and not all(
+        batch.rows.has_keys for batch, _, _ in messages.joined
+    ):
+        return None
+    found = []
+    for part, (pieces, kinds) in zip(messages.joined, values, strict=True):
+        keys, _ = wrapped(part, around)
+        targets = targets_of([_target(head, topics) if head in around else ("", 0) for head in part[0].table])
+        found.append(Records(keys, pieces, kinds, targets))
+    return found
+
+
+_FIELDS = {(): Field.NOTHING, ("id",): Field.ID, ("key",): Field.KEY}
+"""Fields of an outbox's record that are in its encoding as they are in a key."""
+_PLACE = "\0"
+"""What JSON never has as it is."""
+
+
+def _key_wrapping(head: Head, options: KafkaWriting) -> Wrapping | None:
+    """Return what `_key` comes to around the field that the key of a record has; None where it is another."""
+    op, namespace = PARTS[head[1]][1], head[2].decode()
+    fields = options.key.get(namespace)
+    if options.content == "data" and (fields is None or op is Op.COMMAND):
+        return None
+    names = tuple(dict.fromkeys(fields)) if fields and op is not Op.COMMAND else ()
+    field = _FIELDS.get(names)
+    if field is None:
+        return None
+    template = _template(namespace, names, options)
+    text = template % (_PLACE,) if names else template
+    before, _, after = text.partition(_PLACE)
+    return None if as_dumped(text) is None else Wrapping(before.encode(), after.encode(), field)
+
+
+def _target(head: Head, topics: Mapping[str, str]) -> tuple[str, int]:
+    timestamp, _, key = head
+    return topics[key.decode()], max(0, timestamp)
+
+
+def _record(message: Message, options: KafkaWriting) -> KeyAndValue:
+    namespace = message.namespace
+    fields = options.key.get(namespace)
+    if options.content == "data" and (fields is None or message.op is Op.COMMAND):
+        raise MessageRefused(
+            f"message {message.offset} cannot be written by its data alone",
+            evidence=f"a command of {namespace}" if fields else f"`key` has nothing for the namespace {namespace}",
+            next_step="name its fields in `key`, write envelopes, or drop such messages in a transform",
+        )
+    named = {name: message.data.get(name) for name in fields} if fields and message.op is not Op.COMMAND else {}
+    if None in named.values():
+        missing = ", ".join(name for name, value in named.items() if value is None)
+        raise MessageRefused(
+            f"message {message.offset} has no key",
+            evidence=f"{missing} is missing or null, namespace {namespace}",
+            next_step="correct `key`, or the transform that took it away",
+        )
+    is_tombstone = options.content == "data" and message.op is Op.DELETE
+    return dumps(_key(namespace, named, options)), None if is_tombstone else encode(message, options.content)
+
+
+def _key(namespace: str, named: Mapping[str, Any], options: KafkaWriting) -> Mapping[str, Any]:
+    if not named:
+        return {"namespace": namespace}
+    return named if NAMESPACE in options.topic else {"namespace": namespace, "key": named}
+
+
+def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAndValue] | None:
+    """Return what `_record` makes of each, from columns of bytes; None where it has to look at each of them: one is
+    refused, or something else than text and whole numbers is in its key."""
+    kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
+    for head in set(messages.heads):
+        op, namespace = PARTS[head[1]][1], head[2].decode()
+        fields = options.key.get(namespace)
+        if options.content == "data" and (fields is None or op in {Op.COMMAND, Op.DELETE}):
+            return None
+        kinds[head] = namespace, tuple(dict.fromkeys(fields)) if fields and op is not Op.COMMAND else ()
+    places: dict[tuple[str, tuple[str, ...]], list[int]] = {kind: [] for kind in kinds.values()}
+    for place, head in enumerate(messages.heads):
+        places[kinds[head]].append(place)
+    columns = {name: messages.column(name) for _, names in places for name in names}
+    keys = [b""] * len(messages)
+    for (namespace, names), at in places.items():
+        named = [[columns[name][place] for place in at] for name in names]
+        found = _keys(namespace, names, named, len(at), options)
+        if found is None:
+            return None
+        for place, key in zip(at, found, strict=True):
+            keys[place] = key
+    return list(zip(keys, encode_all(messages, options.content), strict=True))
+
+
+def _keys(
+    namespace: str, names: Sequence[str], columns: Sequence[Sequence[object]], count: int, options: KafkaWriting
+) -> Sequence[bytes] | None:
+    """Return the keys of so many messages of a namespace, from what the named fields hold in them; None as above."""
+    template = _template(namespace, names, options)
+    try:
+        texts = [template % row for row in zip(*(map(scalar, column) for column in columns), strict=True)]
+    except (TypeError, ValueError):
+        return None
+    keys = [as_dumped(text) for text in (texts if names else [template])]
+    found = [key for key in keys if key is not None]
+    return None if len(found) < len(keys) else found if names else found * count
+
+
+def _template(namespace: str, names: Sequence[str], options: KafkaWriting) -> str:
+    """Return what `_key` comes to as JSON, with `%s` for what each field holds; without fields it has all."""
+    if not names:
+        return f'{{"namespace":{quoted(namespace)}}}'
+    row = ",".join(quoted(name).replace("%", "%%") + ":%s" for name in names)
+    if NAMESPACE in options.topic:
+        return f"{{{row}}}"
+    return f'{{"namespace":{quoted(namespace).replace("%", "%%")},"key":{{{row}}}}}'

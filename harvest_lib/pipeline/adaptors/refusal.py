@@ -1,0 +1,25 @@
+"""The error of a bulk that its destination refused: it blames one message only where no other can be to blame."""
+
+from collections.abc import Sequence
+
+from harvest_lib.errors import MessageRefused
+
+
+def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:
+    """Return it. `offsets` are those of all messages that may be to blame, `remedy` is what makes them fit.
+
+    To acknowledge without sending is advised of a single message alone: of several, it would leave out a good one.
+    """
+    first, last = offsets[0], offsets[-1]
+    if len(offsets) == 1:
+        return MessageRefused(
+            f"{by} does not take message {first}",
+            evidence=evidence,
+            next_step=f"show it with `harvest pipeline show {first}`; {remedy}; or acknowledge it without sending: "
+            "`harvest pipeline ack`",
+        )
+    return MessageRefused(
+        f"{by} does not take one of {len(offsets)} messages, from {first} to {last}",
+        evidence=evidence,
+        next_step="acknowledge none of them yet: which one it is shows when each is sent alone",
+    )

@@ -1,0 +1,149 @@
+"""Messages of the log as writers get them: bytes, and each a `Message` for whoever looks at it."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import Any, cast, overload
+
+from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.encoded_messages import EncodedMessages
+from harvest_lib.pipeline.heads import Head, distinct, newest
+from harvest_lib.pipeline.joined_messages import JoinedMessages
+from harvest_lib.pipeline.message import Message, Op
+
+
+class Run:
+    """Messages that stand one after the other in the log, of one batch or several."""
+
+    def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
+        """`parts` are batches, and from which place to before which they are of it."""
+        self.first = first
+        self.parts = parts
+        self._ends = list(accumulate(end - begin for _, begin, end in parts))
+
+    @cached_property
+    def heads(self) -> Sequence[Head]:
+        """Return the head of each."""
+        return _joined([batch.heads[begin:end] for batch, begin, end in self.parts])
+
+    @cached_property
+    def values(self) -> Sequence[bytes]:
+        """Return the encoded data of each."""
+        return _joined([batch.values[begin:end] for batch, begin, end in self.parts])
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def next(self) -> int:
+        """Return the offset after the last."""
+        return self.first + len(self)
+
+    @property
+    def newest(self) -> Mapping[bytes, int]:
+        """Return the last offset of each key."""
+        found: dict[bytes, int] = {}
+        first = self.first
+        for batch, begin, end in self.parts:
+            found |= newest(batch.heads[begin:end], first)
+            first += end - begin
+        return found
+
+    def entries(self) -> list[Entry]:
+        """Return them as they would be read from the log."""
+        return [
+            Entry(offset, timestamp, byte, key, value)
+            for offset, ((timestamp, byte, key), value) in enumerate(
+                zip(self.heads, self.values, strict=True), self.first
+            )
+        ]
+
+    def message(self, number: int) -> Message:
+        """Return one of them, whose data is not to be changed."""
+        part = bisect_right(self._ends, number)
+        batch, _, end = self.parts[part]
+        return batch.logged(end - (self._ends[part] - number), self.first + number)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return what a field holds in each, None where there is no such field."""
+        return _joined([batch.column(name, begin, end) for batch, begin, end in self.parts])
+
+    def selected(self, wanted: Callable[[Head], bool]) -> "LoggedMessages":
+        """Return those whose heads are wanted."""
+        kinds = {head for batch, begin, end in self.parts for head in distinct(batch.heads[begin:end])}
+        kept = {head for head in kinds if wanted(head)}
+        return LoggedMessages(self, kept, is_all=kept == kinds)
+
+
+class LoggedMessages(Sequence[Message]):
+    """Some messages of a run, in its order, no NOOP among them. A message is made each time it is looked at."""
+
+    def __init__(self, run: Run, kinds: Collection[Head], *, is_all: bool) -> None:
+        """`kinds` are the heads of those it has, `is_all` says that no other of the run is left out."""
+        self.kinds = kinds
+        self._run = run
+        self._is_all = is_all
+
+    @cached_property
+    def _numbers(self) -> Sequence[int]:
+        if self._is_all:
+            return range(len(self._run))
+        return [number for number, head in enumerate(self._run.heads) if head in self.kinds]
+
+    @cached_property
+    def joined(self) -> Sequence[tuple[JoinedMessages, int, int]] | None:
+        """Return the batches that they are of, and from which place to before which, if all of these are joined."""
+        found = [part for part in self._run.parts if isinstance(part[0], JoinedMessages)]
+        return cast("Sequence[tuple[JoinedMessages, int, int]]", found) if len(found) == len(self._run.parts) else None
+
+    @cached_property
+    def heads(self) -> Sequence[Head]:
+        """Return timestamp, mode byte and key of each."""
+        return self._of(self._run.heads)
+
+    @cached_property
+    def values(self) -> Sequence[bytes]:
+        """Return the encoded data of each."""
+        return self._of(self._run.values)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return what a field holds in each, None where there is no such field."""
+        return self._of(self._run.column(name))
+
+    def _of(self, column: Sequence[Any]) -> Sequence[Any]:
+        return column if isinstance(self._numbers, range) else [column[number] for number in self._numbers]
+
+    def __len__(self) -> int:
+        if self.joined is None:
+            return len(self._numbers)
+        return sum(batch.heads[begin:end].count_of(self.kinds) for batch, begin, end in self.joined)
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(self._run.message, self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Message]: ...
+    def __getitem__(self, place: int | slice) -> Message | Sequence[Message]:
+        found = self._numbers[place]
+        return self._run.message(found) if isinstance(found, int) else [self._run.message(each) for each in found]
+
+
+def without_noops(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages that are written, as they came if they are of the log."""
+    if isinstance(messages, LoggedMessages):
+        return messages
+    return [message for message in messages if message.op is not Op.NOOP]
+
+
+def namespaces_and_times(messages: Sequence[Message]) -> list[tuple[str, int]]:
+    """Return namespace and timestamp of each."""
+    if isinstance(messages, LoggedMessages):
+        return [(key.decode(), timestamp) for timestamp, _, key in messages.heads]
+    return [(message.namespace, message.timestamp) for message in messages]
+
+
+def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))

@@ -1,0 +1,72 @@
+"""The numbers and the health of a pipeline, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
+
+import threading
+from collections.abc import Iterator
+
+from harvest_lib.clock import boot_seconds
+from harvest_lib.consume.retention import retention_readings
+from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
+from harvest_lib.telemetry import catalogue
+from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.health import ProgressWatch, Verdict
+
+_AT_WORK = (PipelineState.RESUMING, PipelineState.RUNNING)
+_UNRESPONSIVE_SECONDS = 60.0
+
+
+class PipelineTelemetry:
+    """Waits for no server. What Kafka keeps of topics that it reads is asked beside, once a minute."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._watches: dict[str, ProgressWatch] = {}
+        self._watching = threading.Lock()
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what the metrics are now."""
+        pipeline, end, writers = self._pipeline, self._pipeline.log_end, self._pipeline.writers()
+        name = pipeline.name
+        yield catalogue.PIPELINE_RUNNING, {(name,): float(pipeline.state is PipelineState.RUNNING)}
+        if end is None:
+            return
+        yield from retention_readings(pipeline.retained())
+        yield catalogue.PIPELINE_LOG_END, {(name,): float(end)}
+        yield catalogue.PIPELINE_WRITER_POSITION, {(name, each.name): float(each.position) for each in writers}
+        yield (
+            catalogue.PIPELINE_WRITER_BEHIND,
+            {(name, each.name): float(max(0, end - each.position)) for each in writers},
+        )
+        yield catalogue.PIPELINE_WRITER_AT_WORK, {(name, each.name): float(each.at_work) for each in writers}
+
+    def live(self) -> Verdict:
+        """Tell whether it takes turns, whatever the servers do."""
+        turned_at = self._pipeline.turned_at
+        if self._pipeline.state not in _AT_WORK or turned_at is None:
+            return Verdict(is_healthy=False, reason=f"it is {self._pipeline.state.value}")
+        if boot_seconds() - turned_at >= _UNRESPONSIVE_SECONDS:
+            return Verdict(is_healthy=False, reason="it has taken no turn for a minute")
+        return Verdict(is_healthy=True, reason="it turns")
+
+    def ready(self) -> Verdict:
+        """Tell whether it runs or resumes, and no writer has failed."""
+        verdict = self.live()
+        failed = [each.name for each in self._pipeline.writers() if each.has_failed]
+        if verdict.is_healthy and failed:
+            return Verdict(is_healthy=False, reason=f"the writer {failed[0]!r} has failed")
+        return (
+            verdict
+            if not verdict.is_healthy
+            else Verdict(is_healthy=True, reason=f"it is {self._pipeline.state.value}")
+        )
+
+    def progress(self, within_seconds: float) -> Verdict:
+        """Tell whether each writer that is behind has gone on within a time, since it was first asked about."""
+        end, now = self._pipeline.log_end, boot_seconds()
+        with self._watching:
+            for each in self._pipeline.writers():
+                watch = self._watches.setdefault(each.name, ProgressWatch())
+                watch.observe(now, each.position, waits=end is not None and each.position < end, age_seconds=None)
+                if watch.stalled_seconds >= within_seconds:
+                    reason = f"the writer {each.name!r} has stood at {each.position} for {watch.stalled_seconds:.0f} s"
+                    return Verdict(is_healthy=False, reason=reason)
+        return Verdict(is_healthy=True, reason="each writer goes on, or has everything")

@@ -1,0 +1,143 @@
+"""Rows on their way, in order, one by one or by the page. Pure, no I/O.
+
+A *page* are rows that nobody has made yet: Postgres has sent them, and they may go to Kafka as they are
+(`harvest_lib.native`). Whoever reads a single one makes it.
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from harvest_lib.record.row import ID, Row
+from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsSummary:
+    """What has to be known of rows before they are sent. `bytes` are of all of them, `largest` of one: key, value and
+    headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of the harvester's
+    own; `topics` are all of theirs, if so."""
+
+    bytes: int
+    largest: int
+    is_plain: bool
+    topics: Collection[str]
+
+
+class RowPage(Sequence[Row]):
+    """Rows that are made each time they are read. A slice is a page too."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> "RowPage": ...
+    @abstractmethod
+    def __getitem__(self, place: int | slice) -> "Row | RowPage": ...
+
+    @property
+    @abstractmethod
+    def ids(self) -> list[int]:
+        """Return the ids of all, without making rows."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """Return the keys of all, without making rows. May be read by any thread."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> RowsSummary:
+        """Return what is known of all of them together."""
+
+    @abstractmethod
+    def sampled_traceparents(self, most: int) -> list[str]:
+        """Do what the function of this name does, without making rows."""
+
+
+def ids_of(rows: Sequence[Row]) -> list[int]:
+    """Return the ids of rows."""
+    return rows.ids if isinstance(rows, RowPage) else [row[0] for row in rows]
+
+
+def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
+    """Return the header `traceparent` of the first rows that have one of a recorded span, `most` of them at most. What
+    is the same as the one before is left out; whether it is well-formed is for the caller to see."""
+    if isinstance(rows, RowPage):
+        return rows.sampled_traceparents(most)
+    found: list[str] = []
+    for row in rows:
+        if not row[4] or TRACEPARENT not in row[4]:
+            continue
+        value = next((value for name, value in zip(row[4], row[5], strict=False) if name == TRACEPARENT), None)
+        if isinstance(value, str) and is_sampled(value) and found[-1:] != [value]:
+            found.append(value)
+            if len(found) == most:
+                break
+    return found
+
+
+class RowQueue:
+    """Rows that are added on the right and taken from the left: single ones first, then `pages`."""
+
+    __slots__ = ("pages", "single")
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.single = deque(rows)
+        """Rows one by one."""
+        self.pages: deque[RowPage] = deque()
+        """What is behind the single rows. A page must not be empty."""
+
+    def __len__(self) -> int:
+        return len(self.single) + sum(map(len, self.pages))
+
+    def __iter__(self) -> Iterator[Row]:
+        yield from self.single
+        for page in self.pages:
+            yield from page
+
+    @property
+    def rows(self) -> deque[Row]:
+        """Return all as single rows, of which there are no pages any more; what is taken from them is taken here."""
+        while self.pages:
+            self.single.extend(self.pages.popleft())
+        return self.single
+
+    @property
+    def page(self) -> RowPage | None:
+        """Return the first page, if it is next."""
+        return self.pages[0] if self.pages and not self.single else None
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the ids of all, in order."""
+        return [*(row[ID] for row in self.single), *(each for page in self.pages for each in page.ids)]
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add rows on the right."""
+        if isinstance(rows, RowPage):
+            self.pages.extend([rows] if rows else ())
+        elif rows:
+            self.rows.extend(rows)
+
+    def take(self, count: int) -> "RowQueue":
+        """Take so many from the left, or all there are."""
+        taken = RowQueue(self.single.popleft() for _ in range(min(count, len(self.single))))
+        count -= len(taken)
+        while count and self.pages:
+            page = self.pages.popleft()
+            taken.pages.append(page[:count])
+            if len(page) > count:
+                self.pages.appendleft(page[count:])
+            count = max(0, count - len(page))
+        return taken
+
+    def give_back(self, taken: "RowQueue") -> None:
+        """Put rows back on the left, in their order."""
+        if taken.pages and self.single:
+            taken = RowQueue(taken.rows)
+        self.single.extendleft(reversed(taken.single))
+        self.pages.extendleft(reversed(taken.pages))

@@ -1,0 +1,259 @@
+"""Every metric: its name, type, labels and meaning. Nothing is reported that is not here.
+
+Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for what only grows. Bounds of
+histograms are those of OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from harvest_lib.telemetry.counts import HistogramReading, Labels
+
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric; of a counter `name` ends in `_total`, of an info in `_info`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        suffix = {"counter": "_total", "info": "_info"}.get(self.kind, "")
+        if not self.name.endswith(suffix):
+            raise ValueError(self.name)
+
+
+Reading = tuple[Metric, Mapping[Labels, float | HistogramReading]]
+"""What a metric is now, by its labels."""
+
+
+class Readings(Protocol):
+    """Whatever has metrics."""
+
+    def readings(self) -> Iterable[Reading]:
+        """Return what they are now. Called by several threads."""
+        ...
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="counter", help=meaning, labels=labels)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="gauge", help=meaning, labels=labels)
+
+
+def _histogram(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="histogram", help=meaning, labels=labels)
+
+
+# -- a harvester
+
+INFO = Metric(
+    name="harvest_info",
+    kind="info",
+    help="What runs: always 1.",
+    labels=("version", "process", "outbox", "subscription", "leadership", "source", "delivery", "hand_over"),
+)
+LEADER = _gauge("harvest_leader", "1 where this process leads the shard under a live term, else 0.", "shard")
+READY = _gauge("harvest_ready", "1 while `/readyz` says yes, else 0.")
+TERMS = _counter("harvest_terms_total", "Terms that this process began.", "shard")
+TERM_REFRESHES = _counter(
+    "harvest_term_refreshes_total",
+    "New leader ids within a term: a delivery failed, or Postgres did not answer.",
+    "shard",
+)
+TERMS_ENDED = _counter(
+    "harvest_terms_ended_total",
+    "Terms that ended: `revoked` in order, `fenced` as leadership could not be proved, or another process leads.",
+    *("shard", "reason"),
+)
+DELIVERED = _counter(
+    "harvest_delivered_records_total",
+    "Records that this process delivered: acknowledged by Kafka, and passed by a checkpoint or purged.",
+    "shard",
+)
+POSSIBLE_DUPLICATES = _counter(
+    "harvest_possible_duplicate_records_total",
+    "Records whose outcome was unknown, so that they are sent again: at most so many are in Kafka twice; none under an "
+    "exactly-once delivery. What a killed process had in flight is not counted here; `harvest audit` finds it.",
+    "shard",
+)
+IN_FLIGHT = _gauge("harvest_in_flight_records", "Records that were sent and are not acknowledged yet.")
+BATCHES = _counter(
+    "harvest_batches_total",
+    "Batches with records, by outcome: `committed`, `failed` or `fenced`. Not where `mark` sends record by record.",
+    *("shard", "outcome"),
+)
+BATCH_SECONDS = _histogram(
+    "harvest_batch_duration_seconds", "From the first record of a batch to its commit. Committed batches.", "shard"
+)
+COMMIT_SECONDS = _histogram(
+    "harvest_commit_duration_seconds",
+    "How long a commit waited for Kafka: until all of a batch was acknowledged, with the checkpoint if it goes along.",
+    "shard",
+)
+LATENCY_SECONDS = _histogram(
+    "harvest_delivery_latency_seconds",
+    "From `create_time` to the acknowledgement, by the database's clock. A sample: one record a second at most.",
+    "shard",
+)
+KAFKA_ERRORS = _counter(
+    "harvest_kafka_errors_total",
+    "Errors that Kafka's clients in this process reported, by librdkafka's name of the kind.",
+    "error",
+)
+POSTGRES_CONNECTIONS = _counter(
+    "harvest_postgres_connections_total",
+    "Connections to Postgres that this process `opened`, and attempts that `failed`.",
+    "outcome",
+)
+CERTIFICATE_EXPIRY = _gauge(
+    "harvest_certificate_expiry_timestamp_seconds",
+    "When the certificate in the file that a setting names expires, in Unix seconds: of what we show the first of its "
+    "chain, of what we trust the last. Of harvesters and consumers.",
+    "setting",
+)
+LOG_EVENTS = _counter(
+    "harvest_log_events_total", "Events logged as a warning or worse, by their name in the log.", *("event", "level")
+)
+
+POSTGRES_UP = _gauge(
+    "harvest_postgres_up",
+    "1 if Postgres answered when it was last asked for the numbers below, else 0; they are left out then.",
+)
+SAMPLE_AGE = _gauge("harvest_sample_age_seconds", "How long ago Postgres was asked for the numbers below.")
+BACKLOG_RECORDS = _gauge(
+    "harvest_backlog_records",
+    "Records that wait for the configured subscription. Counted to 1,000; beyond, estimated from the ids from the "
+    "first that waits to the last that was given out. Every process reports it: take the greatest, not the sum.",
+)
+BACKLOG_IS_ESTIMATE = _gauge("harvest_backlog_is_estimate", "1 where `harvest_backlog_records` is an estimate.")
+BACKLOG_AGE = _gauge(
+    "harvest_backlog_age_seconds",
+    "Age of the oldest record that waits, by the database's clock, 0 if none does; absent where no column says it.",
+)
+STALLED = _gauge(
+    "harvest_stalled_seconds",
+    "For how long a backlog has been there that nobody reduced, as far as this process has seen; 0 while none waits.",
+)
+PARKED = _gauge(
+    "harvest_parked_records",
+    "Parked records by topic, `parked` or `held` behind one. Counted to 10,000; the 20 topics with the most.",
+    *("topic", "state"),
+)
+EPOCH = _gauge("harvest_subscription_epoch", "The epoch of the last term: it rises with each.", "subscription", "shard")
+SUBSCRIPTION_DELIVERED = _counter(
+    "harvest_subscription_delivered_records_total",
+    "Records that a subscription delivered, over all terms and processes, as its checkpoint in Postgres says; from 0 "
+    "again when it is rewound. Every process reports it: take the greatest, not the sum.",
+    *("subscription", "shard"),
+)
+CHECKPOINT_AGE = _gauge(
+    "harvest_checkpoint_age_seconds",
+    "Time since the checkpoint in Postgres was written, by the database's clock. It grows while nothing comes.",
+    *("subscription", "shard"),
+)
+SEGMENTS_HELD = _gauge(
+    "harvest_held_segments",
+    "Closed segments, older than `keepSegments`, that stay as this subscription has not passed them.",
+    "subscription",
+)
+SEGMENTS_HELD_BYTES = _gauge("harvest_held_segments_bytes", "What they take on disk, indexes included.", "subscription")
+OUTBOX_BYTES = _gauge("harvest_outbox_bytes", "What the outbox takes on disk: all segments, with their indexes.")
+DATABASE_BYTES = _gauge("harvest_database_bytes", "What the whole database takes on disk, without its log.")
+DATABASE_LIMIT = _gauge(
+    "harvest_database_limit_bytes", "How large the database may get: `databaseLimitBytes`; absent where it is not set."
+)
+PARTITIONS_ADDED = _gauge(
+    "harvest_partitions_added_timestamp_seconds",
+    "When it was noticed that partitions were added to a topic, in Unix seconds; the 20 topics of the last.",
+    "topic",
+)
+
+# -- whoever reads topics: consumers, pipelines
+
+UNREAD_RECORDS = _gauge(
+    "harvest_unread_records", "Offsets from what is read next to the end of the partition.", *("topic", "partition")
+)
+READ_RETAINED = _gauge(
+    "harvest_read_retained_records",
+    "Offsets from the start of the partition to what is read next: so many are removed before one that was not read.",
+    *("topic", "partition"),
+)
+RETENTION_USED = _gauge(
+    "harvest_unread_retention_used_ratio",
+    "Age of the record that is read next as a part of the topic's `retention.ms`: from 1 on Kafka may remove it; "
+    "absent where all is read, or the topic keeps all.",
+    *("topic", "partition"),
+)
+LOSS_SECONDS = _gauge(
+    "harvest_unread_loss_seconds",
+    "After so long at the earliest Kafka removes a record that was not read, by `retention.ms`; absent as above.",
+    *("topic", "partition"),
+)
+
+# -- a consumer
+
+CONSUMER_SHARDS = _gauge("harvest_consumer_shards", "Partitions that this process owns, by topic.", "topic")
+CONSUMER_MESSAGES = _counter(
+    "harvest_consumer_messages_total", "Messages that were taken in, in transactions that were kept.", "topic"
+)
+CONSUMER_TRANSACTIONS = _counter("harvest_consumer_transactions_total", "Transactions that were kept.", "topic")
+CONSUMER_PARKED = _counter("harvest_consumer_parked_messages_total", "Messages that were parked.", "topic")
+CONSUMER_FENCED = _counter(
+    "harvest_consumer_fenced_total", "Transactions that were refused, as another owner had begun."
+)
+CONSUMER_OFFSET = _gauge(
+    "harvest_consumer_offset", "Where the last transaction that was kept ends.", *("topic", "partition")
+)
+
+# -- a pipeline
+
+PIPELINE_RUNNING = _gauge("harvest_pipeline_running", "1 while messages flow, 0 while it resumes or stops.", "pipeline")
+PIPELINE_LOG_END = _gauge(
+    "harvest_pipeline_log_end_offset", "The offset that the next message of the commit log gets.", "pipeline"
+)
+PIPELINE_WRITER_POSITION = _gauge(
+    "harvest_pipeline_writer_position",
+    "The first offset that a writer has not acknowledged.",
+    *("pipeline", "writer"),
+)
+PIPELINE_WRITER_BEHIND = _gauge(
+    "harvest_pipeline_writer_behind_messages",
+    "Offsets between a writer's position and the end of the log.",
+    *("pipeline", "writer"),
+)
+PIPELINE_WRITER_AT_WORK = _gauge(
+    "harvest_pipeline_writer_at_work", "1 while a writer works, 0 once it ended or failed.", *("pipeline", "writer")
+)
+
+OF_EVERY_PROCESS = (KAFKA_ERRORS, POSTGRES_CONNECTIONS, LOG_EVENTS)
+OF_THE_HARVESTER = (
+    *(INFO, LEADER, READY, TERMS, TERM_REFRESHES, TERMS_ENDED, DELIVERED, POSSIBLE_DUPLICATES, IN_FLIGHT),
+    *(BATCHES, BATCH_SECONDS, COMMIT_SECONDS, LATENCY_SECONDS, DATABASE_LIMIT),
+)
+OF_THE_OUTBOX = (
+    *(POSTGRES_UP, SAMPLE_AGE, BACKLOG_RECORDS, BACKLOG_IS_ESTIMATE, BACKLOG_AGE, STALLED, PARKED),
+    *(EPOCH, SUBSCRIPTION_DELIVERED, CHECKPOINT_AGE, SEGMENTS_HELD, SEGMENTS_HELD_BYTES),
+    *(OUTBOX_BYTES, DATABASE_BYTES, PARTITIONS_ADDED),
+)
+OF_CONSUMERS = (
+    *(CONSUMER_SHARDS, CONSUMER_MESSAGES, CONSUMER_TRANSACTIONS, CONSUMER_PARKED, CONSUMER_FENCED, CONSUMER_OFFSET),
+)
+OF_READERS = (UNREAD_RECORDS, READ_RETAINED, RETENTION_USED, LOSS_SECONDS)
+OF_CERTIFICATES = (CERTIFICATE_EXPIRY,)
+OF_PIPELINES = (
+    *(PIPELINE_RUNNING, PIPELINE_LOG_END, PIPELINE_WRITER_POSITION),
+    *(PIPELINE_WRITER_BEHIND, PIPELINE_WRITER_AT_WORK),
+)
+
+ALL = (
+    *(*OF_EVERY_PROCESS, *OF_CERTIFICATES, *OF_THE_HARVESTER, *OF_THE_OUTBOX),
+    *(*OF_CONSUMERS, *OF_PIPELINES, *OF_READERS),
+)

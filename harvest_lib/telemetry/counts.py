@@ -1,0 +1,132 @@
+"""Counters and histograms, each by a few labels: threads that work add to them, a scrape reads them.
+
+They never go back while the process lives.
+"""
+
+import itertools
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+OTHER = "other"
+"""The value of a label beyond those that are told apart."""
+MOST_SERIES = 100
+"""So many series a counter tells apart. Names come from outside: without a limit each would take memory, here and in
+Prometheus."""
+
+_BITS = 32
+"""More than any amount has that is added at once."""
+_LONGEST_VALUE = 200
+"""A longer value of a label is cut off: a name from outside must not fill the page."""
+
+Labels = tuple[str, ...]
+
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+"""In seconds: the bounds that OpenTelemetry's conventions advise for messaging, and two beyond for what waits."""
+AGE_BOUNDS = (*DURATION_BOUNDS, 300.0, 1_800.0, 7_200.0, 86_400.0)
+"""In seconds, for what may have waited in a backlog."""
+
+
+def safe_value(value: str) -> str:
+    """Return a label's value as UTF-8 can have it."""
+    return value[:_LONGEST_VALUE].encode("utf-8", "backslashreplace").decode()
+
+
+class Counts:
+    """Counts that only grow, by labels.
+
+    To add takes no lock, so it may be done wherever a client calls back: with an exception set, as some calls come, a
+    lock is taken and never let go.
+    """
+
+    def __init__(self, most: int = MOST_SERIES) -> None:
+        self._most = most
+        self._reading = threading.Lock()
+        self._sums: dict[Labels, _Sum] = {}
+
+    def add(self, *labels: str, amount: int = 1) -> None:
+        found = self._sums.get(labels)
+        if found is None:
+            key = labels if len(self._sums) < self._most else (OTHER,) * len(labels)
+            found = self._sums.setdefault(key, _Sum())
+        found.add(amount)
+
+    def read(self) -> Mapping[Labels, int]:
+        with self._reading:
+            return {labels: each.read() for labels, each in self._sums.copy().items()}
+
+    @property
+    def total(self) -> int:
+        """Return the sum over all labels."""
+        return sum(self.read().values())
+
+
+class _Sum:
+    """A sum, kept as how often each power of two was added: a counter in C does that in one step, among all threads.
+
+    Such a counter tells what it is at only as it counts. So whoever reads counts, and subtracts that.
+    """
+
+    __slots__ = ("_powers", "_reads")
+
+    def __init__(self) -> None:
+        self._powers = [itertools.count() for _ in range(_BITS)]
+        self._reads = 0
+
+    def add(self, amount: int) -> None:
+        for power in range(amount.bit_length()):
+            if amount >> power & 1:
+                next(self._powers[power])
+
+    def read(self) -> int:
+        """Return it. By one thread at a time."""
+        reads, self._reads = self._reads, self._reads + 1
+        return sum((next(each) - reads) << power for power, each in enumerate(self._powers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramReading:
+    """How many values were at or below each bound, the last one infinity, and the sum of all."""
+
+    buckets: Sequence[tuple[float, int]]
+    total: float
+
+
+class Histogram:
+    """Values in buckets, by labels; these are few, and known to who adds."""
+
+    def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._series: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def observe(self, value: float, *labels: str) -> None:
+        with self._lock:
+            if labels not in self._series:
+                self._series[labels] = ([0] * (len(self._bounds) + 1), [0.0])
+            buckets, total = self._series[labels]
+            buckets[bisect_left(self._bounds, value)] += 1
+            total[0] += value
+
+    def read(self) -> Mapping[Labels, HistogramReading]:
+        with self._lock:
+            copied = {labels: ([*buckets], total[0]) for labels, (buckets, total) in self._series.items()}
+        return {labels: self._reading(*found) for labels, found in copied.items()}
+
+    def empty(self) -> HistogramReading:
+        """Return the reading of a series without values."""
+        return self._reading([0] * (len(self._bounds) + 1), 0.0)
+
+    def _reading(self, buckets: Sequence[int], total: float) -> HistogramReading:
+        below, found = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), buckets, strict=True):
+            below += count
+            found.append((bound, below))
+        return HistogramReading(buckets=found, total=total)
+
+
+KAFKA_ERRORS = Counts()
+"""Errors that Kafka's clients in this process reported, by librdkafka's name for the kind."""
+POSTGRES_CONNECTIONS = Counts()
+"""Connections to Postgres that this process `opened`, and attempts that `failed`."""

@@ -1,0 +1,65 @@
+"""Readings in Prometheus' formats, by Prometheus' own client. Whatever a label's value is, the page can be read."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import CollectorRegistry
+
+from harvest_lib.telemetry import catalogue
+from harvest_lib.telemetry.catalogue import Readings
+from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
+
+
+class Collector:
+    """What `prometheus_client` registers: `REGISTRY.register(Collector(…))` adds our metrics to a registry of yours."""
+
+    def __init__(self, *sources: Readings) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: registering asks no database."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the metrics are now."""
+        for source in self._sources:
+            for metric, series in source.readings():
+                yield _family(metric, series)
+
+
+def page(collector: Collector) -> Callable[[str], tuple[bytes, str]]:
+    """Return what makes the page of `/metrics`, and its type, for a header `Accept`; with numbers of the process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+
+    def render(accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
+
+    return render
+
+
+def _family(metric: catalogue.Metric, series: Mapping[Labels, float | HistogramReading]) -> Metric:
+    labels = [*metric.labels]
+    match metric.kind:
+        case "counter":
+            family: Metric = CounterMetricFamily(metric.name, metric.help, labels=labels)
+        case "histogram":
+            family = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+        case "gauge" | "info":
+            family = GaugeMetricFamily(metric.name, metric.help, labels=labels)
+    for values, value in series.items():
+        told = [safe_value(each) for each in values]
+        if isinstance(value, HistogramReading):
+            assert isinstance(family, HistogramMetricFamily)  # noqa: S101 - only those are read as one
+            buckets = [
+                ("+Inf" if bound == float("inf") else str(bound), float(count)) for bound, count in value.buckets
+            ]
+            family.add_metric(told, buckets, value.total)
+        else:
+            assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)  # noqa: S101 - as above
+            family.add_metric(told, value)
+    return family

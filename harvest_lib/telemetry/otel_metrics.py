@@ -1,0 +1,182 @@
+"""The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider. Nothing is counted for it.
+
+A name is the one of Prometheus with a point after `harvest`, without `_total` and `_seconds`, which are said otherwise;
+so it is the same again where a collector writes for Prometheus. What OpenTelemetry's conventions for messaging have a
+name for is reported under that name too. Histograms are left out: its instruments for them would count by themselves.
+
+One harvester, consumer or pipeline of a process is reported at a time; of two that are alike the later one.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from harvest_lib.telemetry import catalogue
+from harvest_lib.telemetry.catalogue import Metric, Reading, Readings
+from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
+from harvest_lib.telemetry.process import ProcessReadings
+from harvest_lib.telemetry.trace_context import SCOPE, is_imported, version
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+    _Callback = Callable[[CallbackOptions], Iterable[Observation]]
+
+_log = logging.getLogger(__name__)
+
+_API = "opentelemetry.metrics"
+"""Where the providers are that report nothing."""
+_MESSAGE = "{message}"
+
+
+class _Instrument(NamedTuple):
+    """How a metric is reported: `attributes` are those of each of its series, `labels` the names of its labels."""
+
+    metric: Metric
+    name: str
+    unit: str
+    labels: tuple[str, ...]
+    attributes: Mapping[str, str]
+
+
+def instrument_name(metric: Metric) -> tuple[str, str]:
+    """Return name and unit of a metric."""
+    name = metric.name.removesuffix("_total").replace("harvest_", "harvest.", 1)
+    if name.endswith("_seconds"):
+        return name.removesuffix("_seconds"), "s"
+    return name, "By" if name.endswith("_bytes") else ""  # which stays: the same may be counted, and measured
+
+
+_OURS = [
+    _Instrument(metric, *instrument_name(metric), tuple(metric.labels), {})
+    for metric in catalogue.ALL
+    if metric.kind != "histogram"
+]
+_BY_CONVENTION = [
+    _Instrument(
+        catalogue.DELIVERED,
+        "messaging.client.sent.messages",
+        _MESSAGE,
+        ("harvest.shard",),
+        {"messaging.system": "kafka", "messaging.operation.name": "send"},
+    ),
+    _Instrument(
+        catalogue.CONSUMER_MESSAGES,
+        "messaging.client.consumed.messages",
+        _MESSAGE,
+        ("messaging.destination.name",),
+        {"messaging.system": "kafka", "messaging.operation.name": "consume"},
+    ),
+]
+
+
+class _Reported:
+    """What is reported to one meter provider: its instruments, and whose numbers they are."""
+
+    def __init__(self, meter: "Meter") -> None:
+        self._lock = threading.Lock()
+        self._sources: list[Readings] = []
+        self._last: Mapping[str, Reading] = {}
+        self._told: set[str] = set()
+        for each in (*_OURS, *_BY_CONVENTION):
+            observe, unit, meaning = [self._callback(each)], each.unit, each.metric.help
+            if each.metric.kind == "counter":
+                meter.create_observable_counter(each.name, observe, unit, meaning)
+            else:
+                meter.create_observable_gauge(each.name, observe, unit, meaning)
+
+    def add(self, source: Readings) -> None:
+        """Report a source from now on, and no longer what has ended."""
+        with self._lock:
+            self._sources = [each for each in self._sources if not isinstance(each, _Ended)] + [source]
+
+    def end(self, source: Readings) -> None:
+        """Report the last numbers of a source from now on: the process may be asked once more as it ends."""
+        last = _Ended(_read(source))
+        with self._lock:
+            self._sources = [last, *(each for each in self._sources if each is not source)]  # one at work comes later
+
+    def _callback(self, instrument: _Instrument) -> "_Callback":
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - who has a meter has it
+
+        def observe(_options: "CallbackOptions") -> Iterator[Observation]:
+            for labels, value in self._series(instrument).items():
+                if not isinstance(value, HistogramReading):
+                    named = dict(zip(instrument.labels, map(safe_value, labels), strict=True))
+                    yield Observation(value, {**instrument.attributes, **named})
+
+        return observe
+
+    def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
+        """Return what a metric is now. All are read at once, when one is asked for that was told of since."""
+        with self._lock:
+            if instrument.name in self._told or not self._told:
+                self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}
+                self._told = set()
+            self._told.add(instrument.name)
+            found = self._last.get(instrument.metric.name)
+        return found[1] if found is not None else {}
+
+
+class _Ended:
+    """The last readings of what has ended."""
+
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        self._readings = readings
+
+    def readings(self) -> Sequence[Reading]:
+        return self._readings
+
+
+def _read(source: Readings) -> Sequence[Reading]:
+    """Return what the numbers of a source are; none if that is more than it can say."""
+    try:
+        return [*source.readings()]
+    except Exception:  # noqa: BLE001 - a number that is missing must end nothing
+        _log.exception("scrape_failed")
+        return []
+
+
+_reported: "WeakKeyDictionary[MeterProvider, _Reported]" = WeakKeyDictionary()
+_reporting = threading.Lock()
+
+
+def is_reported() -> bool:
+    """Tell whether the process has a meter provider."""
+    return _configured_provider() is not None
+
+
+@contextmanager
+def reported(subject: Readings) -> Iterator[None]:
+    """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. What they
+    were at its end is reported from then on."""
+    provider = _configured_provider()
+    if provider is None:
+        yield
+        return
+    with _reporting:
+        if provider not in _reported:
+            _reported[provider] = _Reported(provider.get_meter(SCOPE, version()))
+        to = _reported[provider]
+    process = ProcessReadings()
+    sources: tuple[Readings, ...] = (process, subject)
+    with process.counting():
+        for each in sources:
+            to.add(each)
+        try:
+            yield
+        finally:
+            for each in sources:
+                to.end(each)
+
+
+def _configured_provider() -> "MeterProvider | None":
+    if not is_imported("metrics"):
+        return None
+    from opentelemetry import metrics  # noqa: PLC0415
+
+    provider = metrics.get_meter_provider()
+    return None if type(provider).__module__.startswith(_API) else provider

@@ -1,0 +1,73 @@
+"""The W3C trace context of records, where the process uses OpenTelemetry.
+
+OpenTelemetry is never imported for it: whoever has a current span or a tracer provider has imported it.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext, Tracer
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+"""The headers of a record that say in which span it was written."""
+TRACEPARENT_CHARS = 55
+"""Of version 00, the only one there is."""
+_SAMPLED = "13579bdf"
+"""What the flags end with where the lowest one is set."""
+_PARTS = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+SCOPE = "harvest_lib"
+"""The name of our tracer and our meter."""
+
+
+def is_imported(module: str) -> bool:
+    """Tell whether the process has imported a module of OpenTelemetry."""
+    return sys.modules.get(f"opentelemetry.{module}") is not None
+
+
+def version() -> str:
+    """Return the version of our tracer and our meter."""
+    return str(import_module("harvest_lib").__version__)  # by its name: it knows what is above us
+
+
+def current_headers() -> Sequence[tuple[str, str]]:
+    """Return the headers of the current span, none if there is none."""
+    if not is_imported("trace"):
+        return ()
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return tuple(headers.items())
+
+
+def configured_tracer() -> "Tracer | None":
+    """Return the tracer of the process's tracer provider, None if nobody has set one."""
+    if not is_imported("trace"):
+        return None
+    from opentelemetry import trace  # noqa: PLC0415
+
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return provider.get_tracer(SCOPE, version())
+
+
+def is_sampled(value: str) -> bool:
+    """Tell whether the value of a header may be a `traceparent`, of a span that is recorded."""
+    return len(value) == TRACEPARENT_CHARS and value.isascii() and value[-1] in _SAMPLED
+
+
+def context_of(traceparent: str) -> "SpanContext | None":
+    """Return the context that a `traceparent` names, None if it names none. OpenTelemetry has to be there."""
+    from opentelemetry.trace import SpanContext, TraceFlags  # noqa: PLC0415
+
+    parts = _PARTS.fullmatch(traceparent)
+    if parts is None:
+        return None
+    trace, span, flags = (int(each, 16) for each in parts.groups())
+    context = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid else None

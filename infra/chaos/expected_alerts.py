@@ -1,0 +1,82 @@
+"""Which alerts each fault should fire, and no other. Times here are those of the rules, before they are divided.
+
+A fault of one process, link or broker of several fires nothing, however long it lasts: the others go on. A fault of
+what all need fires what the rules say, once it has lasted for as long as they say. A leader that Kafka has elected goes
+on leading while it alone is cut off from Postgres: it is heard by Kafka, so somebody is called who ends it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from infra.chaos.faults import FAULTS
+from infra.chaos.system import Mode
+
+SOON_MINUTES = 0.5
+"""A fault that is over before any rule's time has come."""
+CALLED_MINUTES = 2.5
+"""Longer than it takes until somebody is called because nothing is delivered, nobody leads or a server is away."""
+FAILED_OVER_MINUTES = 4.0
+"""Longer than it takes until somebody is called because nobody leads or answers, in a run that divides that by less."""
+OLD_MINUTES = 7.0
+"""Longer than it takes until a backlog is old and a checkpoint stale."""
+
+MODES = (
+    Mode(source="snapshot", delivery="transactional"),
+    Mode(source="transaction_id", delivery="transactional"),
+)
+"""In the first of them that it fits a fault is injected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A fault that lasts for so long, and the alerts that it should fire. Where a fault draws what it does, the seed
+    decides that, and `variant` names it."""
+
+    fault: str
+    minutes: float = CALLED_MINUTES
+    alerts: frozenset[str] = frozenset()
+    seed: int = 0
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.fault} ({self.variant})" if self.variant else self.fault
+
+    def mode(self) -> Mode:
+        """Return the mode in which it is injected."""
+        return next(mode for mode in MODES if FAULTS[self.fault].fits(mode))
+
+
+def _quiet(*faults: str, minutes: float = CALLED_MINUTES) -> Iterator[Case]:
+    return (Case(fault=fault, minutes=minutes) for fault in faults)
+
+
+def _fires(fault: str, *alerts: str, minutes: float = CALLED_MINUTES) -> Case:
+    return Case(fault=fault, minutes=minutes, alerts=frozenset(alerts))
+
+
+_NOTHING_GOES = ("HarvestNoProgress", "HarvestBacklogOld", "HarvestCheckpointStale")
+
+CASES: Sequence[Case] = (
+    *_quiet("leader-killed", "leader-released", "leader-frozen", "clock-ahead", "clock-behind"),
+    _fires("pool-killed", "HarvestDown", minutes=FAILED_OVER_MINUTES),
+    *(_fires(fault, "HarvestNoProgress") for fault in ("postgres-cut", "postgres-unheard", "postgres-unreached")),
+    *_quiet("kafka-cut", "kafka-unheard", "kafka-unreached"),
+    *_quiet("latency", "network-lost", "network-lost-to-servers", "network-lost-from-servers"),
+    *_quiet("network-narrow", "network-slow", "broker-killed", minutes=FAILED_OVER_MINUTES),
+    *_quiet("broker-frozen", "coordinator-killed"),
+    *_quiet("postgres-killed", minutes=SOON_MINUTES),
+    _fires("two-brokers-killed", "HarvestNoLeader", *_NOTHING_GOES, minutes=OLD_MINUTES),
+    _fires("postgres-killed", "HarvestPostgresAway"),
+    *_quiet("postgres-frozen", "sessions-killed", "writer-left-open", "prepared-left-open"),
+    _fires("writer-waited-for", *_NOTHING_GOES, minutes=OLD_MINUTES),
+    _fires("prepared-waited-for", *_NOTHING_GOES, minutes=OLD_MINUTES),
+    _fires("credentials-revoked", "HarvestPostgresAway"),
+    _fires("failover-sync", "HarvestPostgresAway"),
+    _fires("failover-async", "HarvestPostgresAway"),
+    Case(fault="disk-full-postgres", variant="tables"),
+    Case(fault="disk-full-postgres", variant="tables and log", seed=1, alerts=frozenset({"HarvestPostgresAway"})),
+    *_quiet("disk-full-kafka"),
+    _fires("record-too-large", "HarvestRecordsParked"),
+    _fires("topic-recreated", "HarvestRecordsParked"),
+)
+"""In the order in which they are injected. Every fault has a case."""

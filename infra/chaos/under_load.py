@@ -1,0 +1,118 @@
+"""A system that is used: writers write all along, and a reader follows what comes of it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from harvest_lib.audit.history.events import FailoverLoss, Isolation, RecreatedTopic
+from harvest_lib.audit.history.writer import HistoryWriter
+from harvest_lib.errors import StackError
+from infra.chaos.following import Following
+from infra.chaos.reading import Reader
+from infra.chaos.system import PARTITIONS, SESSION_SECONDS, TOPIC, Mode, System, running
+from infra.chaos.writing import Writers, Writing, make_tables
+
+_KEYS = 300
+_MOST_BEHIND = 6_000
+"""Records that wait to be read, at most: a machine that cannot keep to the rate shall recover in time all the same."""
+_RECOVER_SECONDS = 90.0
+_TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderLoad:
+    """A system whose writers add to `answered`, the events whose commit was answered, and whose follower adds to what
+    it has seen. `write` begins a transaction that the history follows, `read` makes a further reader by its name, and
+    `faults` is the history of what is done to the system."""
+
+    system: System
+    writers: Writers
+    follower: Reader
+    read: Callable[[str], Reader]
+    write: Callable[[], Writing]
+    answered: set[str]
+    faults: HistoryWriter
+
+    def note_what_happened(self) -> None:
+        """Write down what a fault made of records; those that it lost are not waited for any more."""
+        for event in self.system.happened:
+            self.faults.append(event)
+            if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":
+                self.answered.difference_update(event.events)
+        self.system.happened.clear()
+
+    def recover(self) -> None:
+        """Wait until all has been read that is committed now, and something more was committed. Raises StackError if
+        that takes too long."""
+        seen, until = self.follower.seen, time.monotonic() + _RECOVER_SECONDS
+        count, missing = len(self.answered), self.answered - seen
+        while missing or len(self.answered) == count:  # writers go on, too
+            if time.monotonic() > until:
+                raise StackError(
+                    f"it was undone, and harvesting did not go on within {_RECOVER_SECONDS:.0f} s",
+                    evidence=f"of {count} records committed by then {len(missing)} were not read; "
+                    f"{len(self.answered) - count} were committed since",
+                    next_step="read the logs of the harvesters, beside the history",
+                )
+            time.sleep(_TICK_SECONDS)
+            missing = missing - seen  # in place, all that was seen would be gone through
+
+
+@contextmanager
+def under_load(
+    folder: Path,
+    parts: Path,
+    mode: Mode,
+    *,
+    brokers: int,
+    rate: float,
+    threads: int,
+    seed: int,
+    prepare: Iterable[Callable[[System], AbstractContextManager[None]]],
+    session_seconds: float = SESSION_SECONDS,
+    listens: bool = False,
+) -> Iterator[UnderLoad]:
+    """Have a system up and used; `rate` is in records per second, of all `threads`. Its history is in the folder."""
+    isolation: Isolation = "committed" if mode.exactly_once else "uncommitted"
+    history, locks_first = folder / "history", mode.source == "transaction_id"
+    with ExitStack() as ending:
+        writing, reading, faults = (
+            ending.enter_context(HistoryWriter(history / f"{name}.jsonl")) for name in ("writers", "readers", "faults")
+        )
+        system = ending.enter_context(
+            running(folder, parts, mode, brokers, prepare, session_seconds=session_seconds, listens=listens)
+        )
+        make_tables(system.dsn, _KEYS)
+        answered: set[str] = set()
+
+        def read(name: str) -> Reader:
+            return Reader(system.kafka.bootstrap_servers, TOPIC, PARTITIONS, reading, name=name, isolation=isolation)
+
+        follower = ending.enter_context(read("follower"))
+        system.following = Following(reader=follower, answered=answered)
+        writers = ending.enter_context(
+            Writers(
+                lambda: system.dsn,
+                writing,
+                TOPIC,
+                keys=_KEYS,
+                rate=rate,
+                threads=threads,
+                seed=seed,
+                answered=answered,
+                is_behind=lambda: len(answered) > len(follower.seen) + _MOST_BEHIND,
+                locks_first=locks_first,
+            )
+        )
+        yield UnderLoad(
+            system=system,
+            writers=writers,
+            follower=follower,
+            read=read,
+            write=partial(Writing, writing, "slow-writer", TOPIC, answered, locks_first=locks_first),
+            answered=answered,
+            faults=faults,
+        )

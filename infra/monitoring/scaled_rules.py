@@ -1,0 +1,169 @@
+"""The alert rules for a run that has less time: a copy in which all times are divided by one factor.
+
+Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that a gauge
+of seconds is compared with. Any other number has to be compared with counts. If it is not clear which of both a number
+is, the rule cannot be scaled: nothing is guessed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+FILE = Path(__file__).with_name("alerts.yml")
+
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+_PART = re.compile(r"(\d+)(ms|[smhdwy])")
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+|\#[^\n]*)
+    |(?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
+    |(?P<duration>(?:\d+(?:ms|[smhdwy]))+(?![\w.]))
+    |(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))
+    |(?P<word>[A-Za-z_:][\w:]*)
+    |(?P<comparison>==|!=|<=|>=|<|>)
+    |(?P<other>=~|!~|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_SETS = {"and", "or", "unless"}
+_LESS = {"<", "<="}
+_PER_SECOND = {"rate", "irate", "deriv"}
+"""What these return is not of the unit of what they are given."""
+_OF_SECONDS = re.compile(r"\w+_seconds")
+
+
+class UnscalableRule(ValueError):
+    """A rule has a number of which it is not clear whether it is a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A piece of an expression: of a kind of `_TOKEN`, with the text as it is."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledRule:
+    """An alert with its times divided. It fires `due_seconds` after its cause began: its `for`, after the longest time
+    that it compares with. It may go on for `window_seconds` after the cause ended, the longest time it looks back."""
+
+    name: str
+    expression: str
+    for_seconds: float
+    due_seconds: float
+    window_seconds: float
+
+
+def scaled(
+    rules: Mapping[str, Any], factor: float, others: Mapping[str, float] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[ScaledRule]]:
+    """Return a copy of a file of rules with all times divided, and what each alert in it says of time. `others` has the
+    factors of alerts that are not divided by `factor`."""
+    found: list[ScaledRule] = []
+    groups = []
+    for group in rules["groups"]:
+        copies = []
+        for rule in group["rules"]:
+            divisor = others.get(rule["alert"], factor)
+            expression, thresholds, windows = scaled_expression(rule["expr"], divisor)
+            copy = {**rule, "expr": expression, **_divided(rule, ("for", "keep_firing_for"), divisor)}
+            copies.append(copy)
+            waits, lasts = (_seconds_of(copy.get(name, "0s")) for name in ("for", "keep_firing_for"))
+            found.append(
+                ScaledRule(
+                    name=rule["alert"],
+                    expression=expression,
+                    for_seconds=waits,
+                    due_seconds=max(thresholds, default=0.0) + waits,
+                    window_seconds=max(windows, default=0.0) + lasts,
+                )
+            )
+        groups.append({**group, "rules": copies, **_divided(group, ("interval",), factor)})
+    return {**rules, "groups": groups}, found
+
+
+def scaled_expression(expression: str, factor: float) -> tuple[str, list[float], list[float]]:
+    """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back,
+    both as they are then. Raises UnscalableRule.
+
+    What is true until a time has passed (`time() - gauge < 60`) looks back. What is left until a time that comes
+    (`gauge - time() < 60`) is true as soon as the gauge says so, and no longer.
+    """
+    tokens = list(tokens_of(expression))
+    written: list[str] = []
+    thresholds: list[float] = []
+    windows: list[float] = []
+    for place, token in enumerate(tokens):
+        text = token.text
+        if token.kind == "duration":
+            windows.append(_seconds_of(text) / factor)
+            text = _duration(windows[-1])
+        elif token.kind == "number" and _is_time(tokens, place, expression):
+            seconds = float(text) / factor
+            before = [each for each in tokens[:place] if each.kind != "space"]
+            if before[-1].text in _LESS:
+                windows += [seconds] if list(_operand(before[:-1]))[-1].text == "time" else []
+            else:
+                thresholds.append(seconds)
+            text = f"{seconds:.12g}"
+        written.append(text)
+    return "".join(written), thresholds, windows
+
+
+def tokens_of(expression: str) -> Iterator[Token]:
+    """Yield the pieces of an expression; together they are the expression."""
+    for match in _TOKEN.finditer(expression):
+        yield Token(kind=match.lastgroup or "other", text=match.group())
+
+
+def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
+    """Tell whether the number at a place is a time. Raises UnscalableRule if that is not clear."""
+    before = [each for each in tokens[:place] if each.kind != "space"]
+    number = tokens[place].text
+    if not before or before[-1].kind != "comparison":
+        raise UnscalableRule(f"{number} in `{expression}` is compared with nothing: is it a time?")
+    operand = list(_operand(before[:-1]))
+    words = {each.text for each in operand if each.kind == "word"}
+    metrics = {each for each in words if each == "up" or ("_" in each and not _is_called(operand, each))}
+    of_seconds = {each for each in metrics if _OF_SECONDS.fullmatch(each)}
+    if words & _PER_SECOND and float(number) != 0:
+        raise UnscalableRule(f"{number} in `{expression}` is compared with something per second")
+    if not metrics or (of_seconds and (of_seconds != metrics or words & _PER_SECOND)):
+        raise UnscalableRule(f"{number} in `{expression}` is compared with more than one unit, or none")
+    return bool(of_seconds)
+
+
+def _operand(before: Sequence[Token]) -> Iterator[Token]:
+    """Yield what stands left of a comparison, backwards, as far as the comparison reaches."""
+    depth = 0
+    for token in reversed(before):
+        depth += {")": 1, "(": -1}.get(token.text, 0)
+        if depth < 0 or (depth == 0 and (token.text in _SETS or token.kind == "comparison")):
+            return
+        yield token
+
+
+def _is_called(backwards: Sequence[Token], word: str) -> bool:
+    """Tell whether a word is the name of a function: what follows it opens a parenthesis."""
+    return any(
+        each.text == word and place > 0 and backwards[place - 1].text == "(" for place, each in enumerate(backwards)
+    )
+
+
+def _divided(fields: Mapping[str, Any], names: Sequence[str], factor: float) -> dict[str, str]:
+    return {name: _duration(_seconds_of(fields[name]) / factor) for name in names if name in fields}
+
+
+def _seconds_of(duration: str) -> float:
+    return reduce(lambda sum_, part: sum_ + int(part[0]) * _UNIT_SECONDS[part[1]], _PART.findall(duration), 0.0)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as Prometheus writes it; it has no shorter one than a millisecond."""
+    return f"{max(1, round(seconds * 1000))}ms"

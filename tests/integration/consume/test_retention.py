@@ -1,0 +1,255 @@
+"""How far readers are from losing what they have not read, of topics that keep records for a while or for good."""
+
+import socket
+import threading
+import time
+
+import psycopg
+import pytest
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from support.consuming import Counting, Running
+from support.pipeline_ends import KafkaSource, collect
+from support.scraping import scrape_until, series
+from support.secured import printed
+from support.waiting import eventually
+
+from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
+from harvest_lib.consume import retention as retention_module
+from harvest_lib.consume.retention import RetentionWatch, retained
+from harvest_lib.consume.telemetry import ConsumerTelemetry
+from harvest_lib.telemetry.server import Listener
+
+HOUR = 3_600
+AGE = HOUR / 4
+KEPT = {"retention.ms": HOUR * 1_000, "segment.ms": 24 * HOUR * 1_000}
+
+
+def write(settings, topic, number, *, partition=0, age_seconds=AGE):
+    producer = Producer(settings)
+    at = int((time.time() - age_seconds) * 1_000)
+    for each in range(number):
+        producer.produce(topic, b"v", key=str(each), partition=partition, timestamp=at)
+    assert producer.flush(20) == 0
+
+
+@pytest.fixture
+def settings(bootstrap_servers):
+    return {"bootstrap.servers": bootstrap_servers}
+
+
+@pytest.fixture
+def delete_before(admin):
+    """Take away what retention would."""
+
+    def delete(topic, offset):
+        for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+            deleted.result(20)
+
+    return delete
+
+
+def asked(settings, positions):
+    return {(each.topic, each.partition): each for each in retained(settings, positions)}
+
+
+def test_what_is_unread_and_how_old_the_next_of_it_is(settings, make_topic, delete_before, monkeypatch):
+    topic = make_topic(partitions=3, **KEPT)
+    write(settings, topic, 10)
+    write(settings, topic, 5, partition=1)
+    delete_before(topic, 1)
+    found = asked(settings, {(topic, 0): 4, (topic, 1): 5, (topic, 2): 0, ("nowhere", 0): 3})
+    assert {place: (each.unread, each.retained, each.retention_seconds) for place, each in found.items()} == {
+        (topic, 0): (6, 3, HOUR),
+        (topic, 1): (0, 5, HOUR),
+        (topic, 2): (0, 0, HOUR),
+    }
+    assert found[topic, 0].age_seconds == pytest.approx(AGE, abs=120)
+    assert found[topic, 1].age_seconds is found[topic, 2].age_seconds is None, "all is read"
+    assert asked(settings, {}) == {}
+    monkeypatch.setattr(retention_module, "Consumer", None)
+    assert asked(settings, {(topic, 1): 5})[topic, 1].unread == 0, "nothing is read for the age of nothing"
+
+
+def test_what_was_removed_before_it_was_read_was_as_old_at_least(settings, make_topic, delete_before):
+    """Or the alert would end where the loss begins."""
+    topic = make_topic(**KEPT)
+    write(settings, topic, 10)
+    delete_before(topic, 6)
+    (found,) = retained(settings, {(topic, 0): 4})
+    assert (found.unread, found.retained, found.age_seconds) == (4, 0, HOUR)
+    delete_before(topic, 10)
+    (found,) = retained(settings, {(topic, 0): 4})
+    assert (found.unread, found.retained, found.age_seconds) == (0, 0, None), (
+        "what is gone may have been of no transaction"
+    )
+
+
+@pytest.mark.parametrize(
+    "config", [{"retention.ms": -1}, {"cleanup.policy": "compact"}], ids=["keeps all", "keeps the last of each key"]
+)
+def test_a_topic_that_removes_nothing_by_age_has_no_time(settings, make_topic, config):
+    topic = make_topic(**config)
+    write(settings, topic, 10)
+    (found,) = retained(settings, {(topic, 0): 4})
+    assert (found.unread, found.retained) == (6, 4)
+    assert found.retention_seconds is found.age_seconds is None
+
+
+def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic, unique):
+    topic = make_topic(**KEPT)
+    producer = Producer({**settings, "transactional.id": unique("open")})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", timestamp=int((time.time() - AGE) * 1_000))
+    assert producer.flush(20) == 0
+    (found,) = retained(settings, {(topic, 0): 0})
+    assert found.age_seconds == pytest.approx(AGE, abs=120)
+    producer.abort_transaction(20)
+
+
+def test_a_topic_that_was_recreated_meanwhile(settings, make_topic, admin):
+    topic = make_topic(**KEPT)
+    write(settings, topic, 10)
+    admin.delete_topics([topic])[topic].result(30)
+
+    def made():
+        try:
+            admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+        except KafkaException:  # it is being deleted yet
+            return False
+        return True
+
+    eventually(made, 20, "the topic is made again")
+    write(settings, topic, 3)
+    found = eventually(lambda: retained(settings, {(topic, 0): 7, (topic, 5): 1}), 20, "it has a leader")
+    assert [(each.partition, each.unread, each.age_seconds) for each in found] == [(0, 0, None)]
+
+
+def test_what_may_not_be_seen_is_left_out(secured):
+    """A consumer may by default not ask for the settings of its topic: no time, and the rest all the same."""
+    secured.make_topic()
+    who = ("--principal", "User:harvester", "--name", secured.name, "--topic", secured.topic)
+    secured.put_in(printed("grants", "consumer", "kafka", *who, "--json"))
+    write(secured.stack.kafka.operator_settings, secured.topic, 10)
+    (found,) = retained(secured.kafka("harvester"), {(secured.topic, 0): 4, (f"{secured.name}.other", 0): 1})
+    assert (found.topic, found.unread, found.retained) == (secured.topic, 6, 4)
+    assert found.retention_seconds is found.age_seconds is None
+
+
+@pytest.fixture
+def silent():
+    """Where something listens, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "{}:{}".format(*server.getsockname())
+
+
+@pytest.mark.parametrize("away", ["closed", "silent"])
+def test_nobody_waits_for_brokers_that_do_not_answer(silent, monkeypatch, away):
+    monkeypatch.setattr(retention_module, "_ANSWER_SECONDS", 1.0)
+    servers = silent if away == "silent" else "127.0.0.1:9"
+    asked_for = []
+    watch = RetentionWatch({"bootstrap.servers": servers}, lambda: asked_for.append(1) or {("t", 0): 1, ("t", 1): 1})
+    for _ in range(50):
+        began = time.monotonic()
+        assert not watch.seen()
+        assert time.monotonic() - began < 1
+
+    def over():
+        return not any(each.name == "harvest-retention" for each in threading.enumerate())
+
+    eventually(over, 30, "it gives up")
+    assert not watch.seen()
+    assert len(asked_for) == 1, "once a minute"
+
+
+class Failing(Counting):
+    is_away = False
+
+    def consume_message(self, transaction, message):
+        if self.is_away:
+            raise psycopg.OperationalError("the database of the application is away")
+        super().consume_message(transaction, message)
+
+
+def test_a_consumer_that_is_behind_sees_its_time_run_out(dsn, settings, make_topic, unique, monkeypatch):
+    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    topic, application = make_topic(**KEPT), Failing()
+    create_tables(dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE counts (key text PRIMARY KEY, n bigint NOT NULL)")
+
+    def store(shard):
+        if application.is_away:
+            raise psycopg.OperationalError("it is away for the consumer too")
+        return PostgresStore(dsn, shard)
+
+    consumer = Consumer(
+        application,
+        name=unique("counts"),
+        topics=[topic],
+        settings={**settings, "session.timeout.ms": 6000},
+        store=store,
+        limits=ShardLimits(max_attempts=1000),
+    )
+    write(settings, topic, 10)
+    with Listener("127.0.0.1:0", ConsumerTelemetry(consumer)) as listener:
+        running = Running(consumer.run)
+        place = ("0", topic)
+        scrape_until(
+            listener.address, lambda found: found.get(("harvest_read_retained_records", place)) == 10, "all is read"
+        )
+        application.is_away = True
+        write(settings, topic, 7)
+        found = scrape_until(
+            listener.address, lambda found: series(found, "harvest_unread_retention_used_ratio"), "it is behind", 60
+        )
+        assert found["harvest_unread_records", place] == 7
+        assert found["harvest_read_retained_records", place] == 10
+        assert found["harvest_unread_retention_used_ratio", place] == pytest.approx(AGE / HOUR, abs=0.05)
+        assert found["harvest_unread_loss_seconds", place] == pytest.approx(HOUR - AGE, abs=180)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        eventually(lambda: all(each.shard is None for each in consumer._owned.values()), 60, "it has no shard")
+        assert [each.position for each in consumer.owned()] == [10], "where it was is known all the same"
+        application.is_away = False
+        found = scrape_until(
+            listener.address, lambda found: found.get(("harvest_unread_records", place)) == 0, "caught up", 60
+        )
+        assert series(found, "harvest_unread_retention_used_ratio") == {}
+        assert running.end() is None
+        scrape_until(listener.address, lambda found: not series(found, "harvest_unread_records"), "it owns nothing")
+
+
+@pytest.fixture
+def source(settings, make_topic):
+    return KafkaSource(settings["bootstrap.servers"], make_topic(**KEPT))
+
+
+def test_a_pipeline_that_is_behind_says_so_too(source, reader, settings, monkeypatch):
+    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    write(settings, source.namespace, 10)
+    reading = reader(content="record")
+    assert not reading.retained(), "it has not begun"
+    collect(reading, until=lambda found, _: len(found) == 10)
+    write(settings, source.namespace, 4)
+    (found,) = eventually(lambda: [each for each in reading.retained() if each.unread], 20, "asked")
+    assert (found.topic, found.partition, found.unread, found.retained) == (source.namespace, 0, 4, 10)
+    assert found.age_seconds == pytest.approx(AGE, abs=120)
+
+
+def test_the_end_of_a_transaction_is_not_unread(source, reader, settings, unique, monkeypatch):
+    """Its marker has an offset, and is no record."""
+    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    producer = Producer({**settings, "transactional.id": unique("writer")})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(source.namespace, b"v", key="k")
+    producer.commit_transaction(20)
+    reading = reader(content="record")
+    collect(reading, until=lambda found, _: reading._positions() == {(source.namespace, 0): 2})
+    (found,) = eventually(reading.retained, 20, "asked")
+    assert (found.unread, found.retained, found.age_seconds) == (0, 2, None)

@@ -1,0 +1,37 @@
+"""Whether Kafka answers, asked of a real broker and of an address where nobody listens."""
+
+import socket
+from contextlib import closing
+
+import pytest
+from support.clock import Clock
+from support.waiting import eventually
+
+from harvest_lib.leadership.kafka_probe import KafkaProbe
+
+
+@pytest.fixture
+def nobody():
+    """An address that is taken, and where nobody listens."""
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_broker_answers(bootstrap_servers):
+    clock = Clock()
+    probe = KafkaProbe({"bootstrap.servers": bootstrap_servers}, clock)
+    assert eventually(lambda: probe.trouble() == "", 20, "it answers")
+    clock.now += 100
+    assert probe.silent_seconds() == 0.0
+
+
+def test_nobody_answers(nobody):
+    clock = Clock()
+    probe = KafkaProbe({"bootstrap.servers": nobody}, clock)
+    assert probe.silent_seconds() == 0.0, "it was just asked"
+    clock.now += 5
+    eventually(lambda: probe.silent_seconds() == 5.0, 20, "the time counts from the question")
+    clock.now += 5
+    assert "Kafka does not answer" in probe.trouble()
+    eventually(lambda: probe.silent_seconds() == 10.0, 20, "and not from a later one")

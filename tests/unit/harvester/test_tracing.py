@@ -1,0 +1,241 @@
+"""Spans of batches: when they begin and end, how they end, and what they are linked to."""
+
+import uuid
+from collections import deque
+
+import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+from support.batches import FakeBatchDelivery, FakeKafka
+from support.open_telemetry import Traces, context, header
+from support.rows import Page, row
+
+from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.config import HarvestConfig
+from harvest_lib.delivery import BatchFenced, Failure, Reports
+from harvest_lib.harvester.tracing import traced_delivery, traced_guarantee
+from harvest_lib.record.rows import RowQueue
+from harvest_lib.telemetry.batch_span import MOST_LINKS
+
+CONFIG = HarvestConfig(leader_group_id="group", subscription="reports", delivery="transactional")
+
+
+def yes():
+    return True
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    return Traces(monkeypatch)
+
+
+@pytest.fixture
+def kafka():
+    return FakeKafka()
+
+
+@pytest.fixture
+def delivery(kafka):
+    return FakeBatchDelivery(kafka)
+
+
+@pytest.fixture
+def guarantee(traces, delivery):
+    made = traced_guarantee(delivery, CONFIG, 3)
+    assert made is not delivery
+    made.begin(uuid.uuid4())
+    return made
+
+
+def written(number, traceparent, topic="t"):
+    return (number, topic, "k", "v", ["traceparent"], [traceparent])
+
+
+def commit(guarantee):
+    return guarantee.commit(Checkpoint(generation=0), yes)
+
+
+def test_nothing_is_wrapped_where_nobody_traces(delivery):
+    assert traced_guarantee(delivery, CONFIG, 0) is delivery
+    assert traced_delivery(delivery, CONFIG) is delivery
+
+
+def test_a_batch_has_a_span_from_its_first_record_to_its_commit(traces, guarantee, kafka):
+    with traces.tracer.start_as_current_span("write") as one, traces.tracer.start_as_current_span("write") as other:
+        pass
+    guarantee.send([], yes)
+    guarantee.send([row(1, "k"), written(2, header(one))], yes)
+    guarantee.send([written(3, header(other)), written(4, header(one))], yes)
+    assert traces.ours == []
+    commit(guarantee)
+    (span,) = traces.ours
+    assert (span.name, span.kind, span.parent) == ("send t", SpanKind.CLIENT, None)
+    assert span.status.status_code is StatusCode.UNSET
+    assert dict(span.attributes) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "t",
+        "messaging.batch.message_count": 4,
+        "harvest.outbox": "outbox",
+        "harvest.subscription": "reports",
+        "harvest.shard": 3,
+        "harvest.delivery": "transactional",
+    }
+    assert [link.context for link in span.links] == [context(one), context(other)]
+    assert kafka.ids == [1, 2, 3, 4]
+
+
+def test_a_batch_is_no_part_of_the_trace_that_made_the_harvester(traces, guarantee):
+    with traces.tracer.start_as_current_span("embedding"):
+        guarantee.send([row(1, "k")], yes)
+        commit(guarantee)
+    assert traces.ours[0].parent is None
+
+
+def test_a_batch_of_several_topics_names_none(traces, guarantee):
+    guarantee.send([row(1, "k"), row(2, "k", topic="u")], yes)
+    commit(guarantee)
+    (span,) = traces.ours
+    assert span.name == "send"
+    assert "messaging.destination.name" not in span.attributes
+
+
+def test_a_commit_without_records_has_no_span(traces, guarantee):
+    guarantee.send([], yes)
+    commit(guarantee)
+    guarantee.abandon()
+    assert traces.ours == []
+
+
+def test_a_span_says_how_its_batch_failed(traces, guarantee, delivery, kafka, monkeypatch):
+    kafka.poison, kafka.broken = {1: "too large"}, 1
+    guarantee.send([row(1, "k")], yes)
+    commit(guarantee)  # refused
+    guarantee.send([row(2, "k")], yes)
+    commit(guarantee)  # failed
+    guarantee.abandon()
+    monkeypatch.setattr(delivery, "commit", lambda *_: BatchFenced(reason="another leads"))
+    guarantee.send([row(3, "k")], yes)
+    commit(guarantee)
+    guarantee.send([row(4, "k")], yes)
+    guarantee.abandon()
+    guarantee.abandon()
+    found = [(each.attributes["error.type"], each.status.description) for each in traces.ours]
+    assert found == [
+        ("refused", "too large"),
+        ("failed", "injected"),
+        ("fenced", "another leads"),
+        ("abandoned", "the batch was abandoned before its end was known"),
+    ]
+    assert {each.status.status_code for each in traces.ours} == {StatusCode.ERROR}
+
+
+def test_links_are_bounded_and_of_no_malformed_header(traces, guarantee):
+    contexts = [f"00-{number:032x}-{number:016x}-01" for number in range(2 * MOST_LINKS)]  # the first is not valid
+    guarantee.send([written(number, each) for number, each in enumerate(contexts)], yes)
+    guarantee.send([written(1_000, "00-bad" + "x" * 48 + "1")], yes)
+    commit(guarantee)
+    (span,) = traces.ours
+    assert len(span.links) <= MOST_LINKS
+    assert [link.context.span_id for link in span.links][:3] == [1, 2, 3]
+    assert span.attributes["messaging.batch.message_count"] == 2 * MOST_LINKS + 1
+    assert span.dropped_links == 0
+
+
+def test_a_span_that_is_not_recorded_looks_at_no_row(monkeypatch, traces, delivery):
+    monkeypatch.setattr(traces.provider, "sampler", ALWAYS_OFF)
+    guarantee = traced_guarantee(delivery, CONFIG, 0)
+    guarantee.send(Untouched([row(1, "k")]), yes)
+    commit(guarantee)
+    assert traces.ours == []
+
+
+class Untouched(Page):
+    """Rows of which nobody may ask anything but to be sent."""
+
+    summary = property(lambda _: pytest.fail("asked"))
+
+    def sampled_traceparents(self, most):  # noqa: ARG002 - as above
+        pytest.fail("asked")
+
+
+class Taking:
+    """`Delivery` that takes so many rows at a time, from the right if `backwards`, and reports what it is told to."""
+
+    takes = True
+
+    def __init__(self):
+        self.room = 10
+        self.backwards = False
+        self.reports = Reports()
+
+    def begin(self, leader_id):
+        pass
+
+    def send(self, rows, may_send):  # noqa: ARG002 - takes no time
+        if self.backwards:
+            kept = deque(list(rows.rows)[: -self.room])
+            rows.single.clear()
+            rows.single.extend(kept)
+        else:
+            rows.take(self.room)
+
+    def poll(self, timeout_seconds):  # noqa: ARG002 - as above
+        return self.reports
+
+    abandon = close = lambda self: self.reports
+
+
+@pytest.fixture
+def taking(traces):
+    inner = Taking()
+    return inner, traced_delivery(inner, CONFIG)
+
+
+def counts(traces):
+    return [each.attributes["messaging.batch.message_count"] for each in traces.ours]
+
+
+def test_what_is_taken_at_a_time_has_a_span_until_all_of_it_is_back(traces, taking):
+    inner, delivery = taking
+    with traces.tracer.start_as_current_span("write") as span:
+        pass
+    delivery.send(RowQueue(), yes)
+    queue = RowQueue([row(1, "a"), written(2, header(span))])
+    queue.add(Page([row(3, "b"), row(4, "c"), row(5, "d")]))
+    inner.room = 4
+    delivery.send(queue, yes)
+    assert queue.ids == [5]
+    delivery.send(queue, yes)
+    inner.reports = Reports(acknowledged=[5, 1, 2])
+    assert delivery.poll(0) is inner.reports
+    assert counts(traces) == [1]
+    inner.reports = Reports(acknowledged=[4, 3])
+    delivery.poll(0)
+    assert counts(traces) == [1, 4]
+    assert traces.linked == {header(span)}
+    assert all(each.status.status_code is StatusCode.UNSET for each in traces.ours)
+
+
+def test_of_lanes_others_than_the_first_may_be_taken(traces, taking):
+    inner, delivery = taking
+    inner.room, inner.backwards = 2, True
+    queue = RowQueue([row(1, "a", topic="x"), row(2, "b")])
+    queue.add(Page([row(3, "c")]))
+    delivery.send(queue, yes)
+    assert queue.ids == [1]
+    inner.reports = Reports(acknowledged=[2, 3])
+    delivery.poll(0)
+    assert [each.name for each in traces.ours] == ["send t"]
+
+
+def test_what_comes_back_in_vain_is_an_error(traces, taking):
+    inner, delivery = taking
+    delivery.send(RowQueue([row(1, "a"), row(2, "b")]), yes)
+    delivery.send(RowQueue([row(3, "a")]), yes)
+    failed = [Failure(row=row(1, "a"), reason="timed out"), Failure(row=row(3, "a"), reason="too large", refused=True)]
+    inner.reports = Reports(acknowledged=[2], failed=failed)
+    delivery.abandon()
+    found = [(each.attributes["error.type"], each.status.description) for each in traces.ours]
+    assert found == [("refused", "too large"), ("failed", "timed out")]

@@ -1,0 +1,20 @@
+"""Who tries out a transaction while another process does."""
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester.transactions import try_transactions
+
+
+class Producer:
+    """One that another has fenced meanwhile."""
+
+    def init_transactions(self, _seconds):
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+    def close(self):
+        pass
+
+
+def test_another_process_that_tries_it_out_is_no_trouble():
+    try_transactions(HarvestConfig(leader_group_id="g"), lambda _: Producer())

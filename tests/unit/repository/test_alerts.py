@@ -1,0 +1,57 @@
+"""The alert rules: of metrics that there are, each with a runbook, tested by Prometheus' own tool."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from support.machine import promtool
+from support.metrics import METRICS
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "infra" / "monitoring" / "alerts.yml"
+TESTS = ROOT / "infra" / "monitoring" / "alerts-test.yml"
+ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+ADDED_BY_PROMETHEUS = {"job", "instance"}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_is_of_metrics_and_labels_that_there_are(rule):
+    named = set(re.findall(r"\bharvest_\w+", rule["expr"]))
+    assert named <= METRICS.keys()
+    labels = {label for name in named for label in METRICS[name].labels} | ADDED_BY_PROMETHEUS
+    grouped = {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
+    assert grouped <= labels
+    assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= grouped
+    assert rule["labels"]["severity"] in {"page", "ticket", "info"}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_has_a_runbook(rule):
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    titles = re.findall(r"^## (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert anchor == rule["alert"].lower()
+    assert rule["alert"] in titles
+
+
+def test_a_runbook_has_an_alert():
+    titles = re.findall(r"^## (.+)$", (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert titles == [rule["alert"] for rule in ALERTS]
+
+
+def test_each_alert_is_seen_to_fire_and_to_stay_quiet():
+    asked = [each for test in yaml.safe_load(TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
+    for rule in ALERTS:
+        seen = {bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]}
+        assert seen == {True, False}, rule["alert"]
+
+
+def test_the_rules_fire_at_what_they_should():
+    done = promtool("test", "rules", TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_rule_that_fires_too_early_is_found(tmp_path):
+    (tmp_path / "alerts.yml").write_text(RULES.read_text().replace("> 60", "> 30"))
+    (tmp_path / "alerts-test.yml").write_text(TESTS.read_text())
+    assert promtool("test", "rules", tmp_path / "alerts-test.yml").returncode != 0

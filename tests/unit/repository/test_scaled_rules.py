@@ -1,0 +1,122 @@
+"""The rules with their times divided: all of them, and nothing else."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from support.machine import promtool
+
+from infra.monitoring.scaled_rules import FILE, UnscalableRule, scaled, scaled_expression, tokens_of
+
+RULES = yaml.safe_load(FILE.read_text())
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+TIMES = {
+    "HarvestNoProgress": ["60", "1m", "1m"],
+    "HarvestBacklogOld": ["300", "1m"],
+    "HarvestNoLeader": ["1m"],
+    "HarvestDown": ["1m"],
+    "HarvestPostgresAway": ["1m"],
+    "HarvestLeadershipFlaps": ["15m"],
+    "HarvestRecordsParked": ["1m"],
+    "HarvestSegmentsHeld": ["10m"],
+    "HarvestCheckpointStale": ["300", "1m"],
+    "HarvestPossibleDuplicates": ["15m"],
+    "HarvestDatabaseFills": ["1d", "10m"],
+    "HarvestUnreadExpires": ["1h", "5m"],
+    "HarvestPartitionsAdded": ["86400"],
+    "HarvestCertificateExpires": ["1209600"],
+    "HarvestCertificateExpiresSoon": ["172800"],
+}
+"""All times that a rule has, by hand: each number that is not among them is a count or a ratio."""
+COUNTS = {
+    "HarvestNoLeader": ["0"],
+    "HarvestDown": ["1"],
+    "HarvestPostgresAway": ["0"],
+    "HarvestLeadershipFlaps": ["6.5"],
+    "HarvestRecordsParked": ["0"],
+    "HarvestSegmentsHeld": ["0"],
+    "HarvestCheckpointStale": ["0"],
+    "HarvestPossibleDuplicates": ["0"],
+    "HarvestUnreadExpires": ["0.75", "0"],
+}
+NUMBER = re.compile(r"(?<![\w.\"])\d+(?:\.\d+)?(?:ms|[smhdwy])?\b")
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds(written):
+    number, unit = re.fullmatch(r"([\d.]+)([a-z]*)", written).groups()
+    return float(number) * UNITS.get(unit, 1)
+
+
+def numbers(rule):
+    """Return every number that a rule has, found without knowing PromQL."""
+    return [*NUMBER.findall(re.sub(r'"[^"]*"', "", rule["expr"])), *([rule["for"]] if "for" in rule else [])]
+
+
+@pytest.mark.parametrize("factor", [10.0, 20.0])
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_each_number_that_is_a_time_is_divided_and_no_other(rule, factor):
+    times, counts = TIMES[rule["alert"]], COUNTS.get(rule["alert"], [])
+    assert Counter(numbers(rule)) == Counter([*times, *counts])
+    (copy,) = scaled({"groups": [{"name": "g", "rules": [rule]}]}, factor)[0]["groups"][0]["rules"]
+    written = sorted(map(seconds, numbers(copy)))
+    assert written == pytest.approx(sorted([*(seconds(each) / factor for each in times), *map(float, counts)]))
+    assert {**copy, "expr": "", "for": ""} == {**rule, "expr": "", "for": ""}
+
+
+def test_what_a_rule_says_of_time_is_known():
+    rules = {each.name: each for each in scaled(RULES, 10.0)[1]}
+    assert rules.keys() == TIMES.keys()
+    stale, flaps = rules["HarvestCheckpointStale"], rules["HarvestLeadershipFlaps"]
+    assert (stale.for_seconds, stale.due_seconds, stale.window_seconds) == (6, 36, 0)
+    assert (flaps.due_seconds, flaps.window_seconds) == (0, 90)
+    added, expires = rules["HarvestPartitionsAdded"], rules["HarvestCertificateExpires"]
+    assert (added.due_seconds, added.window_seconds) == (0, 8640)
+    assert (expires.due_seconds, expires.window_seconds) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "divided"),
+    [
+        ("max(harvest_stalled_seconds) > 1.5e2", "max(harvest_stalled_seconds) > 15"),
+        (
+            "(harvest_stalled_seconds > 60) and harvest_leader == 1",
+            "(harvest_stalled_seconds > 6) and harvest_leader == 1",
+        ),
+        (
+            "max_over_time(harvest_leader[1h30m] offset 10s) < 1",
+            "max_over_time(harvest_leader[540000ms] offset 1000ms) < 1",
+        ),
+        ('harvest_x{topic="5m > 300"} > 30 # 20m', 'harvest_x{topic="5m > 300"} > 30 # 20m'),
+        ("rate(harvest_x_total[1m]) > 0", "rate(harvest_x_total[6000ms]) > 0"),
+    ],
+)
+def test_an_expression_is_read_as_prometheus_reads_it(expression, divided):
+    assert scaled_expression(expression, 10)[0] == divided
+    assert "".join(each.text for each in tokens_of(expression)) == expression
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "predict_linear(harvest_x_bytes[6h], 3600) > 5",
+        "harvest_backlog_age_seconds * 2 > 300",
+        "harvest_backlog_age_seconds / harvest_backlog_records > 300",
+        "rate(harvest_x_total[1m]) > 5",
+        "300 < harvest_backlog_age_seconds",
+        "vector(1) > 5",
+    ],
+)
+def test_a_number_that_may_be_a_time_is_not_guessed_at(expression):
+    with pytest.raises(UnscalableRule, match="`"):
+        scaled_expression(expression, 10)
+
+
+def test_prometheus_reads_the_copy(tmp_path: Path):
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(scaled(RULES, 10.0)[0]))
+    done = promtool("check", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS)} rules found" in done.stdout
