@@ -56,6 +56,7 @@ def _bind(port: int) -> socket.socket | None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT does not count
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # with SO_REUSEADDR only a listening socket keeps others from binding its port
     except OSError:
         listener.close()
         return None
